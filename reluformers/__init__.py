@@ -1,0 +1,1 @@
+"""Attention without plain softmax for the Hugging Face Hub."""

@@ -1,0 +1,51 @@
+"""Packaging of reluformers: names, requirements and the mapping of the two Hub folders under the import name."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# The library itself, and anything loaded from the Hub, needs these two and nothing else.
+INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.4.3", "huggingface-hub>=1.5,<3"]
+
+# Each extra names one job; each package in it has one reason.
+EXTRAS_REQUIRE = {
+    # data, training, scoring and curves of translation models
+    "train": [
+        "accelerate>=1.4",  # Trainer
+        "datasets>=4.0",  # Hub and local data
+        "evaluate>=0.4.3",  # metric interface
+        "sacrebleu>=2.4",  # BLEU and chrF with signatures
+        "pyyaml>=6.0",  # recipes
+        "matplotlib>=3.8",  # curves
+        "tqdm>=4.66",  # progress
+    ],
+    # sparsemax and 1.5-entmax attention
+    "entmax": ["entmax>=1.3"],
+    # the corpus of `make demo`
+    "demo": ["babel>=2.14"],
+}
+EXTRAS_REQUIRE["test"] = [
+    *(package for extra in ("train", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),
+    "pytest>=8.0",
+    "pytest-xdist>=3.5",  # both cores
+    "ruff>=0.11",  # lint and format
+    "peft>=0.17",  # LoRA on q_proj and v_proj
+]
+
+setup(
+    name="reluformers",
+    version="0.1.0.dev0",
+    description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm and their baselines",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    package_dir={
+        "reluformers.configuration": "configuration",
+        "reluformers.modeling": "modeling",
+        "reluformers": "reluformers",
+    },
+    packages=["reluformers.configuration", "reluformers.modeling", *find_packages(include=["reluformers", "reluformers.*"])],
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+)
