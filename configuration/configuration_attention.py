@@ -1,0 +1,196 @@
+"""One formula for every attention: its fields, their checks and the presets of the papers."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+ACTIVATIONS = (
+    "softmax",
+    "sparsemax",
+    "entmax15",
+    "relu",
+    "relu2",
+    "relu6",
+    "leaky_relu",
+    "gelu",
+    "softplus",
+    "sigmoid",
+    "identity",
+)
+# φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
+SIGNED_ACTIVATIONS = ("leaky_relu", "gelu", "identity")
+
+# Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
+ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
+    "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
+    # the row that lags or diverges: ReLUFormer, table 2; ReLA, table 1, row 4
+    "relu": {"activation": "relu"},
+    # ReLA, table 1, rows 5 to 7
+    "rela": {"activation": "relu", "output_norm": "rms_norm"},
+    "rela-i": {"activation": "relu", "output_norm": "rms_norm", "output_norm_init": "uniform"},
+    "rela-g": {"activation": "relu", "output_norm": "gated_rms_norm"},
+    # QKNorm, eq. 2 to 5
+    "qknorm": {"score": "cosine", "learned_scale": True},
+    # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
+    "relu-vit": {"activation": "relu", "length_exponent": 1.0},
+    "sparsemax": {"activation": "sparsemax"},
+    "entmax15": {"activation": "entmax15"},
+}
+
+_CHOICES = {
+    "score": ("dot", "cosine"),
+    "query_key_norm": ("none", "layer_norm"),
+    "value_norm": ("none", "l2"),
+    "activation": ACTIVATIONS,
+    "output_norm": ("none", "rms_norm", "gated_rms_norm"),
+    "output_norm_init": ("ones", "uniform"),
+}
+
+
+def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise a `ValueError` that names the field, the value and what is allowed unless `value` is in `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
+
+
+def check_number(
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    open_minimum: bool = False,
+    open_maximum: bool = False,
+    integer: bool = False,
+) -> None:
+    """Raise a `ValueError` unless `value` is a finite number (or integer) between the bounds; `open_…` excludes one."""
+    kind_fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+    if kind_fits and math.isfinite(value):
+        above = value > minimum if open_minimum else value >= minimum
+        below = value < maximum if open_maximum else value <= maximum
+        if above and below:
+            return
+    low = "(" if open_minimum or minimum == -math.inf else "["
+    high = ")" if open_maximum or maximum == math.inf else "]"
+    noun = "an integer" if integer else "a number"
+    raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {low}{minimum}, {maximum}{high}")
+
+
+def check_bool(owner: str, name: str, value: Any) -> None:
+    """Raise a `ValueError` unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{owner}.{name} is {value!r}, but must be True or False")
+
+
+@dataclass
+class AttentionConfig:
+    r"""Which mathematics one attention site computes.
+
+    score   z_ij = a · q_i·k_j, or with cosine a · q_i·k_j / (‖q_i‖‖k_j‖)
+    weight  s_ij = φ(z_ij − θ) / (c · n_i^α), n_i the number of keys that query i may see
+    output  o_i  = Norm(Σ_j s_ij v_j), over the joined heads and before the output projection
+
+    Args:
+        score: `"dot"` or `"cosine"` (QKNorm, eq. 1).
+        scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
+        learned_scale: train a, one scalar per attention module, from that value.
+        scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides.
+        query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
+        value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
+        activation: φ, a name of `ACTIVATIONS`; softmax, sparsemax and entmax15 normalise over j.
+        length_coefficient: c > 0; ReLUFormer's γ√(n/2) is c = γ/√2 with α = 1/2.
+        length_exponent: α.
+        learned_length_exponent: train α, one scalar per attention module.
+        threshold: θ.
+        learned_threshold: train θ, one scalar per attention module.
+        output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2).
+        output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
+        output_norm_eps: ε inside the root of RMS.
+
+    Raises:
+        ValueError: a field has a value that is not allowed.
+    """
+
+    score: str = "dot"
+    scale: float | None = None
+    learned_scale: bool = False
+    scale_length: int = 72
+    query_key_norm: str = "none"
+    value_norm: str = "none"
+    activation: str = "softmax"
+    length_coefficient: float = 1.0
+    length_exponent: float = 0.0
+    learned_length_exponent: bool = False
+    threshold: float = 0.0
+    learned_threshold: bool = False
+    output_norm: str = "none"
+    output_norm_init: str = "ones"
+    output_norm_eps: float = 1e-8
+
+    def __post_init__(self):
+        self.validate()
+
+    def validate(self) -> None:
+        """Check every field; the `ValueError` names the field, its value and what is allowed."""
+        owner = "AttentionConfig"
+        for name, allowed in _CHOICES.items():
+            check_choice(owner, name, getattr(self, name), allowed)
+        for name in ("learned_scale", "learned_length_exponent", "learned_threshold"):
+            check_bool(owner, name, getattr(self, name))
+        if self.scale is not None:
+            check_number(owner, "scale", self.scale, minimum=0, open_minimum=True)
+        check_number(owner, "scale_length", self.scale_length, minimum=2, integer=True)
+        check_number(owner, "length_coefficient", self.length_coefficient, minimum=0, open_minimum=True)
+        check_number(owner, "length_exponent", self.length_exponent)
+        check_number(owner, "threshold", self.threshold)
+        check_number(owner, "output_norm_eps", self.output_norm_eps, minimum=0, open_minimum=True)
+
+    @classmethod
+    def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":
+        """Read a preset's name, a dict (fields, and `"preset"` to start from one) or another configuration.
+
+        Raises:
+            ValueError: the preset or a field is not known, or a value is not allowed.
+        """
+        if isinstance(value, str):
+            value = {"preset": value}
+        elif hasattr(value, "to_dict"):  # a class of the same name from another checkpoint's code is welcome too
+            value = value.to_dict()
+        elif not isinstance(value, dict):
+            raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
+        overrides = dict(value)
+        preset = overrides.pop("preset", "softmax")
+        check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
+        known = {field.name for field in fields(cls)}
+        for name in overrides:
+            if name not in known:
+                raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
+        return cls(**{**ATTENTION_PRESETS[preset], **overrides})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, so that a saved configuration does not change when a default does."""
+        return asdict(self)
+
+    @property
+    def preset_name(self) -> str | None:
+        """The preset that this configuration equals but for `scale_length`, or None."""
+        for name in ATTENTION_PRESETS:
+            if self == AttentionConfig.parse({"preset": name, "scale_length": self.scale_length}):
+                return name
+        return None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether a weight can be negative, so that its row is no distribution."""
+        return self.activation in SIGNED_ACTIVATIONS
+
+    def initial_scale(self, head_dim: int) -> float:
+        """a, or the value that a learned a starts from, for heads of width `head_dim`."""
+        if self.scale is not None:
+            return self.scale
+        if self.score == "cosine":
+            return math.log2(self.scale_length**2 - self.scale_length)
+        return head_dim**-0.5
