@@ -45,7 +45,11 @@ setup(
         "reluformers.modeling": "modeling",
         "reluformers": "reluformers",
     },
-    packages=["reluformers.configuration", "reluformers.modeling", *find_packages(include=["reluformers", "reluformers.*"])],
+    packages=[
+        "reluformers.configuration",
+        "reluformers.modeling",
+        *find_packages(include=["reluformers", "reluformers.*"]),
+    ],
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

@@ -220,7 +220,9 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     def _validate_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % getattr(self, heads):
-                raise ValueError(f"{owner}.{heads} is {getattr(self, heads)}, but must divide d_model ({self.d_model})")
+                raise ValueError(
+                    f"{owner}.{heads} is {getattr(self, heads)}, but must divide d_model ({self.d_model})"
+                )
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
         if self.tying == "all" and self.target_vocab_size != self.vocab_size:

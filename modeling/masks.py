@@ -1,0 +1,70 @@
+"""Boolean attention masks, True = may attend, and the number of keys that each query may see.
+
+They are built here and not by an `AttentionMaskInterface`: that registry belongs to the process, while two checkpoints
+may carry two versions of this code, and n_i needs the boolean mask anyway.
+"""
+
+import torch
+from torch import Tensor
+
+
+def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
+    """The mask of a sequence that every query sees the same way.
+
+    Args:
+        attention_mask: 1 or True = real token [batch, key_len], or a ready mask [batch, 1 or heads, query_len, key_len].
+
+    Returns:
+        bool [batch, 1, 1, key_len], a ready mask as bool, or None where all is visible.
+    """
+    if attention_mask is None:
+        return None
+    mask = attention_mask.bool()
+    return mask if mask.dim() == 4 else mask[:, None, None, :]
+
+
+def causal_mask(
+    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+
+    Args:
+        query_len: number of new tokens.
+        key_len: number of keys, cached ones included; a static cache counts its empty places too.
+        past_len: number of tokens before the new ones.
+        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
+
+    Returns:
+        bool [batch or 1, 1, query_len, key_len], or None if every query sees every key.
+    """
+    if attention_mask is not None and attention_mask.dim() == 4:
+        return attention_mask.bool()
+    if attention_mask is None and query_len == 1 and isinstance(past_len, int) and key_len == past_len + 1:
+        return None
+    query_positions = torch.arange(query_len, device=device) + past_len
+    mask = torch.arange(key_len, device=device) <= query_positions[:, None]  # [query_len, key_len]
+    mask = mask[None, None]
+    if attention_mask is None:
+        return mask
+    real_keys = attention_mask.bool()
+    if real_keys.shape[-1] < key_len:  # places of a static cache that no token has reached
+        real_keys = torch.nn.functional.pad(real_keys, (0, key_len - real_keys.shape[-1]))
+    return mask & real_keys[:, None, None, :key_len]
+
+
+def count_visible_keys(mask: Tensor | None, key_len: int) -> Tensor | int:
+    """n_i: one number without a mask, else [batch, 1 or heads, query_len or 1, 1]."""
+    return key_len if mask is None else mask.sum(-1, keepdim=True)
+
+
+def token_positions(
+    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions that do not move when a sequence is padded, on either side.
+
+    Returns:
+        int64 [1, query_len], or with a 2-dimensional mask of past and new tokens [batch, query_len].
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(query_len, device=device) + past_len)[None]
+    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]

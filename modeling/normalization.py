@@ -1,0 +1,83 @@
+"""Normalisation layers that torch does not have, and the table of those a residual block may use."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import initialization as init
+
+
+def at_least_float32(states: Tensor) -> Tensor:
+    """The tensor in the dtype that norms and sums are computed in: fp32 for bf16 and fp16, else its own."""
+    return states if states.dtype in (torch.float32, torch.float64) else states.float()
+
+
+def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16."""
+    return functional.normalize(at_least_float32(states), dim=-1, eps=eps).to(states.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 6).
+
+    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
+
+    Args:
+        dim: width of the vectors, all heads joined.
+        eps: ε, inside the root.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-8):
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.empty(dim))  # g
+        self.gate = nn.Parameter(torch.empty(dim))  # w
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """g = 1; w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        bound = math.sqrt(3 / self.dim)
+        init.ones_(self.weight)
+        init.uniform_(self.gate, -bound, bound)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        normalized = functional.rms_norm(states, (self.dim,), self.weight.to(states.dtype), self.eps)
+        return (torch.sigmoid(self.gate.to(states.dtype) * states) * normalized).to(hidden_states.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+class ScaleNorm(nn.Module):
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g, first √dim (Nguyen and Salazar 2019, eq. 5).
+
+    Args:
+        dim: width of the vectors.
+        eps: smallest length that is divided by.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.empty(1))  # g
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """g = √dim."""
+        init.constant_(self.weight, math.sqrt(self.dim))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return self.weight * unit_length(hidden_states, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm, "scale_norm": ScaleNorm}
+
+
+def build_norm(norm_type: str, dim: int, eps: float) -> nn.Module:
+    """The normalisation of that name from `NORMS`, over the last dimension of width `dim`."""
+    return NORMS[norm_type](dim, eps=eps)

@@ -1,0 +1,49 @@
+"""Row statistics of attention weights in training: the regulariser of ReLUFormer and the null rate of ReLA."""
+
+import torch
+from torch import Tensor
+
+from .normalization import at_least_float32
+
+# index of each sum in the statistics vector
+NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
+
+
+def attention_statistics(
+    weights: Tensor, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+) -> Tensor:
+    r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
+
+    With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
+    (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
+
+    Args:
+        weights: s, before dropout    [batch, heads, query_len, key_len]
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
+        query_mask: bool, True = real query, or None for all    [batch, query_len]
+        entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
+
+    Returns:
+        [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
+    """
+    weights = at_least_float32(weights)
+    row_sums = weights.sum(-1)  # [batch, heads, query_len]
+    is_real = torch.ones_like(row_sums, dtype=torch.bool)
+    if query_mask is not None:
+        is_real = is_real & query_mask[:, None, :]
+    is_used = is_real & (row_sums != 0)
+    null_rows = (is_real & ~is_used).sum()
+    normalization = entropy_excess = row_sums.new_zeros(())
+    if entropy_bound is not None:
+        safe_sums = torch.where(is_used, row_sums, 1.0)
+        log_sums = safe_sums.log()
+        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+        weighted_logs = (weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
+        entropy = log_sums - weighted_logs / safe_sums
+        counts = torch.as_tensor(key_counts, dtype=weights.dtype, device=weights.device)
+        bounds = entropy_bound * counts.clamp_min(1).log().squeeze(-1)
+        normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
+        entropy_excess = torch.where(is_used, (entropy - bounds).clamp_min(0), 0.0).sum()
+    return torch.stack(
+        [normalization, entropy_excess, *(count.to(weights.dtype) for count in (null_rows, is_real.sum()))]
+    )
