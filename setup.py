@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # The library itself, and anything loaded from the Hub, needs these two and nothing else.
-INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.4.3", "huggingface-hub>=1.5,<3"]
+INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.5,<3"]
 
 # Each extra names one job; each package in it has one reason.
 EXTRAS_REQUIRE = {
@@ -16,8 +16,8 @@ EXTRAS_REQUIRE = {
         "evaluate>=0.4.3",  # metric interface
         "sacrebleu>=2.4",  # BLEU and chrF with signatures
         "pyyaml>=6.0",  # recipes
-        "matplotlib>=3.8",  # curves
-        "tqdm>=4.66",  # progress
+        "matplotlib>=3.9",  # curves
+        "tqdm>=4.66.3",  # progress
     ],
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
@@ -28,8 +28,8 @@ EXTRAS_REQUIRE["test"] = [
     *(package for extra in ("train", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),
     "pytest>=8.0",
     "pytest-xdist>=3.5",  # both cores
-    "ruff>=0.11",  # lint and format
-    "peft>=0.17",  # LoRA on q_proj and v_proj
+    "ruff>=0.17",  # lint and format
+    "peft>=0.18",  # LoRA on q_proj and v_proj
 ]
 
 setup(

@@ -1,0 +1,70 @@
+# Every target does its own set-up: `make test` and `make demo` work in a fresh clone with nothing but Python >= 3.10.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+
+SETUP = $(VENV)/.installed
+
+# Nothing after the installation needs a network; the libraries of Hugging Face are told so.
+export HF_HUB_OFFLINE = 1
+export HF_DATASETS_OFFLINE = 1
+export HF_EVALUATE_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+# TEXT reaches the demo through the environment, untouched by make and by the shell: quotes, $ and ; are only characters.
+ifneq ($(origin TEXT),undefined)
+override TEXT := $(value TEXT)
+export TEXT
+endif
+TEXT_OPTION = $${TEXT+--text="$$TEXT"}
+
+.DEFAULT_GOAL := help
+.PHONY: help setup style quality pytest test test-slow test-oldest demo translate clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+# The stamp is written last, so an interrupted installation starts again. torch goes first and alone: the constraints
+# then hold whichever build of it pip chose here (a CPU wheel, where there is one).
+$(SETUP): setup.py $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "error: $(PYTHON) is not Python 3.10 or newer; name one: make PYTHON=python3.11 …" >&2; exit 2; }
+	@echo "Setting up $(VENV) (some minutes, this time only)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) torch
+	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
+	@touch $@
+
+setup: $(SETUP)  ## make the environment and do nothing in it
+
+style: $(SETUP)  ## mend and format the code
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+quality: $(SETUP)  ## lint and format, read only
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+# Two processes of one thread each: the models of the tests are too small to share one. The `pytest` command, not
+# `python -m pytest`: the latter would put the repository's folders on the import path.
+MARKERS = not slow and not gpu
+pytest: $(SETUP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 -m '$(MARKERS)'
+
+test: quality pytest  ## lint and the test suite, offline
+
+test-slow: MARKERS = slow and not gpu
+test-slow: pytest  ## the tests left out of `make test`
+
+test-oldest:  ## the test suite on the oldest supported versions
+	$(MAKE) pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+demo: $(SETUP)  ## train a small ReLUFormer, score it, save it and translate TEXT with the saved folder
+	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)
+
+translate: $(SETUP)  ## translate TEXT with the folder that `make demo` saved
+	@$(VENV)/bin/python scripts/demo.py --saved $(TEXT_OPTION)
+
+clean:  ## remove environments, caches and builds; leaves runs/ alone
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
