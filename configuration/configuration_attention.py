@@ -66,7 +66,7 @@ def check_number(
     open_maximum: bool = False,
     integer: bool = False,
 ) -> None:
-    """Raise a `ValueError` unless `value` is a finite number (or integer) between the bounds; `open_…` excludes one."""
+    """Raise a `ValueError` unless `value` is a finite number (or integer) within the bounds; `open_…` excludes one."""
     kind_fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
     if kind_fits and math.isfinite(value):
         above = value > minimum if open_minimum else value >= minimum

@@ -192,7 +192,7 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         return self.normalization_loss_weight > 0 or self.entropy_loss_weight > 0
 
     def validate(self) -> None:
-        """Check every field and their combinations; the `ValueError` names the field, its value and what is allowed."""
+        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
         for name, allowed in _CHOICES.items():
             check_choice(owner, name, getattr(self, name), allowed)
@@ -232,7 +232,8 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
             )
         if self.tie_word_embeddings != (self.tying != "none"):
             raise ValueError(
-                f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: set tying alone"
+                f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: "
+                "set tying alone"
             )
         if self.has_regularizer and any(self.attention_for(site).is_signed for site in SITES):
             raise ValueError(
@@ -249,10 +250,9 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts."""
         output = super().to_dict()
-        for name in ("attention", *(f"{site}_attention" for site in SITES)):
-            if hasattr(output[name], "to_dict"):
-                output[name] = output[name].to_dict()
-        return output
+        return {
+            name: value.to_dict() if isinstance(value, AttentionConfig) else value for name, value in output.items()
+        }
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
         """Save config.json and, from the installed library, the code that opens the folder anywhere."""

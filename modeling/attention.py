@@ -37,7 +37,8 @@ def eager_attention(
 
     Args:
         module: holds φ, θ, c and α.
-        query: [batch, heads, query_len, head_dim], of any strides, like key and value [batch, heads, key_len, head_dim].
+        query: [batch, heads, query_len, head_dim], of any strides.
+        key, value: [batch, heads, key_len, head_dim].
         attention_mask: bool, True = may attend, broadcasting to [batch, heads, query_len, key_len]; None = all may.
         scaling: a.
         dropout: share of weights dropped, 0 outside of training.

@@ -12,15 +12,14 @@ def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
     """The mask of a sequence that every query sees the same way.
 
     Args:
-        attention_mask: 1 or True = real token [batch, key_len], or a ready mask [batch, 1 or heads, query_len, key_len].
+        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
 
     Returns:
-        bool [batch, 1, 1, key_len], a ready mask as bool, or None where all is visible.
+        bool [batch, 1, 1, key_len], the ready mask, or None where all is visible.
     """
     if attention_mask is None:
         return None
-    mask = attention_mask.bool()
-    return mask if mask.dim() == 4 else mask[:, None, None, :]
+    return _ready_mask(attention_mask) if attention_mask.dim() == 4 else attention_mask.bool()[:, None, None, :]
 
 
 def causal_mask(
@@ -38,7 +37,7 @@ def causal_mask(
         bool [batch or 1, 1, query_len, key_len], or None if every query sees every key.
     """
     if attention_mask is not None and attention_mask.dim() == 4:
-        return attention_mask.bool()
+        return _ready_mask(attention_mask)
     if attention_mask is None and query_len == 1 and isinstance(past_len, int) and key_len == past_len + 1:
         return None
     query_positions = torch.arange(query_len, device=device) + past_len
@@ -68,3 +67,10 @@ def token_positions(
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+
+
+def _ready_mask(mask: Tensor) -> Tensor:
+    """A mask of 4 dimensions as bool; an additive one (0 = may attend) would be read upside down."""
+    if mask.is_floating_point():
+        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
+    return mask.bool()

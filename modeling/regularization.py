@@ -40,10 +40,9 @@ def attention_statistics(
         # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
         weighted_logs = (weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
         entropy = log_sums - weighted_logs / safe_sums
-        counts = torch.as_tensor(key_counts, dtype=weights.dtype, device=weights.device)
-        bounds = entropy_bound * counts.clamp_min(1).log().squeeze(-1)
+        visible = torch.as_tensor(key_counts, dtype=weights.dtype, device=weights.device)
+        bounds = entropy_bound * visible.clamp_min(1).log().squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
         entropy_excess = torch.where(is_used, (entropy - bounds).clamp_min(0), 0.0).sum()
-    return torch.stack(
-        [normalization, entropy_excess, *(count.to(weights.dtype) for count in (null_rows, is_real.sum()))]
-    )
+    counts = (null_rows.to(weights.dtype), is_real.sum().to(weights.dtype))
+    return torch.stack([normalization, entropy_excess, *counts])

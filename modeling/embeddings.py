@@ -1,0 +1,53 @@
+"""Positions and the words that are hidden from the model in training."""
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+
+class SinusoidalPositions(nn.Module):
+    r"""Fixed sinusoids of position t: sin(t·ω_i) and cos(t·ω_i), in one of three published layouts.
+
+    `"sinusoidal"`: channels 2i and 2i+1 are sine and cosine of ω_i = 10000^(−2i/d) (Vaswani et al. 2017, section 3.5).
+    `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
+    `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
+
+    Args:
+        max_positions: number of positions.
+        dim: d, even.
+        layout: one of the three names.
+    """
+
+    def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
+        super().__init__()
+        self.max_positions, self.dim, self.layout = max_positions, dim, layout
+        self.register_buffer("table", torch.empty(max_positions, dim), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the table; models are built on the meta device, so that this runs again when one is loaded."""
+        init.copy_(self.table, self.compute_table())
+
+    def compute_table(self) -> Tensor:
+        """All positions, computed in float64    [max_positions, dim]."""
+        half = self.dim // 2
+        steps = torch.arange(half, dtype=torch.float64, device="cpu")
+        exponents = steps / max(half - 1, 1) if self.layout == "sinusoidal_halves" else 2 * steps / self.dim
+        positions = torch.arange(self.max_positions, dtype=torch.float64, device="cpu")
+        angles = positions[:, None] * 10000.0**-exponents  # [max_positions, dim / 2]
+        if self.layout == "sinusoidal_halves":
+            return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        second = angles.sin() if self.layout == "sinusoidal_sine" else angles.cos()
+        return torch.stack([angles.sin(), second], dim=-1).flatten(1)
+
+    def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
+        return nn.functional.embedding(positions, self.table)
+
+    def extra_repr(self) -> str:
+        return f"{self.max_positions}, {self.dim}, layout={self.layout!r}"
+
+
+def drop_words(input_ids: Tensor, probability: float, unk_token_id: int, pad_token_id: int) -> Tensor:
+    """Replace each real token by `unk_token_id` with the given probability (QKNorm's released code; in training)."""
+    is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < probability
+    return input_ids.masked_fill(is_dropped & input_ids.ne(pad_token_id), unk_token_id)

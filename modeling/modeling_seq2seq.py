@@ -1,0 +1,626 @@
+"""Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from ..configuration.configuration_seq2seq import (
+    QKNormConfig,
+    ReLAConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+)
+from .attention import MultiHeadAttention
+from .embeddings import SinusoidalPositions, drop_words
+from .feed_forward import FeedForward
+from .masks import causal_mask, count_visible_keys, padding_mask, token_positions
+from .normalization import GatedRMSNorm, ScaleNorm, build_norm, unit_length
+from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
+
+
+@dataclass
+class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
+    """Encoder output; `attention_statistics` [4] are the sums of `attention_statistics` over layers, in training."""
+
+    attention_statistics: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """Decoder output; `attention_statistics` as in the encoder's."""
+
+    attention_statistics: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
+    """Output of the model without head; `attention_statistics` over encoder and decoder, in training."""
+
+    attention_statistics: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
+    """Output of the translation model; the last two are given in training only.
+
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`. `null_rate`: share of the query rows,
+    over heads, layers and sites, that attend to nothing (ReLA, section 5.2).
+    """
+
+    regularization_loss: Tensor | None = None
+    null_rate: Tensor | None = None
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, ffn_dim: int):
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.dropout = config.dropout
+        self.mlp = FeedForward(
+            config.d_model,
+            ffn_dim,
+            config.activation_function,
+            bias=config.ffn_bias,
+            dropout=config.activation_dropout,
+            norm=config.feed_forward_norm,
+            norm_eps=config.norm_eps,
+            swish_beta=config.swish_beta,
+            learned_swish_beta=config.learned_swish_beta,
+        )
+        self.mlp_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def enter(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Input of a branch: normalised with PreNorm."""
+        return norm(hidden_states) if self.is_pre_norm else hidden_states
+
+    def leave(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
+        """Residual sum of a branch: normalised with PostNorm."""
+        hidden_states = hidden_states + functional.dropout(branch, self.dropout, self.training)
+        return hidden_states if self.is_pre_norm else norm(hidden_states)
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = MultiHeadAttention(
+            config.d_model,
+            config.encoder_attention_heads,
+            config.attention_for("encoder"),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+        )
+        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        branch, _, statistics = self.self_attn(self.enter(self.self_attn_norm, hidden_states), **attention_options)
+        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
+        return self.leave(self.mlp_norm, hidden_states, branch), statistics
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        shared = {"bias": config.attention_bias, "dropout": config.attention_dropout, "layer_idx": layer_idx}
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("decoder"), **shared)
+        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.cross_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("cross"), **shared)
+        self.cross_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        branch, _, self_statistics = self.self_attn(
+            self.enter(self.self_attn_norm, hidden_states), past_key_values=past_key_values, **self_attention_options
+        )
+        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
+        branch, _, cross_statistics = self.cross_attn(
+            self.enter(self.cross_attn_norm, hidden_states),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.leave(self.cross_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
+        hidden_states = self.leave(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_statistics([self_statistics, cross_statistics])
+
+
+def add_statistics(parts: list[Tensor | None]) -> Tensor | None:
+    """Sum of the statistics that there are; None outside of training."""
+    parts = [part for part in parts if part is not None]
+    return torch.stack(parts).sum(0) if parts else None
+
+
+class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
+    """Abilities, and the initialisation of every parameter and buffer, of all encoder–decoder families."""
+
+    config: Seq2SeqTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the form that transformers reads
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _can_compile_fullgraph = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.Embedding):
+            self._init_embedding(module)
+        elif isinstance(module, MultiHeadAttention):
+            self._init_attention(module)
+        elif isinstance(module, FeedForward):
+            for linear in (module.fc1, module.fc_linear, module.fc2):
+                if linear is not None:
+                    self._init_linear(linear, fan_out=linear.out_features)
+        elif isinstance(module, TransformerStack) and module.embedding_bias is not None:
+            bound = math.sqrt(3 / self.config.d_model)
+            init.uniform_(module.embedding_bias, -bound, bound)
+        # after the projections: scalars, gates and tables that transformers does not know
+        if isinstance(module, (MultiHeadAttention, FeedForward, GatedRMSNorm, ScaleNorm, SinusoidalPositions)):
+            module.reset_parameters()
+
+    def _init_attention(self, module: MultiHeadAttention) -> None:
+        """Glorot counts q, k and v as one map; SmallInit counts all four (QKNorm's released code)."""
+        width = self.config.d_model
+        for projection in (module.q_proj, module.k_proj, module.v_proj):
+            self._init_linear(projection, fan_out=3 * width if self.config.initialization == "xavier" else 4 * width)
+        self._init_linear(module.out_proj, fan_out=width if self.config.initialization == "xavier" else 4 * width)
+
+    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
+        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
+        total = linear.in_features + fan_out
+        if self.config.initialization == "xavier":
+            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
+        elif self.config.initialization == "small":
+            init.normal_(linear.weight, std=math.sqrt(2 / total))
+
+    def _init_embedding(self, embedding: nn.Embedding) -> None:
+        """U(±0.01) under FixNorm, N(0, 1/√d) where √d multiplies them, else as transformers does it."""
+        if self.config.embedding_norm == "fix_norm":
+            init.uniform_(embedding.weight, -0.01, 0.01)
+        elif self.config.initialization != "normal" and self.config.scale_embedding:
+            init.normal_(embedding.weight, std=self.config.d_model**-0.5)
+
+
+class TransformerStack(Seq2SeqTransformerPreTrainedModel):
+    """What encoder and decoder share: embeddings with positions, layers and the last norm."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, vocab_size: int, layers: list[nn.Module]):
+        super().__init__(config)
+        self.dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        self.embedding_bias = nn.Parameter(torch.empty(config.d_model)) if config.embedding_bias else None
+        if config.position_embedding_type == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+        else:
+            self.embed_positions = SinusoidalPositions(
+                config.max_position_embeddings, config.d_model, config.position_embedding_type
+            )
+        self.layers = nn.ModuleList(layers)
+        self.norm = None
+        if config.norm_position == "pre":
+            self.norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.gradient_checkpointing = False
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
+        """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped.
+
+        Raises:
+            ValueError: not exactly one of `input_ids` and `inputs_embeds`, or more tokens than there are positions.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        config = self.config
+        if positions.shape[-1] > config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence has {positions.shape[-1]} tokens, but max_position_embeddings is "
+                f"{config.max_position_embeddings}: truncate it"
+            )
+        if inputs_embeds is None:
+            if self.training and config.word_dropout > 0:
+                input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
+            inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
+        if config.embedding_norm == "fix_norm":
+            inputs_embeds = unit_length(inputs_embeds)
+        if config.scale_embedding:
+            inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
+        if self.embedding_bias is not None:
+            inputs_embeds = inputs_embeds + self.embedding_bias
+        hidden_states = inputs_embeds + self.embed_positions(positions).to(inputs_embeds.dtype)
+        return functional.dropout(hidden_states, self.dropout, self.training)
+
+    def attention_options(self, mask: Tensor | None, key_len: int, query_mask: Tensor | None) -> dict:
+        """What all attention modules of one site are told; n_i is counted once for all layers."""
+        return {
+            "attention_mask": mask,
+            "key_counts": count_visible_keys(mask, key_len),
+            "query_mask": query_mask,
+            "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
+            "attn_implementation": self.config._attn_implementation,
+        }
+
+
+class Seq2SeqTransformerEncoder(TransformerStack):
+    """Encoder: embeddings and `encoder_layers` layers."""
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}  # noqa: RUF012
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        layers = [EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerEncoderOutput:
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens."""
+        length = (input_ids if inputs_embeds is None else inputs_embeds).shape[1]
+        device = (input_ids if inputs_embeds is None else inputs_embeds).device
+        hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
+        query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
+        options = self.attention_options(padding_mask(attention_mask), length, query_mask)
+        statistics = []
+        for layer in self.layers:
+            hidden_states, layer_statistics = layer(hidden_states, options)
+            statistics.append(layer_statistics)
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        return Seq2SeqTransformerEncoderOutput(
+            last_hidden_state=hidden_states, attention_statistics=add_statistics(statistics)
+        )
+
+
+class Seq2SeqTransformerDecoder(TransformerStack):
+    """Decoder: embeddings and `decoder_layers` layers."""
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        layers = [DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)]
+        super().__init__(config, config.target_vocab_size, layers)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        query_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerDecoderOutput:
+        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`."""
+        source = input_ids if inputs_embeds is None else inputs_embeds
+        length, device = source.shape[1], source.device
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        past_len, key_len = 0, length
+        if past_key_values is not None:
+            past_len = past_key_values.get_seq_length()
+            key_len, _ = past_key_values.get_mask_sizes(length, 0)
+        positions = token_positions(length, past_len, attention_mask, device)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions)
+        mask = causal_mask(length, key_len, past_len, attention_mask, device)
+        self_options = self.attention_options(mask, key_len, query_mask)
+        cross_options = self.attention_options(
+            padding_mask(encoder_attention_mask), encoder_hidden_states.shape[1], query_mask
+        )
+        statistics = []
+        for layer in self.layers:
+            hidden_states, layer_statistics = layer(
+                hidden_states, encoder_hidden_states, self_options, cross_options, past_key_values=past_key_values
+            )
+            statistics.append(layer_statistics)
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        return Seq2SeqTransformerDecoderOutput(
+            last_hidden_state=hidden_states,
+            past_key_values=past_key_values,
+            attention_statistics=add_statistics(statistics),
+        )
+
+
+class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
+    """Encoder and decoder without a head; the softmax baseline and the code of every family."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        super().__init__(config)
+        self._tied_weights_keys = None
+        if config.tying == "all":
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        self.encoder = Seq2SeqTransformerEncoder(config)
+        self.decoder = Seq2SeqTransformerDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Embeddings of the source, and of the target too where they are tied."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace what `get_input_embeddings` gives."""
+        self.encoder.embed_tokens = value
+        if self.config.tying == "all":
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        decoder_query_mask: Tensor | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerOutput:
+        """Encode the source unless `encoder_outputs` are given, and decode.
+
+        Args:
+            input_ids: [batch, source_len].
+            attention_mask: 1 = real source token [batch, source_len].
+            decoder_input_ids: [batch, target_len].
+            decoder_attention_mask: 1 = real target token, past ones included.
+            encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
+            past_key_values: cache of earlier target tokens.
+            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the statistics.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = Seq2SeqTransformerEncoderOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            query_mask=decoder_query_mask,
+            **kwargs,
+        )
+        encoder_statistics = getattr(encoder_outputs, "attention_statistics", None)
+        return Seq2SeqTransformerOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            attention_statistics=add_statistics([encoder_statistics, decoder_outputs.attention_statistics]),
+        )
+
+
+class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedModel, GenerationMixin):
+    """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        super().__init__(config)
+        sources = {"all": "model.encoder.embed_tokens.weight", "decoder": "model.decoder.embed_tokens.weight"}
+        source = sources.get(config.tying)
+        self._tied_weights_keys = {"lm_head.weight": source} if source else None
+        self.model = Seq2SeqTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
+        self.post_init()
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in transformers; a shared vocabulary whose target embeddings are separate is resized on both sides."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        decoder = self.model.decoder
+        if self.config.tying != "all" and self.config.decoder_vocab_size is None:
+            size = embeddings.num_embeddings
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
+            self.tie_weights()
+        return embeddings
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
+        """The target mask as it is: with a static cache `generate` would make it an additive one, ours are boolean."""
+        return attention_mask
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels [batch, target_len] shifted right behind the start token, −100 replaced by padding."""
+        shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
+        shifted[:, 1:] = labels[:, :-1]
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerLMOutput:
+        r"""Next-token logits, and with labels the loss.
+
+        loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
+        and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
+        it is plain cross-entropy, without smoothing and regulariser.
+
+        Args:
+            input_ids: [batch, source_len].
+            attention_mask: 1 = real source token [batch, source_len].
+            decoder_input_ids: [batch, target_len]; made from the labels if not given.
+            decoder_attention_mask: 1 = real target token, past ones included.
+            encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
+            past_key_values: cache of earlier target tokens.
+            labels: target ids, −100 where there is none [batch, target_len].
+            num_items_in_batch: number of target tokens over all accumulated batches and processes.
+        """
+        query_mask = None
+        if labels is not None:
+            use_cache = False
+            query_mask = labels.ne(-100)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            decoder_query_mask=query_mask,
+            **kwargs,
+        )
+        logits = self.compute_logits(outputs.last_hidden_state)
+        regularization_loss, null_rate = self.regularize(outputs.attention_statistics)
+        loss = None
+        if labels is not None:
+            loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
+        return Seq2SeqTransformerLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+            regularization_loss=regularization_loss,
+            null_rate=null_rate,
+        )
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Scores of the next token [batch, target_len, vocab]; rows of unit length with FixNorm."""
+        if self.config.embedding_norm == "fix_norm":
+            return functional.linear(hidden_states, unit_length(self.lm_head.weight), self.lm_head.bias)
+        return self.lm_head(hidden_states)
+
+    def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
+        if statistics is None:
+            return None, None
+        means = statistics / statistics[ROWS].clamp_min(1)
+        if not self.config.has_regularizer:
+            return None, means[NULL_ROWS].detach()
+        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
+        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        return loss, means[NULL_ROWS].detach()
+
+    def compute_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        regularization_loss: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
+        labels = labels.to(logits.device)
+        cross_entropy = functional.cross_entropy(
+            logits.float().flatten(0, 1),
+            labels.flatten(),
+            ignore_index=-100,
+            reduction="sum",
+            label_smoothing=self.config.label_smoothing if self.training else 0.0,
+        )
+        num_tokens = labels.ne(-100).sum()
+        num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
+        if isinstance(num_items, Tensor):
+            num_items = num_items.to(logits.device).clamp_min(1)
+        loss = cross_entropy / num_items
+        return loss if regularization_loss is None else loss + regularization_loss * (num_tokens / num_items)
+
+
+class ReLUFormerModel(Seq2SeqTransformerModel):
+    """ReLUFormer without a head (Shen et al. 2023)."""
+
+    config: ReLUFormerConfig
+
+
+class ReLUFormerForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """ReLUFormer for translation (Shen et al. 2023)."""
+
+    config: ReLUFormerConfig
+
+
+class ReLAModel(Seq2SeqTransformerModel):
+    """Transformer with rectified linear attention, without a head (Zhang et al. 2021)."""
+
+    config: ReLAConfig
+
+
+class ReLAForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """Transformer with rectified linear attention for translation (Zhang et al. 2021)."""
+
+    config: ReLAConfig
+
+
+class QKNormModel(Seq2SeqTransformerModel):
+    """Transformer with query-key normalisation, without a head (Henry et al. 2020)."""
+
+    config: QKNormConfig
+
+
+class QKNormForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """Transformer with query-key normalisation for translation (Henry et al. 2020)."""
+
+    config: QKNormConfig
