@@ -1,0 +1,54 @@
+"""Which model classes belong to which configuration, told to transformers and to the writer of code files."""
+
+from pathlib import Path
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from .configuration.configuration_seq2seq import (
+    QKNormConfig,
+    ReLAConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+)
+from .modeling.modeling_seq2seq import (
+    QKNormForConditionalGeneration,
+    QKNormModel,
+    ReLAForConditionalGeneration,
+    ReLAModel,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerModel,
+    Seq2SeqTransformerForConditionalGeneration,
+    Seq2SeqTransformerModel,
+)
+from .payload import write_payload
+
+# configuration → auto class → model; a new family is one line
+FAMILIES = {
+    Seq2SeqTransformerConfig: {
+        AutoModel: Seq2SeqTransformerModel,
+        AutoModelForSeq2SeqLM: Seq2SeqTransformerForConditionalGeneration,
+    },
+    ReLUFormerConfig: {AutoModel: ReLUFormerModel, AutoModelForSeq2SeqLM: ReLUFormerForConditionalGeneration},
+    ReLAConfig: {AutoModel: ReLAModel, AutoModelForSeq2SeqLM: ReLAForConditionalGeneration},
+    QKNormConfig: {AutoModel: QKNormModel, AutoModelForSeq2SeqLM: QKNormForConditionalGeneration},
+}
+
+
+def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """Auto class → "file.Class" of a family, as config.json names them."""
+    classes = {"AutoConfig": config_class, **{auto.__name__: model for auto, model in FAMILIES[config_class].items()}}
+    return {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in classes.items()}
+
+
+def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:
+    """Write the code of a configuration's family beside its config.json."""
+    write_payload(config, folder, auto_map(type(config)))
+
+
+def register() -> None:
+    """Make every family known to the Auto classes, and every way of saving write its code."""
+    for config_class, models in FAMILIES.items():
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        for auto_class, model_class in models.items():
+            auto_class.register(config_class, model_class, exist_ok=True)
+        config_class.payload_writer = staticmethod(save_payload)
