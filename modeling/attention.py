@@ -54,9 +54,9 @@ def eager_attention(
     weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, attention_mask)
     if key_counts is None:
         key_counts = count_visible_keys(attention_mask, key.shape[-2])
-    divisor = module.length_divisor(key_counts)
+    divisor = module.length_divisor(key_counts, weights.dtype)
     if divisor is not None:
-        weights = weights / (divisor.to(weights.dtype) if isinstance(divisor, Tensor) else divisor)
+        weights = weights / divisor
     dropped = functional.dropout(weights, dropout) if dropout > 0 else weights
     return (dropped @ value).transpose(1, 2), weights
 
@@ -187,16 +187,17 @@ class MultiHeadAttention(nn.Module):
             statistics = attention_statistics(weights, key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, statistics
 
-    def length_divisor(self, key_counts: Tensor | int) -> Tensor | float | None:
-        """c·n_i^α, or None where it is 1. A row without keys counts as one key: its weights are 0 anyway."""
+    def length_divisor(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α in that dtype, or None where it is 1. A row without keys counts as one: its weights are 0 anyway."""
         coefficient, exponent = self.attention.length_coefficient, self.attention.length_exponent
         if self.length_exponent is not None:
             exponent = at_least_float32(self.length_exponent)
         elif exponent == 0:
             return None if coefficient == 1 else coefficient
         if isinstance(key_counts, Tensor):
-            key_counts = key_counts.clamp_min(1).to(torch.float32)
-        return coefficient * key_counts**exponent
+            key_counts = key_counts.clamp_min(1).to(torch.promote_types(dtype, torch.float32))
+        divisor = coefficient * key_counts**exponent
+        return divisor.to(dtype) if isinstance(divisor, Tensor) else divisor
 
     def current_threshold(self) -> Tensor | float | None:
         """θ, or None where it is 0 and fixed."""
