@@ -1,0 +1,54 @@
+"""Training arguments of translation models: transformers' own and a few more."""
+
+from dataclasses import dataclass, field
+
+from transformers import Seq2SeqTrainingArguments
+
+from .schedules import SCHEDULES
+
+
+@dataclass
+class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with batches by tokens, the papers' schedules and checkpoint averaging.
+
+    Args:
+        max_tokens: budget of a batch on one device, in tokens: rows times the longest side with padding. It takes the
+            place of `per_device_train_batch_size` and `per_device_eval_batch_size`.
+        schedule: `"noam"` (`learning_rate` is the factor in front) or `"warmup_then_plateau"` (`learning_rate` is the
+            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None for `lr_scheduler_type`.
+        average_last: number of last checkpoints whose weights are averaged at the end; 0 or 1 for no averaging.
+        evaluate_bleu: generate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch on one device."})
+    schedule: str | None = field(default=None, metadata={"help": "noam, warmup_then_plateau or none."})
+    average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
+    evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {self.schedule!r}, but must be one of {', '.join(SCHEDULES)} or null")
+        if self.label_smoothing_factor:
+            raise ValueError(
+                "label_smoothing_factor would hide the labels, and with them the regulariser, from the model: "
+                "set label_smoothing of the model instead"
+            )
+        self._check_averaging()
+
+    def _check_averaging(self) -> None:
+        if self.average_last < 0:
+            raise ValueError(f"average_last is {self.average_last}, but must be 0 or more")
+        if self.average_last < 2:
+            return
+        if self.load_best_model_at_end:
+            raise ValueError("average_last and load_best_model_at_end both choose the final weights: set only one")
+        if self.save_total_limit is not None and self.save_total_limit < self.average_last:
+            raise ValueError(
+                f"save_total_limit is {self.save_total_limit}, but average_last needs {self.average_last} checkpoints"
+            )
