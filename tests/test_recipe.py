@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+
 from reluformers.errors import UserError
 from reluformers.training.recipe import Recipe, load_recipe
 
@@ -43,6 +43,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
             "tokenizer.shared=false",
             "data.train={source: a.en, target: a.de}",
             "data.test=null",
+            "training.save_strategy=no",
         ],
     )
     assert recipe.model_config().attention_for("cross").scale_length == 50
@@ -51,6 +52,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
     assert recipe.tokenizer.shared is False
     assert recipe.data.train == {"source": "a.en", "target": "a.de"}
     assert recipe.data.test is None
+    assert recipe.training["save_strategy"] == "no"
 
 
 def test_whole_numbers_are_floats_where_floats_are_meant(recipe_file):
@@ -81,7 +83,7 @@ def test_every_preset_is_a_model(recipe_file, preset):
         ("model.attention={temperature: 2}", "no field 'temperature'"),
         ("training.max_tokens=many", "training.max_tokens is 'many', but must be int"),
         ("training.seed=true", "training.seed is True, but must be int"),
-        ("training.lr_scheduler_type=cosin", "training.lr_scheduler_type is 'cosin', but must be one of linear, cosine"),
+        ("training.lr_scheduler_type=cosin", "lr_scheduler_type is 'cosin', but must be one of linear, cosine"),
         ("tokenizer.shared=maybe", "tokenizer.shared is 'maybe', but must be bool"),
         ("tokenizer.vocab_size=1.5", "tokenizer.vocab_size is 1.5, but must be int"),
         ("decoding.penalty=gnmt", "decoding.penalty is 'gnmt', but must be one of hf, wu"),
@@ -118,10 +120,10 @@ def test_a_wrong_file_is_named_in_one_line(tmp_path, text, message):
 
 
 def test_a_missing_or_binary_file_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="missing.yaml: cannot be read as a recipe"):
+    with pytest.raises(UserError, match=r"missing\.yaml: cannot be read as a recipe"):
         load_recipe(tmp_path / "missing.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="binary.yaml: cannot be read as a recipe"):
+    with pytest.raises(UserError, match=r"binary\.yaml: cannot be read as a recipe"):
         load_recipe(tmp_path / "binary.yaml")
 
 
