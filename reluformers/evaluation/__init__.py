@@ -1,0 +1,5 @@
+"""Scores, decoding and attention statistics of translation models.
+
+`metrics` (BLEU, chrF), `decoding` (length penalty of Wu et al.), `translation` (load a model, translate texts) and
+`attention_report` (zeros, null rate, entropy) are imported one by one, so that each costs only what it needs.
+"""
