@@ -1,0 +1,52 @@
+"""Every test starts from the same seeds, on one thread and without a network."""
+
+import os
+
+# read when transformers, datasets and evaluate are imported, so set before anything imports them
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false"
+)
+
+import ipaddress
+import socket
+
+import pytest
+import torch
+from transformers import set_seed
+
+torch.set_num_threads(1)
+# also fills new memory with NaN, which shows whoever reads it before writing
+torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds():
+    set_seed(0)
+
+
+def _is_local(address) -> bool:
+    if not isinstance(address, tuple):  # a Unix socket's path
+        return True
+    host = address[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Connections may go to this machine alone; several processes of one test talk over loopback."""
+
+    def guarded(connect):
+        def connect_locally(self, address):
+            if not _is_local(address):
+                raise ConnectionRefusedError(f"tests have no network, but one connects to {address!r}")
+            return connect(self, address)
+
+        return connect_locally
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
