@@ -1,0 +1,1 @@
+"""From files or the Hub to batches: loading, packing, tokens, cleaning, batches."""

@@ -1,0 +1,129 @@
+"""Files that are whole or absent, and text that is UTF-8."""
+
+import gzip
+import os
+import shutil
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
+    """Write a file so that others see the old one or the whole new one, never a part.
+
+    Args:
+        path: The file to write; missing parent folders are made, a symbolic link is followed.
+
+    Yields:
+        A path beside it with the same ending, which the caller writes to; it takes the place of `path` at the end and
+        is removed if the block is left by an exception.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = _beside(target)
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+    """Fill a folder so that others see the old one or the whole new one, never a part.
+
+    Args:
+        path: The folder to make; missing parent folders are made, a symbolic link is followed.
+        overwrite: Replace a folder that already holds something.
+
+    Yields:
+        An empty folder beside it, which the caller fills; it takes the place of `path` at the end and is removed if
+        the block is left by an exception.
+
+    Raises:
+        UserError: If `path` is a file, or a folder that is not empty and `overwrite` is False.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{path}: is a file, but a folder is to be written here; choose another path")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise UserError(f"{path}: the folder is not empty; choose another one, or ask to overwrite it")
+    temporary = _beside(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _swap(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def iterate_lines(path: str | os.PathLike) -> Iterator[str]:
+    r"""Read a UTF-8 text file line by line.
+
+    Lines end at `\n` only, as other tools count them: a stray carriage return or Unicode line separator inside a
+    sentence does not shift the lines of a parallel file.
+
+    Args:
+        path: A text file, or one packed with gzip if its name ends in `.gz`.
+
+    Yields:
+        Each line without its end (`\n` or `\r\n`).
+
+    Raises:
+        UserError: If the file is missing, is not UTF-8 (names the line) or is a damaged gzip file.
+    """
+    opener = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with opener(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield _decode(line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; check the path") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
+
+
+def read_text_lines(path: str | os.PathLike) -> list[str]:
+    """Read all lines of a UTF-8 text file; see `iterate_lines`.
+
+    Args:
+        path: A text file, or one packed with gzip if its name ends in `.gz`.
+
+    Returns:
+        The lines without their ends.
+    """
+    return list(iterate_lines(path))
+
+
+def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
+    try:
+        # a byte order mark is no part of the first sentence
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
+        ) from error
+
+
+def _beside(target: Path) -> Path:
+    # the ending stays, because many writers choose the format by it
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")
+
+
+def _swap(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    old = _beside(target)
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,189 @@
+"""Whole files or none, UTF-8 text, and the frame of the command lines."""
+
+import errno
+import gzip
+
+import pytest
+
+from reluformers.errors import UserError, run_main
+from reluformers.files import atomic_directory, atomic_write, iterate_lines, read_text_lines
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_write_keeps_the_ending_and_makes_parents(tmp_path):
+    target = tmp_path / "a" / "b" / "curve.png"
+    with atomic_write(target) as temporary:
+        assert temporary.suffix == ".png"
+        assert temporary.parent == target.parent
+        temporary.write_text("new")
+        assert not target.exists()
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["curve.png"]
+
+
+@pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
+def test_interrupted_write_leaves_the_old_file(tmp_path, interruption):
+    target = tmp_path / "out.txt"
+    target.write_text("old")
+
+    def write():
+        with atomic_write(target) as temporary:
+            temporary.write_text("half")
+            raise interruption
+
+    with pytest.raises(interruption):
+        write()
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_write_follows_a_symbolic_link(tmp_path):
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    link.symlink_to(real)
+    with atomic_write(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+
+
+def test_directory_appears_whole(tmp_path):
+    target = tmp_path / "runs" / "model"
+    with atomic_directory(target) as temporary:
+        (temporary / "weights").write_text("1")
+        assert not target.exists()
+    assert names(target) == ["weights"]
+    assert names(target.parent) == ["model"]
+
+
+def test_directory_may_be_there_and_empty(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()
+    with atomic_directory(target) as temporary:
+        (temporary / "weights").write_text("1")
+    assert names(target) == ["weights"]
+
+
+def test_full_directory_is_refused_before_the_work(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "precious").write_text("1")
+    entered = False
+    with pytest.raises(UserError, match="not empty"), atomic_directory(target):
+        entered = True
+    assert not entered
+    assert names(tmp_path) == ["model"]
+
+
+def test_file_in_the_place_of_a_directory_is_refused(tmp_path):
+    target = tmp_path / "model"
+    target.write_text("1")
+    with pytest.raises(UserError, match="is a file"), atomic_directory(target, overwrite=True):
+        pass
+
+
+def test_overwritten_directory_holds_only_new_files(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").write_text("1")
+    with atomic_directory(target, overwrite=True) as temporary:
+        (temporary / "new").write_text("2")
+    assert names(target) == ["new"]
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])
+def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").write_text("1")
+
+    def fill():
+        with atomic_directory(target, overwrite=True) as temporary:
+            (temporary / "new").write_text("2")
+            raise interruption
+
+    with pytest.raises(interruption):
+        fill()
+    assert names(target) == ["old"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_lines_end_at_line_feeds_only(tmp_path):
+    path = tmp_path / "x.de"
+    path.write_bytes("\ufeffä\r\nb\u2028c\rd\x0be\n\nf".encode())
+    assert read_text_lines(path) == ["ä", "b\u2028c\rd\x0be", "", "f"]
+
+
+def test_packed_lines_read_the_same(tmp_path):
+    path = tmp_path / "x.de.gz"
+    path.write_bytes(gzip.compress("ä\nb\n".encode()))
+    assert read_text_lines(path) == ["ä", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.txt", b"good\nb\xe4d\n", r"x\.txt, line 2, byte 2: not UTF-8"),
+        ("x.gz", b"plain", "damaged gzip"),
+        ("y.gz", gzip.compress(b"a line\n" * 99)[:20], "damaged gzip"),
+        ("absent.txt", None, r"absent\.txt: no such file"),
+    ],
+)
+def test_unreadable_text_is_named(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        list(iterate_lines(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("x.jsonl: no rows"), 2, "error: x.jsonl: no rows\n"),
+        (ValueError("two\n  lines"), 2, "error: two lines\n"),
+        (ValueError(), 2, "error: ValueError\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(capsys, error, code, line):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
+        # as safetensors reports it
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_full_disk_is_said_plainly(capsys, error):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("error: no space left on the disk")
+
+
+def test_other_errors_propagate_and_success_is_silent(capsys):
+    def broken():
+        raise RuntimeError("a fault of ours")
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        run_main(broken)
+    run_main(lambda: None)
+    assert capsys.readouterr().err == ""
