@@ -1,0 +1,111 @@
+"""What is installed under which name, and that the versions named in different files agree."""
+
+import ast
+import re
+import runpy
+import sys
+from importlib.metadata import distribution
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import reluformers
+from reluformers import configuration, modeling
+
+ROOT = Path(__file__).parents[1]
+HUB_FOLDERS = ("configuration", "modeling")
+PAYLOAD = sorted(path for folder in HUB_FOLDERS for path in (ROOT / folder).glob("*.py"))
+PAYLOAD_PACKAGES = {"torch", "transformers"}
+
+
+@pytest.fixture
+def setup_arguments(monkeypatch) -> dict:
+    captured = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: captured.update(arguments))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return captured
+
+
+def requirements(setup_arguments: dict) -> dict[str, Requirement]:
+    lines = chain(setup_arguments["install_requires"], *setup_arguments["extras_require"].values())
+    return {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
+
+
+def constraints(name: str) -> dict[str, Version]:
+    """Pins of a constraints file: package → version."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in pins}
+
+
+def lower_bound(requirement: Requirement) -> Version:
+    return next(Version(bound.version) for bound in requirement.specifier if bound.operator == ">=")
+
+
+def test_hub_folders_are_parts_of_the_package():
+    assert Path(configuration.__path__[0]) == ROOT / "configuration"
+    assert Path(modeling.__path__[0]) == ROOT / "modeling"
+    assert distribution("reluformers").read_text("top_level.txt").split() == ["reluformers"]
+
+
+def test_every_folder_with_code_is_installed(setup_arguments):
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
+    expected = {".".join(folder.parts) for folder in folders} | {f"reluformers.{name}" for name in HUB_FOLDERS}
+    assert set(setup_arguments["packages"]) == expected
+
+
+def test_hub_file_names_are_unique_and_flat():
+    names = [path.name for path in PAYLOAD if path.name != "__init__.py"]
+    assert len(names) == len(set(names)) > 2
+    assert not [path for folder in HUB_FOLDERS for path in (ROOT / folder).glob("*/*.py")]
+
+
+@pytest.mark.parametrize("path", PAYLOAD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_hub_files_import_only_what_every_user_has(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    optional = {node for block in ast.walk(tree) if isinstance(block, ast.Try) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and node not in optional:
+            packages = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node not in optional:
+            packages = {node.module.partition(".")[0]}
+        else:
+            continue
+        assert packages <= PAYLOAD_PACKAGES | sys.stdlib_module_names, ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", PAYLOAD, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_hub_files_import_siblings_and_the_floor_below(path):
+    relative = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    for node in relative:
+        folder, _, module = node.module.rpartition(".") if node.level == 2 else (path.parent.name, "", node.module)
+        assert (ROOT / folder / f"{module}.py").is_file(), ast.unparse(node)
+        assert folder == path.parent.name or (path.parent.name, folder) == ("modeling", "configuration")
+
+
+def test_versions_agree(setup_arguments):
+    assert setup_arguments["version"] == reluformers.__version__
+    version = Version(reluformers.__version__)
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ("Unreleased" if version.is_devrelease else version.public) in headings
+
+
+def test_constraints_pin_every_requirement_within_its_range(setup_arguments):
+    pins = constraints("constraints.txt")
+    for name, requirement in requirements(setup_arguments).items():
+        assert requirement.specifier.contains(pins[name]), f"{requirement}, but {pins[name]} is pinned"
+
+
+def test_oldest_constraints_are_the_lower_ends(setup_arguments):
+    pins = constraints("constraints-oldest.txt")
+    for name, requirement in requirements(setup_arguments).items():
+        assert pins[name] == lower_bound(requirement), f"{requirement}, but {pins[name]} is tested as the oldest"
