@@ -7,6 +7,10 @@ Example:
 """
 
 import argparse
+import sys
+
+import datasets
+import transformers
 
 from reluformers.errors import run_main
 from reluformers.training import load_recipe, train_translation
@@ -30,6 +34,9 @@ def main() -> None:
         "`auto` starts anew if there is none",
     )
     options = parser.parse_intermixed_args()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
     recipe = load_recipe(options.recipe, options.overrides)
     train_translation(recipe, options.output_dir, resume=options.resume, report=print)
 

@@ -27,6 +27,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     schedule: str | None = field(default=None, metadata={"help": "noam, warmup_then_plateau or none."})
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
     evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
+    # a loss that is not finite belongs in the log, and looking for it would make the host wait for every step
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
+    # every parameter of our models takes part in every step
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for idle parameters."})
 
     def __post_init__(self):
         super().__post_init__()

@@ -13,6 +13,9 @@ from reluformers.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+# all that a run writes before its first checkpoint
+_WRITTEN_AT_START = {"recipe.yaml", "tokenizer.json", "tokenizer_config.json", "target_tokenizer"}
+
 
 def check_checkpoint(folder: str | Path) -> None:
     """Make sure that training can go on from a checkpoint: every file is there and complete.
@@ -64,8 +67,9 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
 
     Args:
         output_dir: folder of the run.
-        resume: None starts anew and refuses a folder that holds something; `"last"` takes the newest complete
-            checkpoint; `"auto"` does so too, and starts anew if there is none; anything else is a checkpoint's path.
+        resume: None starts anew and refuses a folder with files of anything but a run that saved nothing yet;
+            `"last"` takes the newest complete checkpoint; `"auto"` does so too, and starts anew if there is none;
+            anything else is a checkpoint's path.
 
     Returns:
         Folder of the checkpoint; None to start anew.
@@ -77,7 +81,7 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"{output_dir}: is a file, but the output must be a folder")
     if resume is None:
-        if output_dir.exists() and any(output_dir.iterdir()):
+        if output_dir.exists() and any(path.name not in _WRITTEN_AT_START for path in output_dir.iterdir()):
             raise UserError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
     if str(resume) not in ("last", "auto"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.configuration.configuration_seq2seq import SITES
@@ -133,7 +133,7 @@ def prepare_data(
         tokenizers = load_tokenizers(folder)
     else:
         tokenizers = make_tokenizers(recipe.tokenizer, splits["train"], max_length)
-        save_tokenizers(folder, *_distinct(tokenizers))
+        save_tokenizers(folder, *tokenizers)
     if data.document_tokens is not None:
         splits = {name: pack_documents(split, *tokenizers, data.document_tokens) for name, split in splits.items()}
     train = tokenize_pairs(splits.pop("train"), *tokenizers)
@@ -146,11 +146,6 @@ def prepare_data(
     }
     # rows are read 5 times faster without the indirection that filtering leaves
     return PreparedData(train.select_columns(["input_ids", "labels"]).flatten_indices(), evaluation, tokenizers)
-
-
-def _distinct(tokenizers: Tokenizers) -> tuple[PreTrainedTokenizerBase, ...]:
-    source, target = tokenizers
-    return (source,) if target is source else (source, target)
 
 
 def build_model(recipe: Recipe, prepared: PreparedData) -> PreTrainedModel:
@@ -174,11 +169,12 @@ def build_model(recipe: Recipe, prepared: PreparedData) -> PreTrainedModel:
     for tokenizer, side in ((source, "source"), (target, "target")):
         check_tokenizer_fits(tokenizer, config, side=side)
     model = AutoModelForSeq2SeqLM.from_config(config)
-    decoding = recipe.decoding
-    model.generation_config.max_new_tokens = decoding.max_new_tokens
-    model.generation_config.num_beams = decoding.num_beams
-    if decoding.num_beams > 1:
-        model.generation_config.length_penalty = float(decoding.length_penalty)
+    token_ids = {name: getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
+    model.generation_config = GenerationConfig(
+        **{f"{name}_token_id": value for name, value in token_ids.items()},
+        max_new_tokens=recipe.decoding.max_new_tokens,
+        **recipe.decoding.search_options(),
+    )
     return model
 
 

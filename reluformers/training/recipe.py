@@ -88,13 +88,27 @@ class DecodingSection:
         num_beams: width of the beam; 1 for greedy search.
         length_penalty: α.
         penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
-        max_new_tokens: the longest output by default, in tokens.
+        early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
+        min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
+        max_new_tokens: the longest output of the saved model by default, in tokens; the evaluation allows 50 more
+            than the source has.
     """
 
     num_beams: int = 5
     length_penalty: float | int = 1.0
     penalty: Literal["hf", "wu"] = "hf"
+    early_stopping: bool | Literal["never"] = False
+    min_new_tokens: int = 0
     max_new_tokens: int = 256
+
+    def search_options(self) -> dict[str, Any]:
+        """What `generate` and a `GenerationConfig` need of it."""
+        options: dict[str, Any] = {"num_beams": self.num_beams}
+        if self.num_beams > 1:
+            options |= {"length_penalty": float(self.length_penalty), "early_stopping": self.early_stopping}
+        if self.min_new_tokens > 0:
+            options["min_new_tokens"] = self.min_new_tokens
+        return options
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import set_seed
+from transformers import AutoConfig, PreTrainedConfig, set_seed
 
 from reluformers.averaging import average_checkpoints, last_checkpoints
 from reluformers.errors import UserError
@@ -70,6 +70,8 @@ def train_translation(
         )
     set_seed(args.seed)
     model = build_model(recipe, prepared)
+    if checkpoint is not None:
+        _check_vocabulary(model.config, checkpoint)
     if is_main:
         recipe.save(output_dir / RECIPE_FILE)
         report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
@@ -105,14 +107,25 @@ def _check_same_run(recipe: Recipe, output_dir: Path) -> None:
                 )
 
 
+def _check_vocabulary(config: PreTrainedConfig, checkpoint: Path) -> None:
+    """The tokenizer in the folder must be the one that the checkpoint was trained with."""
+    earlier = AutoConfig.from_pretrained(checkpoint)
+    for name in ("vocab_size", "decoder_vocab_size"):
+        before, now = getattr(earlier, name), getattr(config, name)
+        if before != now:
+            raise UserError(
+                f"{checkpoint}: its model has {name} {before}, but the tokenizer beside it makes {now}; "
+                "put the tokenizer back that the run was started with"
+            )
+
+
 def _finish(
     trainer: TranslationTrainer, recipe: Recipe, prepared: PreparedData, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Average, evaluate, save."""
     if trainer.args.average_last > 1:
         _load_average(trainer)
-    decoding = recipe.decoding
-    options = {"num_beams": decoding.num_beams, "length_penalty": decoding.length_penalty, "penalty": decoding.penalty}
+    options = {**recipe.decoding.search_options(), "penalty": recipe.decoding.penalty}
     results: dict[str, Any] = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
     for name, dataset in prepared.evaluation.items():
         metrics = trainer.evaluate(dataset, metric_key_prefix=name, **options)

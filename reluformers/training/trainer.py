@@ -166,7 +166,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             eval_dataset: data set or sets; None for those of the trainer.
             ignore_keys: has no effect, as no outputs are gathered.
             metric_key_prefix: goes in front of every name.
-            gen_kwargs: options of `evaluation.translation.translate`.
+            gen_kwargs: options of `evaluation.translation.translate`; with any, BLEU is measured in every case.
 
         Returns:
             `eval_loss` (nats per target token), `eval_bleu` (0 to 100, with `args.evaluate_bleu`), runtimes.
@@ -181,7 +181,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         start = time.time()
         self.model.eval()
         metrics = {f"{metric_key_prefix}_loss": self._loss_per_token(dataset)}
-        if self.args.evaluate_bleu:
+        if self.args.evaluate_bleu or gen_kwargs:
             metrics[f"{metric_key_prefix}_bleu"] = self._bleu(dataset, **gen_kwargs)
         metrics.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
         self.log(metrics)

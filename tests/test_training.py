@@ -1,0 +1,426 @@
+"""Training runs on a toy language: learning, saving, resuming, averaging, one gradient however it is split."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from reluformers.configuration.configuration_attention import AttentionConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+
+from reluformers.data.tokenization import load_tokenizers, train_tokenizer
+from reluformers.errors import UserError
+from reluformers.training import (
+    Recipe,
+    TranslationTrainer,
+    TranslationTrainingArguments,
+    load_recipe,
+    train_translation,
+)
+from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
+from reluformers.training.collation import PairCollator
+from reluformers.training.meter import TrainingMeter
+from reluformers.training.preparation import build_model, prepare_data
+from reluformers.training.schedules import WarmupThenPlateau
+
+WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "norm_position": "pre",
+    "max_position_embeddings": 64,
+}
+
+
+def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
+    """Parallel text whose target spells each source word backwards."""
+    rng = random.Random(name)
+    sources = [" ".join(rng.choices(WORDS, k=rng.randint(2, 7))) for _ in range(rows)]
+    targets = [" ".join(word[::-1] for word in source.split()) for source in sources]
+    paths = {"source": folder / f"{name}.en", "target": folder / f"{name}.de"}
+    for path, lines in zip(paths.values(), (sources, targets), strict=True):
+        path.write_text("\n".join(lines) + "\n")
+    return {side: str(path) for side, path in paths.items()}
+
+
+def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "model": {"preset": preset, **SIZES},
+            "tokenizer": {"vocab_size": 100},
+            "data": {"source_lang": "en", "target_lang": "de", **files},
+            "training": {
+                "max_tokens": 400,
+                "num_train_epochs": 2,
+                "learning_rate": 5e-3,
+                "logging_steps": 1,
+                "save_strategy": "epoch",
+                "disable_tqdm": True,
+                "seed": 3,
+                **training,
+            },
+            "decoding": {"num_beams": 2, "max_new_tokens": 20},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {"train": write_pairs(folder, "train", 120), "validation": write_pairs(folder, "validation", 6)}
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A finished run of 4 epochs: its folder and results."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    recipe = make_recipe(files, num_train_epochs=4, average_last=2, eval_strategy="epoch", max_grad_norm=0.5)
+    lines = []
+    results = train_translation(recipe, folder, report=lines.append)
+    return folder, results, lines
+
+
+@pytest.fixture(scope="module")
+def prepared(files, tmp_path_factory):
+    """Token ids and tokenizers of the toy language."""
+    return prepare_data(make_recipe(files), tmp_path_factory.mktemp("tokenizer"), reuse_tokenizers=False)
+
+
+def make_trainer(prepared, folder, *, preset="reluformer", train=None, model_fields=None, **training):
+    recipe = make_recipe({}, preset=preset)
+    recipe.model |= {"dropout": 0.0, "attention_dropout": 0.0, **(model_fields or {})}
+    recipe.training |= {"save_strategy": "no", **training}
+    torch.manual_seed(0)
+    return TranslationTrainer(
+        build_model(recipe, prepared),
+        recipe.training_arguments(folder),
+        train_dataset=prepared.train if train is None else train,
+        eval_dataset=prepared.evaluation["validation"],
+        processing_class=prepared.tokenizers[0],
+        target_tokenizer=prepared.tokenizers[1],
+    )
+
+
+def training_logs(folder_or_trainer) -> list[dict]:
+    if isinstance(folder_or_trainer, Path):
+        history = json.loads((folder_or_trainer / "log_history.json").read_text())
+    else:
+        history = folder_or_trainer.state.log_history
+    return [entry for entry in history if "loss" in entry]
+
+
+def test_the_loss_falls_and_the_log_says_what_happened(finished):
+    folder, results, lines = finished
+    logs = training_logs(folder)
+    assert logs[-1]["loss"] < 0.9 * logs[0]["loss"]
+    for entry in logs:
+        assert entry["regularization_loss"] > 0
+        assert 0 <= entry["null_rate"] < 1
+        assert entry["source_tokens_per_second"] > 0
+        assert entry["target_tokens_per_second"] > 0
+    history = json.loads((folder / "log_history.json").read_text())
+    evaluations = [entry for entry in history if "eval_bleu" in entry]
+    assert [entry["epoch"] for entry in evaluations] == [1, 2, 3, 4]
+    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
+    assert lines[0].startswith("training set: kept 120 of 120 pairs")
+    assert lines[-1] == f"validation: BLEU {results['validation_bleu']:.2f}, loss {results['validation_loss']:.3f}"
+
+
+def test_the_folder_opens_with_everything_that_belongs_to_it(finished):
+    folder, results, _ = finished
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.use_cache
+    assert model.generation_config.num_beams == 2
+    assert model.num_parameters() == results["parameters"]
+    output = model.generate(**tokenizer(["red dog"], return_tensors="pt"))
+    assert output.shape[1] <= 21
+    assert json.loads((folder / "results.json").read_text()) == results
+    assert load_recipe(folder / "recipe.yaml").data.train["source"].endswith("train.en")
+    assert (folder / "curves.png").stat().st_size > 0
+    names = {path.name for path in folder.iterdir()}
+    assert not {"training_args.bin", "unfinished", "averaged", "pytorch_model.bin"} & names
+    assert results["bleu_signature"].startswith("nrefs:1|")
+
+
+def test_the_final_weights_are_the_mean_of_the_last_checkpoints(finished):
+    folder, results, _ = finished
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert len(checkpoints) == 4
+    last = [load_file(path / "model.safetensors") for path in checkpoints[-2:]]
+    for name, weight in load_file(folder / "model.safetensors").items():
+        torch.testing.assert_close(weight, (last[0][name] + last[1][name]) / 2)
+    assert int(checkpoints[-1].name.split("-")[1]) == results["steps"]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, accumulation):
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "schedule": "warmup_then_plateau",
+        "warmup_steps": 1,
+        "lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0},
+        "gradient_accumulation_steps": accumulation,
+        "max_tokens": 200,
+        "num_train_epochs": 1.5,
+    }
+    train_translation(make_recipe(files, **options), tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for folder in (tmp_path / "resumed").glob("checkpoint-*"):
+        if folder.name != "checkpoint-2":
+            shutil.rmtree(folder)
+    state = json.loads((tmp_path / "resumed" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert 0 < state["epoch"] < 1
+    train_translation(make_recipe(files, **options), tmp_path / "resumed", resume="last")
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name
+    rates = [[entry["learning_rate"] for entry in training_logs(tmp_path / name)] for name in ("whole", "resumed")]
+    assert rates[0] == rates[1]
+
+
+def equal_rows(prepared, rows: int) -> Dataset:
+    """Rows of 6 source and 6 target tokens."""
+    rng = random.Random(0)
+    size = len(prepared.tokenizers[0])
+    columns = {name: [[rng.randrange(4, size) for _ in range(5)] + [2] for _ in range(rows)] for name in ("s", "t")}
+    return Dataset.from_dict({"input_ids": columns["s"], "labels": columns["t"]})
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
+    logs, weights = [], []
+    for budget, accumulation in ((48, 1), (24, 2), (12, 4)):
+        trainer = make_trainer(
+            prepared,
+            tmp_path,
+            preset=preset,
+            train=equal_rows(prepared, 8),
+            max_tokens=budget,
+            gradient_accumulation_steps=accumulation,
+            max_steps=2,
+        )
+        trainer.train()
+        assert trainer.state.global_step == 2
+        logs.append(training_logs(trainer))
+        weights.append({name: weight.detach().clone() for name, weight in trainer.model.named_parameters()})
+    for other in logs[1:]:
+        for expected, entry in zip(logs[0], other, strict=True):
+            assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+            if preset == "reluformer":
+                assert entry["regularization_loss"] == pytest.approx(expected["regularization_loss"], rel=1e-4)
+    for name in weights[0]:
+        torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
+
+
+def test_batches_hold_the_budget_and_every_row_once(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path, max_tokens=100)
+    loader = trainer.get_train_dataloader()
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert all(batch[name].numel() <= 100 for batch in batches for name in ("input_ids", "labels"))
+        orders.append([tuple(row[row > 0].tolist()) for batch in batches for row in batch["input_ids"]])
+    assert sorted(orders[0]) == sorted(tuple(row) for row in prepared.train["input_ids"])
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_evaluation_is_the_loss_per_token_and_takes_rows_over_the_budget(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path, max_tokens=8)
+    metrics = trainer.evaluate()
+    dataset = prepared.evaluation["validation"]
+    batch = trainer.data_collator([dataset[row] for row in range(len(dataset))])
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch).loss.item()
+    assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert 0 <= metrics["eval_bleu"] <= 100
+    both = trainer.evaluate({"a": dataset, "b": dataset.select([0])}, metric_key_prefix="dev")
+    assert both["dev_a_loss"] == pytest.approx(expected, rel=1e-5)
+    assert "dev_b_bleu" in both
+
+
+def test_translations_keep_their_order(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path)
+    sources = ["red", "one two red green blue big", "dog cat"]
+    # one text a batch, as the longest source of a batch limits the length
+    together = trainer.translations(sources, max_tokens=1)
+    assert len(set(together)) == 3
+    assert together == [trainer.translations([source])[0] for source in sources]
+
+
+def test_evaluation_without_bleu_generates_nothing(prepared, tmp_path, monkeypatch):
+    trainer = make_trainer(prepared, tmp_path, evaluate_bleu=False)
+    monkeypatch.setattr(trainer.model, "generate", None)
+    assert "eval_bleu" not in trainer.evaluate()
+
+
+def test_the_noam_schedule_reaches_the_optimizer(prepared, tmp_path):
+    trainer = make_trainer(
+        prepared, tmp_path, schedule="noam", learning_rate=2.0, warmup_steps=3, max_steps=5, max_tokens=200
+    )
+    trainer.train()
+    used = [entry["learning_rate"] for entry in training_logs(trainer)]
+    expected = [2.0 * 16**-0.5 * min(update**-0.5, update * 3**-1.5) for update in range(1, 6)]
+    assert used == pytest.approx(expected)
+
+
+def test_the_plateau_schedule_stops_training(prepared, tmp_path):
+    trainer = make_trainer(
+        prepared,
+        tmp_path,
+        schedule="warmup_then_plateau",
+        warmup_steps=2,
+        lr_scheduler_kwargs={"min_lr": 1.0},
+        max_steps=20,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    trainer.train()
+    assert isinstance(trainer.lr_scheduler, WarmupThenPlateau)
+    assert trainer.state.global_step == 2
+    assert len(trainer.lr_scheduler.scores) == 2
+    trainer.evaluate()
+    assert len(trainer.lr_scheduler.scores) == 2  # an evaluation after training is none of the schedule's
+
+
+def test_the_length_of_qknorm_is_measured(prepared):
+    lengths = sorted(len(row) for name in ("input_ids", "labels") for row in prepared.train[name])
+    measured = make_recipe({}, preset="qknorm")
+    config = build_model(measured, prepared).config
+    length = config.attention_for("cross").scale_length
+    assert lengths[round(0.97 * len(lengths))] <= length <= lengths[round(0.98 * len(lengths))]
+    assert measured.model["attention"]["scale_length"] == length  # so that the written recipe repeats the run
+    given = make_recipe({}, preset="qknorm")
+    given.model["attention"] = {"preset": "qknorm", "scale_length": 50}
+    given.model["cross_attention"] = "qknorm"
+    config = build_model(given, prepared).config
+    assert config.attention_for("encoder").scale_length == 50
+    assert config.attention_for("cross").scale_length == length
+    softmax = make_recipe({}, preset="softmax")
+    assert build_model(softmax, prepared).config.attention_for("cross") == AttentionConfig()
+
+
+def test_separate_vocabularies(files, tmp_path):
+    recipe = make_recipe(files, max_steps=1, save_strategy="steps", save_steps=1)
+    recipe.model["tying"] = "decoder"
+    recipe.tokenizer.shared = False
+    recipe.tokenizer.vocab_size = 60
+    train_translation(recipe, tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
+        source, target = load_tokenizers(folder)
+        assert source.get_vocab() != target.get_vocab()
+        config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
+        assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+
+
+def test_a_given_tokenizer_is_used(files, finished, tmp_path):
+    recipe = make_recipe(files, max_steps=1)
+    recipe.tokenizer.path = str(finished[0])
+    prepared = prepare_data(recipe, tmp_path, reuse_tokenizers=False)
+    assert prepared.tokenizers[0].get_vocab() == AutoTokenizer.from_pretrained(finished[0]).get_vocab()
+
+
+def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
+    with pytest.raises(UserError, match="is not empty; go on with --resume"):
+        train_translation(make_recipe(files), finished[0])
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        train_translation(make_recipe(files), tmp_path / "file")
+
+
+def test_resuming_needs_a_checkpoint_of_the_same_model(files, finished, tmp_path):
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        train_translation(make_recipe(files), tmp_path / "nothing", resume="last")
+    other = make_recipe(files)
+    other.model["d_model"] = 32
+    with pytest.raises(UserError, match=r"the run has model.d_model 16, but 32 is asked for"):
+        train_translation(other, finished[0], resume="last")
+
+
+def test_resuming_with_another_tokenizer_is_refused(files, finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    train_tokenizer([["a b c"]], 30).save_pretrained(tmp_path / "run")
+    recipe = make_recipe(files, num_train_epochs=4, average_last=2)
+    with pytest.raises(UserError, match="vocab_size 100, but the tokenizer beside it makes"):
+        train_translation(recipe, tmp_path / "run", resume="last")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
+@pytest.mark.parametrize("damage", ["cut short", "missing"])
+def test_a_damaged_checkpoint_is_named_and_passed_over(finished, tmp_path, caplog, name, damage):
+    shutil.copytree(finished[0], tmp_path / "run")
+    *_, intact, newest = sorted((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    check_checkpoint(newest)
+    if damage == "missing":
+        (newest / name).unlink()
+    else:
+        content = (newest / name).read_bytes()
+        (newest / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=rf"{name}: is (missing|cut short).*resume from another") as caught:
+        checkpoint_to_resume(tmp_path / "run", newest)
+    assert "\n" not in str(caught.value)
+    assert checkpoint_to_resume(tmp_path / "run", "last") == intact
+    assert "passing over a damaged checkpoint" in caplog.text
+
+
+def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
+    (tmp_path / "empty.en").write_text("")
+    (tmp_path / "empty.de").write_text("")
+    empty = {"source": str(tmp_path / "empty.en"), "target": str(tmp_path / "empty.de")}
+    with pytest.raises(UserError, match=r"empty\.en"):
+        train_translation(make_recipe({**files, "train": empty}), tmp_path / "run")
+    with pytest.raises(UserError, match=r"data\.validation is not given; add data.validation=FILE"):
+        train_translation(make_recipe({"train": files["train"]}), tmp_path / "run")
+    recipe = make_recipe(files)
+    recipe.data.target_lang = None
+    with pytest.raises(UserError, match=r"data\.target_lang is not given"):
+        train_translation(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_collator_equals_that_of_transformers(prepared):
+    rows = [prepared.train[row] for row in range(9)]
+    collator = DataCollatorForSeq2Seq(prepared.tokenizers[0])
+    expected = collator([dict(row) for row in rows])
+    batch = PairCollator(prepared.tokenizers[0].pad_token_id)(rows)
+    assert batch.keys() == expected.keys()
+    for name, tensor in batch.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_meter_counts_tokens_and_means():
+    meter = TrainingMeter()
+    assert meter.summary() == {}
+    inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
+    meter.start()
+    meter.add(inputs, {"regularization_loss": torch.tensor(1.0), "null_rate": torch.tensor(0.25)})
+    meter.add(inputs, {"regularization_loss": torch.tensor(2.0), "null_rate": torch.tensor(0.75)})
+    meter.stop()
+    logs = meter.summary()
+    assert logs["regularization_loss"] == pytest.approx(1.5)
+    assert logs["null_rate"] == pytest.approx(0.5)
+    assert logs["target_tokens_per_second"] / logs["source_tokens_per_second"] == pytest.approx(1.5, rel=1e-3)
+    meter.add(inputs, {"regularization_loss": None})
+    assert "regularization_loss" not in meter.summary()
+
+
+def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
+    args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
+    assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)
