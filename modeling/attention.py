@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, EncoderDecoderCache
 from transformers import initialization as init
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..configuration.configuration_attention import AttentionConfig
+from ..configuration.configuration_attention import AttentionConfig, check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS
 from .masks import count_visible_keys
 from .normalization import GatedRMSNorm, at_least_float32, unit_length
@@ -65,9 +64,16 @@ ATTENTION_BACKENDS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"e
 
 
 def attention_backend(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function behind an `attn_implementation`: of this file first, then of those a user registered."""
-    # the registry of transformers is asked last: it may hold the functions of another checkpoint's code
-    return ATTENTION_BACKENDS.get(name) or ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+    """The function behind an `attn_implementation`.
+
+    Only those of this file: the registry of transformers belongs to the process, where another checkpoint's code may
+    have put its own functions, and what transformers itself holds there computes softmax.
+
+    Raises:
+        ValueError: the name is not in `ATTENTION_BACKENDS`.
+    """
+    check_choice("attention", "attn_implementation", name, tuple(ATTENTION_BACKENDS))
+    return ATTENTION_BACKENDS[name]
 
 
 class MultiHeadAttention(nn.Module):

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
+from ..configuration.configuration_attention import check_choice
+
 # name → φ; swish takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -18,6 +20,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
 }
 _GATES = {"glu": "sigmoid", "bilinear": "identity", "reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
+FEED_FORWARD_KINDS = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", *_GATES)
 
 
 class FeedForward(nn.Module):
@@ -37,6 +40,9 @@ class FeedForward(nn.Module):
         norm_eps: ε of that norm.
         swish_beta: β of swish(x) = x·σ(βx).
         learned_swish_beta: train β, one scalar per module.
+
+    Raises:
+        ValueError: there is no activation or norm of that name.
     """
 
     def __init__(
@@ -53,6 +59,8 @@ class FeedForward(nn.Module):
         learned_swish_beta: bool = False,
     ):
         super().__init__()
+        check_choice("FeedForward", "activation_function", activation_function, FEED_FORWARD_KINDS)
+        check_choice("FeedForward", "norm", norm, ("none", "layer_norm"))
         is_gated = activation_function in _GATES
         inner_dim = round(ffn_dim * 2 / 3) if is_gated else ffn_dim
         self.activation_name = _GATES.get(activation_function, activation_function)

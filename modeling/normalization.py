@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
+from ..configuration.configuration_attention import check_choice
+
 
 def at_least_float32(states: Tensor) -> Tensor:
     """The tensor in the dtype that norms and sums are computed in: fp32 for bf16 and fp16, else its own."""
@@ -79,5 +81,10 @@ NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.
 
 
 def build_norm(norm_type: str, dim: int, eps: float) -> nn.Module:
-    """The normalisation of that name from `NORMS`, over the last dimension of width `dim`."""
+    """The normalisation of that name from `NORMS`, over the last dimension of width `dim`.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    check_choice("residual block", "norm_type", norm_type, tuple(NORMS))
     return NORMS[norm_type](dim, eps=eps)

@@ -46,3 +46,9 @@ def attention_statistics(
         entropy_excess = torch.where(is_used, (entropy - bounds).clamp_min(0), 0.0).sum()
     counts = (null_rows.to(weights.dtype), is_real.sum().to(weights.dtype))
     return torch.stack([normalization, entropy_excess, *counts])
+
+
+def add_statistics(parts: list[Tensor | None]) -> Tensor | None:
+    """Sum of the statistics that there are; None outside of training."""
+    parts = [part for part in parts if part is not None]
+    return torch.stack(parts).sum(0) if parts else None

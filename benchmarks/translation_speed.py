@@ -1,0 +1,235 @@
+"""Training and generation speed beside MarianMTModel of the same shape, interleaved in one process.
+
+    python benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
+    python benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
+
+`train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, whose number of rows a batch is
+chosen so that its padded batches (rows times longest side) hold as many tokens on average as ours may. Counted are
+real tokens of both sides a second, without padding. `generate` compares sentences a second with the same beams and the
+same number of steps. Every round runs all candidates once, in turn; ratios are taken inside a round.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+
+from reluformers import ATTENTION_PRESETS, seq2seq_config
+from reluformers.data.loading import load_translation_split
+from reluformers.data.tokenization import token_lengths, tokenize_pairs, train_tokenizer
+from reluformers.errors import run_main
+from reluformers.training.arguments import TranslationTrainingArguments
+from reluformers.training.trainer import TranslationTrainer
+
+PEER = "marian"
+# the shape of Marian's layers is that of PostNorm with one matrix for all embeddings
+PLAIN = {
+    "norm_position": "post",
+    "embedding_norm": "none",
+    "embedding_bias": False,
+    "output_bias": False,
+    "tying": "all",
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.0,
+    "word_dropout": 0.0,
+    "max_position_embeddings": 256,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=["train", "generate"])
+    parser.add_argument("--data", required=True, help="file of sentence pairs")
+    parser.add_argument("--source_lang", required=True)
+    parser.add_argument("--target_lang", required=True)
+    parser.add_argument("--presets", nargs="+", default=["softmax", "reluformer", "rela-g", "qknorm"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocab_size", type=int, default=4000)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--d_model", type=int, default=128)
+    parser.add_argument("--max_tokens", type=int, default=2000, help="train: tokens a batch")
+    parser.add_argument("--steps", type=int, default=20, help="train: updates a round")
+    parser.add_argument("--bf16", action="store_true", help="train: autocast, for both sides")
+    parser.add_argument("--rows", type=int, default=50, help="generate: sentences a batch")
+    parser.add_argument("--batches", type=int, default=4, help="generate: batches a round")
+    parser.add_argument("--num_beams", type=int, default=5)
+    parser.add_argument("--new_tokens", type=int, default=20, help="generate: steps, the same for all")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
+    if unknown:
+        parser.error(f"unknown preset {unknown[0]!r}; there are {', '.join(ATTENTION_PRESETS)}")
+    return arguments
+
+
+def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
+    """A fresh model of the shape asked for; `PEER` is transformers' own."""
+    set_seed(1)
+    shape = {
+        "vocab_size": options.vocab_size,
+        "d_model": options.d_model,
+        "encoder_layers": options.layers,
+        "decoder_layers": options.layers,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 2 * options.d_model,
+        "decoder_ffn_dim": 2 * options.d_model,
+    }
+    if name != PEER:
+        return AutoModelForSeq2SeqLM.from_config(seq2seq_config(name, **shape, **PLAIN))
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_function": "relu", "scale_embedding": True}
+    config = MarianConfig(**shape, **ids, **dropout, max_position_embeddings=256, forced_eos_token_id=None)
+    return MarianMTModel(config)
+
+
+class Stopwatch(TrainerCallback):
+    """Times the updates of a run but for the first ones, which warm up."""
+
+    def __init__(self, warmup: int = 3):
+        self.warmup, self.seconds = warmup, 0.0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.warmup:
+            self.seconds = -time.perf_counter()
+        elif state.global_step == args.max_steps:
+            self.seconds += time.perf_counter()
+
+
+class CountingCollator:
+    """Counts the real tokens that it has collated, batch by batch."""
+
+    def __init__(self, collate):
+        self.collate, self.tokens = collate, []
+
+    def __call__(self, rows: list[dict]) -> dict:
+        self.tokens.append(sum(len(row["input_ids"]) + len(row["labels"]) for row in rows))
+        return self.collate(rows)
+
+
+def stock_rows(dataset: Dataset, max_tokens: int) -> int:
+    """Rows a batch with which random batches hold `max_tokens` padded tokens on average."""
+    lengths = torch.as_tensor(
+        [max(pair) for pair in zip(token_lengths(dataset, "input_ids"), token_lengths(dataset, "labels"), strict=True)]
+    )
+    lengths = lengths[torch.randperm(len(lengths))]
+    rows = 1
+    while rows < len(lengths):
+        padded = (rows + 1) * lengths[: len(lengths) // (rows + 1) * (rows + 1)].view(-1, rows + 1).amax(1)
+        if padded.float().mean() > max_tokens:
+            break
+        rows += 1
+    return rows
+
+
+def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.Namespace, folder: str) -> float:
+    """Real tokens a second of one training run, set-up and warm-up left out."""
+    watch = Stopwatch()
+    common = {
+        "output_dir": folder,
+        "max_steps": watch.warmup + options.steps,
+        "bf16": options.bf16,
+        "use_cpu": not torch.cuda.is_available(),
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    model = build(name, options)
+    if name == PEER:
+        arguments = Seq2SeqTrainingArguments(
+            **common, per_device_train_batch_size=stock_rows(dataset, options.max_tokens), label_smoothing_factor=0.1
+        )
+        collator = CountingCollator(DataCollatorForSeq2Seq(tokenizer, model=model))
+        trainer_class = Seq2SeqTrainer
+    else:
+        arguments = TranslationTrainingArguments(**common, max_tokens=options.max_tokens)
+        trainer_class = TranslationTrainer
+        collator = None
+    trainer = trainer_class(
+        model, arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[watch], data_collator=collator
+    )
+    if collator is None:
+        trainer.data_collator = collator = CountingCollator(trainer.data_collator)
+    trainer.train()
+    return sum(collator.tokens[watch.warmup : watch.warmup + options.steps]) / watch.seconds
+
+
+def sentences_per_second(model: PreTrainedModel, batches: list[dict], options: argparse.Namespace) -> float:
+    """Sentences a second through `generate` with a fixed number of steps."""
+    steps = {"max_new_tokens": options.new_tokens, "min_new_tokens": options.new_tokens}
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for batch in batches:
+            model.generate(**batch, num_beams=options.num_beams, **steps)
+    return sum(len(batch["input_ids"]) for batch in batches) / (time.perf_counter() - start)
+
+
+def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> list[dict]:
+    """Batches of sentences of like length, as a user would form them."""
+    rows = sorted(dataset["input_ids"], key=len)
+    size = options.rows
+    starts = [int(i * (len(rows) - size) / max(options.batches - 1, 1)) for i in range(options.batches)]
+    return [
+        dict(tokenizer.pad({"input_ids": [list(ids) for ids in rows[start : start + size]]}, return_tensors="pt"))
+        for start in starts
+    ]
+
+
+def print_table(speeds: dict[str, list[float]], unit: str) -> None:
+    """Median speed and its ratio to the peer's, taken round by round."""
+    print(f"| model | {unit}, median | ratio to {PEER}, median (min–max) |\n|---|---|---|")
+    for name, values in speeds.items():
+        ratios = sorted(value / peer for value, peer in zip(values, speeds[PEER], strict=True))
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
+        print(f"| {name} | {statistics.median(values):,.0f} | {spread} |")
+
+
+def main() -> None:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
+    pairs = load_translation_split(options.data, "train", **languages)
+    texts = [text for side in ("source", "target") for text in pairs[side]]
+    tokenizer = train_tokenizer(texts, options.vocab_size)
+    options.vocab_size = len(tokenizer)
+    dataset = tokenize_pairs(pairs, tokenizer, tokenizer).select_columns(["input_ids", "labels"])
+    names = [PEER, *options.presets]
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+    if options.job == "generate":
+        models = {name: build(name, options).eval() for name in names}
+        batches = source_batches(dataset, tokenizer, options)
+        for model in models.values():  # warm up
+            sentences_per_second(model, batches[:1], options)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            # the order turns, so that no candidate always runs behind the same one
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                if options.job == "train":
+                    speed = tokens_per_second(name, dataset, tokenizer, options, folder)
+                else:
+                    speed = sentences_per_second(models[name], batches, options)
+                speeds[name].append(speed)
+    print(f"torch {torch.__version__}, {options.threads} threads of {os.cpu_count()} cores, {options}")
+    print_table(speeds, "tokens/s" if options.job == "train" else "sentences/s")
+
+
+if __name__ == "__main__":
+    run_main(main)

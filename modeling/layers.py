@@ -1,0 +1,102 @@
+"""Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from .attention import MultiHeadAttention
+from .feed_forward import FeedForward
+from .normalization import build_norm
+from .regularization import add_statistics
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, ffn_dim: int):
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.dropout = config.dropout
+        self.mlp = FeedForward(
+            config.d_model,
+            ffn_dim,
+            config.activation_function,
+            bias=config.ffn_bias,
+            dropout=config.activation_dropout,
+            norm=config.feed_forward_norm,
+            norm_eps=config.norm_eps,
+            swish_beta=config.swish_beta,
+            learned_swish_beta=config.learned_swish_beta,
+        )
+        self.mlp_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def enter(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Input of a branch: normalised with PreNorm."""
+        return norm(hidden_states) if self.is_pre_norm else hidden_states
+
+    def leave(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
+        """Residual sum of a branch: normalised with PostNorm."""
+        hidden_states = hidden_states + functional.dropout(branch, self.dropout, self.training)
+        return hidden_states if self.is_pre_norm else norm(hidden_states)
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.encoder_ffn_dim)
+        self.self_attn = MultiHeadAttention(
+            config.d_model,
+            config.encoder_attention_heads,
+            config.attention_for("encoder"),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+        )
+        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        branch, _, statistics = self.self_attn(self.enter(self.self_attn_norm, hidden_states), **attention_options)
+        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
+        return self.leave(self.mlp_norm, hidden_states, branch), statistics
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        shared = {"bias": config.attention_bias, "dropout": config.attention_dropout, "layer_idx": layer_idx}
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("decoder"), **shared)
+        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.cross_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("cross"), **shared)
+        self.cross_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        branch, _, self_statistics = self.self_attn(
+            self.enter(self.self_attn_norm, hidden_states), past_key_values=past_key_values, **self_attention_options
+        )
+        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
+        branch, _, cross_statistics = self.cross_attn(
+            self.enter(self.cross_attn_norm, hidden_states),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.leave(self.cross_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
+        hidden_states = self.leave(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_statistics([self_statistics, cross_statistics])

@@ -1,0 +1,133 @@
+"""A saved folder opens anywhere: its code comes along, and computes with its own functions."""
+
+import ast
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from modeling_cases import FAMILY_PRESETS, build_model, draw_batch
+from transformers import AutoModelForSeq2SeqLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from reluformers import ReLUFormerConfig
+from reluformers.payload import find_payload_file, payload_files
+
+CLEAN_PROCESS = """
+    import importlib.util, sys
+
+    class Hiding:
+        def __init__(self, finder):
+            self.finder = finder
+
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("reluformers", "entmax", "datasets", "evaluate", "peft", "accelerate"):
+                return None
+            return self.finder.find_spec(name, path, target)
+
+        def __getattr__(self, name):
+            return getattr(self.finder, name)
+
+    sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+    assert importlib.util.find_spec("reluformers") is None
+"""
+
+
+def run_clean(code: str, cache: Path, *arguments: str) -> str:
+    """Output of a process that has torch and transformers, but neither reluformers nor its extras."""
+    script = textwrap.dedent(CLEAN_PROCESS) + textwrap.dedent(code)
+    environment = {"PATH": "", "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache), "HOME": str(cache)}
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", script, *arguments], capture_output=True, text=True, env=environment, cwd=cache
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_family_opens_in_a_clean_process_with_equal_logits(tmp_path):
+    batch = draw_batch()
+    for preset in FAMILY_PRESETS:
+        folder = tmp_path / preset
+        model = build_model(preset)
+        model.save_pretrained(folder)
+        torch.save({"batch": batch, "logits": model(**batch).logits}, folder / "expected.pt")
+    code = """
+        import torch
+        from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+        for folder in sys.argv[1:]:
+            expected = torch.load(folder + "/expected.pt")
+            for path in (folder, folder + "-again"):
+                model = AutoModelForSeq2SeqLM.from_pretrained(path, trust_remote_code=True)
+                torch.testing.assert_close(model(**expected["batch"]).logits, expected["logits"])
+                ids = expected["batch"]["input_ids"]
+                model.generate(input_ids=ids, num_beams=2, max_new_tokens=4)
+                model.save_pretrained(folder + "-again")
+            AutoModel.from_pretrained(path, trust_remote_code=True)
+            print(type(model).__name__, AutoConfig.from_pretrained(path, trust_remote_code=True).model_type)
+        assert "reluformers" not in sys.modules
+    """
+    output = run_clean(code, tmp_path, *(str(tmp_path / preset) for preset in FAMILY_PRESETS))
+    assert output.split()[1::2] == ["seq2seq_transformer", "reluformer", "rela", "qknorm"]
+
+
+def test_folder_holds_the_closure_and_nothing_else(tmp_path):
+    build_model("reluformer").save_pretrained(tmp_path)
+    written = {path.name for path in tmp_path.glob("*.py")}
+    assert written == set(payload_files(["modeling_seq2seq", "configuration_seq2seq"]))
+    for path in tmp_path.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1, path.name
+                assert f"{node.module}.py" in written, path.name
+    mapping = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert mapping == {
+        "AutoConfig": "configuration_seq2seq.ReLUFormerConfig",
+        "AutoModel": "modeling_seq2seq.ReLUFormerModel",
+        "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
+    }
+
+
+def test_configuration_alone_brings_the_code_too(tmp_path):
+    ReLUFormerConfig().save_pretrained(tmp_path)
+    assert (tmp_path / "modeling_seq2seq.py").is_file()
+    with pytest.raises(FileNotFoundError, match=r"no_such_module\.py"):
+        find_payload_file("no_such_module")
+
+
+def test_weights_are_safetensors_alone(tmp_path):
+    build_model("rela-g").save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".py", ".json", ".safetensors"}
+
+
+def test_two_versions_of_the_code_side_by_side(tmp_path):
+    """The old export doubles relu weights; each model must go on with the function of its own files."""
+    model, batch = build_model("relu"), draw_batch()
+    new, old = tmp_path / "new", tmp_path / "old"
+    for folder in (new, old):
+        model.save_pretrained(folder)
+    path = old / "attention_functions.py"
+    text = path.read_text()
+    assert text.count("_apply(functional.relu, scores, mask)") == 1
+    path.write_text(text.replace("_apply(functional.relu, scores, mask)", "2 * _apply(functional.relu, scores, mask)"))
+
+    def load(folder: Path) -> torch.nn.Module:
+        name = "modeling_seq2seq.Seq2SeqTransformerForConditionalGeneration"
+        return get_class_from_dynamic_module(name, str(folder)).from_pretrained(folder).eval()
+
+    expected = model(**batch).logits
+    first = load(new)
+    second = load(old)
+    for loaded, is_equal in ((first, True), (second, False), (load(new), True), (first, True)):
+        assert torch.equal(loaded(**batch).logits, expected) == is_equal
+    doubled = second(**batch, output_attentions=True).encoder_attentions[0]
+    torch.testing.assert_close(doubled, 2 * first(**batch, output_attentions=True).encoder_attentions[0])
+
+
+def test_installed_library_opens_a_folder_without_trust(tmp_path):
+    model = build_model("qknorm")
+    model.save_pretrained(tmp_path)
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)) is type(model)
