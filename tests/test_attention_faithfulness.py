@@ -214,6 +214,20 @@ def test_half_precision_is_finite_and_near(preset, site, dtype):
     assert all(x.isfinite().all() for x in gradients(output, module, case, torch.randn_like(output)))
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # nn.RMSNorm, which then computes the same unfused
+@all_sites
+@all_presets
+def test_autocast_is_finite_and_near(preset, site):
+    module, case = build(preset, torch.float32).train(), draw_case(site, "left", torch.float32)
+    expected, _ = one_shot(module, case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _, statistics = module(case.hidden, case.source, case.mask, entropy_bound=0.7)
+    error = (output - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.median() < 0.03
+    total = output.float().square().sum() + statistics[:2].sum()
+    assert all(x.isfinite().all() for x in gradients(total, module, case, torch.ones(())))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("run", [one_shot, cached], ids=lambda run: run.__name__)
 @all_presets

@@ -93,7 +93,8 @@ def test_low_precision_stays_near_and_keeps_its_type(name, dtype):
     scores, mask = draw(7, 33, dtype)
     weights = ATTENTION_ACTIVATIONS[name](scores, mask)
     assert weights.dtype == dtype
-    tolerance = 16 * torch.finfo(dtype).eps
+    # one rounding of what is computed in fp32
+    tolerance = torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1)
     expected = naive(name, scores.double(), mask)
     torch.testing.assert_close(weights.double(), expected, rtol=tolerance, atol=tolerance)
 

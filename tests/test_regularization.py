@@ -27,6 +27,10 @@ def weigh(scores, visible):
     return torch.relu(scores).masked_fill(~visible[:, None], 0) / (counts / 2).sqrt().clamp(min=0.5), counts
 
 
+def numbers(statistics):
+    return [float(torch.as_tensor(value).detach()) for value in statistics]
+
+
 @pytest.mark.parametrize("bound", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_sums_and_gradients_are_those_of_the_formula(padding, bound):
@@ -35,8 +39,7 @@ def test_sums_and_gradients_are_those_of_the_formula(padding, bound):
     statistics = attention_statistics(weights, counts, tokens, bound)
     expected = reference.regularization(weigh(scores.double(), visible)[0], visible, tokens, bound)
     assert statistics.dtype == torch.float32
-    values = [float(torch.as_tensor(value).detach()) for value in expected]
-    assert statistics.detach().tolist() == pytest.approx(values, rel=1e-5)
+    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-5)
     assert statistics[2] > 0
     for index in (0, 1):
         gradient = torch.autograd.grad(statistics[index], scores, retain_graph=True)[0]
@@ -49,7 +52,7 @@ def test_every_query_counts_without_a_query_mask():
     weights, counts = weigh(scores, visible)
     statistics = attention_statistics(weights, counts, None, 0.7)
     expected = reference.regularization(weights.double(), visible, torch.ones_like(tokens), 0.7)
-    assert statistics.tolist() == pytest.approx([float(value) for value in expected], rel=1e-5)
+    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-5)
     assert statistics[3] == 2 * 3 * LENGTH
 
 
@@ -116,7 +119,7 @@ def test_low_precision_weights_are_summed_in_float32(dtype):
     visible, queries = torch.ones(1, 3, 2000, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool)
     expected = reference.regularization(weights.double(), visible, queries, 0.7)
     assert statistics.dtype == torch.float32
-    assert statistics.tolist() == pytest.approx([float(value) for value in expected], rel=1e-4)
+    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-4)
 
 
 def test_without_a_bound_rows_are_counted_only():
@@ -144,7 +147,7 @@ def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():
         *((weights, causal, targets) for weights in output.decoder_attentions),
         *((weights, source_only.expand(2, 3, 5), targets) for weights in output.cross_attentions),
     ]
-    sums = [[float(value) for value in reference.regularization(*site, 0.3)] for site in sites]
+    sums = [numbers(reference.regularization(*site, 0.3)) for site in sites]
     normalization, entropy, null_rows, rows = (sum(column) for column in zip(*sums, strict=True))
     assert rows == 2 * 3 * 8 + 2 * 5 + 2 * 5  # layers · heads · real queries
     assert output.regularization_loss.item() == pytest.approx((0.2 * normalization + 0.7 * entropy) / rows, rel=1e-5)
