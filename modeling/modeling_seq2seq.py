@@ -138,14 +138,23 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             self.norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
         self.gradient_checkpointing = False
 
+    @staticmethod
+    def given_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The one input that is given, whose length and device count.
+
+        Raises:
+            ValueError: none or both are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
+        return inputs_embeds if input_ids is None else input_ids
+
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
         """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped.
 
         Raises:
-            ValueError: not exactly one of `input_ids` and `inputs_embeds`, or more tokens than there are positions.
+            ValueError: more tokens than there are positions.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
         config = self.config
         if positions.shape[-1] > config.max_position_embeddings:
             raise ValueError(
@@ -196,8 +205,8 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         **kwargs,
     ) -> Seq2SeqTransformerEncoderOutput:
         """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens."""
-        length = (input_ids if inputs_embeds is None else inputs_embeds).shape[1]
-        device = (input_ids if inputs_embeds is None else inputs_embeds).device
+        given = self.given_input(input_ids, inputs_embeds)
+        length, device = given.shape[1], given.device
         hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
         options = self.attention_options(padding_mask(attention_mask), length, query_mask)
@@ -241,8 +250,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         **kwargs,
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`."""
-        source = input_ids if inputs_embeds is None else inputs_embeds
-        length, device = source.shape[1], source.device
+        given = self.given_input(input_ids, inputs_embeds)
+        length, device = given.shape[1], given.device
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_len, key_len = 0, length

@@ -21,7 +21,7 @@ def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
 
 
 class GatedRMSNorm(nn.Module):
-    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 6).
+    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
 
     The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
 

@@ -1,0 +1,37 @@
+"""What the documents show of the code is in the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reluformers.training.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = ROOT / "docs" / "adding-a-variant.md"
+SHOWN_FILES = [
+    "modeling/attention_functions.py",
+    "configuration/configuration_attention.py",
+    "tests/reference.py",
+    "scripts/recipes/multi30k_en_de_relu2.yaml",
+]
+
+
+def test_guide_shows_code_as_it_is():
+    snippets = re.findall(r"```(?:python|yaml)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(snippets) == 6
+    sources = [(ROOT / name).read_text(encoding="utf-8") for name in SHOWN_FILES]
+    for snippet in snippets:
+        assert any(snippet in source for source in sources), snippet
+
+
+@pytest.mark.parametrize("path", [GUIDE, ROOT / "README.md", ROOT / "docs" / "results.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid(path):
+    recipe = load_recipe(path)
+    assert recipe.model_config().attention_for("encoder")
