@@ -94,7 +94,7 @@ class AttentionConfig:
     output  o_i  = Norm(Σ_j s_ij v_j), over the joined heads and before the output projection
 
     Args:
-        score: `"dot"` or `"cosine"` (QKNorm, eq. 1).
+        score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
         scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
         learned_scale: train a, one scalar per attention module, from that value.
         scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides.

@@ -1,7 +1,7 @@
 """The code that goes beside config.json, so that a saved folder opens where reluformers is not installed.
 
-On the Hub all code files lie flat and transformers follows only `from .name import`. Saving therefore copies the closure
-of relative imports of a model's files and turns `from ..configuration.x import` into `from .x import`.
+On the Hub all code files lie flat and transformers follows only `from .name import`. Saving therefore copies the
+closure of relative imports of a model's files and turns `from ..configuration.x import` into `from .x import`.
 """
 
 import re

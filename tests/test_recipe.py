@@ -171,3 +171,26 @@ def test_the_main_comparison_differs_by_attention_alone(tmp_path):
     for config in configs[1:]:
         different = {key for key in config.keys() | configs[0].keys() if config.get(key) != configs[0].get(key)}
         assert different <= own
+
+
+def test_base_holds_where_the_recipe_says_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text("model: {preset: rela-g, d_model: 64}\ndecoding: {num_beams: 3}\n")
+    (tmp_path / "recipe.yaml").write_text("base: base.yaml\nmodel: {d_model: 32}\n")
+    recipe = load_recipe(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
+    assert recipe.model == {"preset": "rela-g", "d_model": 32}
+    assert recipe.decoding.num_beams == 2
+    assert load_recipe(tmp_path / "base.yaml").model["d_model"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: recipe.yaml", "is its own base"),
+        ("base: gone.yaml", r"gone\.yaml: cannot be read as a recipe"),
+        ("base: 3", "base is 3, but must be the name of a recipe"),
+    ],
+)
+def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_recipe(tmp_path / "recipe.yaml")

@@ -182,26 +182,44 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
     Args:
-        path: YAML file with sections `model`, `tokenizer`, `data`, `training`, `decoding`.
+        path: YAML file with sections `model`, `tokenizer`, `data`, `training`, `decoding`, and `base`, the name of a
+            recipe beside it whose values hold where this one says nothing.
         overrides: `"section.key=value"` each, later ones win; the value is read as YAML, and `section.key.inner=value`
             sets one entry of a mapping.
 
     Raises:
         UserError: the file is not a recipe, a section or key is not known, or a value is not allowed.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
-    sections = _parse_yaml(text, str(path)) or {}
-    if not isinstance(sections, dict):
-        raise UserError(f"{path}: a recipe has sections {', '.join(_CHECKS)}, but this file holds {sections!r}")
+    sections = _read_sections(Path(path))
     for override in overrides:
         _apply_override(sections, override)
     try:
         return Recipe.from_dict(sections)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The sections of a recipe over those of its base."""
+    if path in seen:
+        raise UserError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
+    sections = _parse_yaml(text, str(path)) or {}
+    if not isinstance(sections, dict):
+        raise UserError(f"{path}: a recipe has sections {', '.join(_CHECKS)}, but this file holds {sections!r}")
+    base = sections.pop("base", None)
+    if base is None:
+        return sections
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
+    merged = _read_sections(path.parent / base, (*seen, path))
+    for name, values in sections.items():
+        both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
+        merged[name] = {**merged[name], **values} if both_are_maps else values
+    return merged
 
 
 class _Loader(yaml.SafeLoader):
