@@ -35,7 +35,7 @@ EXTRAS_REQUIRE["test"] = [
 setup(
     name="reluformers",
     version="0.1.0.dev0",
-    description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm and their baselines",
+    description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm and baselines",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
