@@ -17,7 +17,7 @@ from transformers import initialization as init
 from ..configuration.configuration_attention import AttentionConfig, check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS
 from .masks import count_visible_keys
-from .normalization import GatedRMSNorm, at_least_float32, unit_length
+from .normalization import GatedRMSNorm, RMSNorm, at_least_float32, unit_length
 from .regularization import attention_statistics
 
 
@@ -127,7 +127,7 @@ class MultiHeadAttention(nn.Module):
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
         if config.output_norm == "rms_norm":
-            self.output_norm = nn.RMSNorm(embed_dim, eps=config.output_norm_eps)
+            self.output_norm = RMSNorm(embed_dim, eps=config.output_norm_eps)
         elif config.output_norm == "gated_rms_norm":
             self.output_norm = GatedRMSNorm(embed_dim, eps=config.output_norm_eps)
 
@@ -220,8 +220,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(past_key_values, EncoderDecoderCache):
             cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
             if is_cross and past_key_values.is_updated.get(self.layer_idx):
-                layer = cache.layers[self.layer_idx]
-                return layer.keys, layer.values
+                return self._cross_states(cache, key_value_states.shape[1])
         source = key_value_states if is_cross else hidden_states
         key = self._normalize(self._split_heads(self.k_proj(source)), self.key_norm)
         value = self._split_heads(self.v_proj(source))
@@ -231,7 +230,13 @@ class MultiHeadAttention(nn.Module):
             key, value = cache.update(key, value, self.layer_idx)
             if is_cross and isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values.is_updated[self.layer_idx] = True
+                return self._cross_states(cache, key_value_states.shape[1])
         return key, value
+
+    def _cross_states(self, cache: Cache, source_len: int) -> tuple[Tensor, Tensor]:
+        """Cached keys and values of the source; a static cache may have more places than the source has tokens."""
+        layer = cache.layers[self.layer_idx]
+        return layer.keys[:, :, :source_len], layer.values[:, :, :source_len]
 
     def _normalize(self, states: Tensor, norm: nn.Module | None) -> Tensor:
         """Queries or keys as the score takes them: LayerNorm per head, unit length for cosine."""

@@ -75,7 +75,6 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the form that transformers reads
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
-    _supports_attention_backend = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -92,7 +91,9 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
             bound = math.sqrt(3 / self.config.d_model)
             init.uniform_(module.embedding_bias, -bound, bound)
         # after the projections: scalars, gates and tables that transformers does not know
-        if isinstance(module, (MultiHeadAttention, FeedForward, GatedRMSNorm, ScaleNorm, SinusoidalPositions)):
+        if isinstance(module, GatedRMSNorm):
+            module.reset_gate()
+        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm, SinusoidalPositions)):
             module.reset_parameters()
 
     def _init_attention(self, module: MultiHeadAttention) -> None:

@@ -20,7 +20,16 @@ def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
     return functional.normalize(at_least_float32(states), dim=-1, eps=eps).to(states.dtype)
 
 
-class GatedRMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
+    """RMS normalisation y = g ⊙ x / √(mean(x²) + ε), in at least fp32 also under autocast (ReLA, eq. 4)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        weight = self.weight.to(states.dtype)
+        return functional.rms_norm(states, self.normalized_shape, weight, self.eps).to(hidden_states.dtype)
+
+
+class GatedRMSNorm(RMSNorm):
     r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
 
     The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
@@ -31,25 +40,19 @@ class GatedRMSNorm(nn.Module):
     """
 
     def __init__(self, dim: int, eps: float = 1e-8):
-        super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.empty(dim))  # g
+        super().__init__(dim, eps=eps)
         self.gate = nn.Parameter(torch.empty(dim))  # w
-        self.reset_parameters()
+        self.reset_gate()
 
-    def reset_parameters(self) -> None:
-        """g = 1; w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
-        bound = math.sqrt(3 / self.dim)
-        init.ones_(self.weight)
+    def reset_gate(self) -> None:
+        """w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        bound = math.sqrt(3 / self.gate.numel())
         init.uniform_(self.gate, -bound, bound)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         states = at_least_float32(hidden_states)
-        normalized = functional.rms_norm(states, (self.dim,), self.weight.to(states.dtype), self.eps)
-        return (torch.sigmoid(self.gate.to(states.dtype) * states) * normalized).to(hidden_states.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}"
+        gate = torch.sigmoid(self.gate.to(states.dtype) * states)
+        return (gate * super().forward(states)).to(hidden_states.dtype)
 
 
 class ScaleNorm(nn.Module):
@@ -77,7 +80,7 @@ class ScaleNorm(nn.Module):
         return f"{self.dim}, eps={self.eps}"
 
 
-NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm, "scale_norm": ScaleNorm}
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}
 
 
 def build_norm(norm_type: str, dim: int, eps: float) -> nn.Module:
