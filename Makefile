@@ -24,13 +24,13 @@ TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-# The stamp is written last, so an interrupted installation starts again. torch goes first and alone: the constraints
-# then hold whichever build of it pip chose here (a CPU wheel, where there is one).
+# The stamp is written last, so an interrupted installation goes on at the next call. torch goes first and alone: the
+# constraints then hold whichever build of it pip chose here (a CPU wheel, where there is one).
 $(SETUP): setup.py $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "error: $(PYTHON) is not Python 3.10 or newer; name one: make PYTHON=python3.11 …" >&2; exit 2; }
-	@echo "Setting up $(VENV) (some minutes, this time only)"
-	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "Setting up $(VENV) (minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) torch
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@
