@@ -24,6 +24,7 @@ from ..configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
 )
 from .attention import MultiHeadAttention
+from .cache import SourceCache
 from .embeddings import SinusoidalPositions, drop_words
 from .feed_forward import FeedForward
 from .layers import DecoderLayer, EncoderLayer
@@ -381,6 +382,15 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
             self.tie_weights()
         return embeddings
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
+        """The cache that transformers makes, but for the source one that beam search need not reorder."""
+        is_ours = model_kwargs.get("past_key_values") is None
+        is_dynamic = generation_config.cache_implementation in (None, "dynamic")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if is_ours and is_dynamic and isinstance(cache, EncoderDecoderCache):
+            cache.cross_attention_cache = SourceCache()
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from modeling_cases import FAMILY_PRESETS, PRESETS, TINY, build_model, draw_batch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, EncoderDecoderCache, StaticCache
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
 from reluformers import ReLUFormerConfig, seq2seq_config
 
@@ -125,6 +125,17 @@ def test_generation_agrees_between_caches(preset):
         assert expected.shape[1] > 2
         assert torch.equal(model.generate(**inputs, **settings, use_cache=False), expected)
         assert torch.equal(model.generate(**inputs, **settings, cache_implementation="static"), expected)
+
+
+def test_beam_search_keeps_the_source_in_place():
+    model, batch = build_model("reluformer"), draw_batch()
+    output = model.generate(
+        input_ids=batch["input_ids"], num_beams=3, max_new_tokens=6, return_dict_in_generate=True, output_scores=True
+    )
+    assert type(output.past_key_values.cross_attention_cache).__name__ == "SourceCache"
+    given = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    model.generate(input_ids=batch["input_ids"], max_new_tokens=3, past_key_values=given)
+    assert type(given.cross_attention_cache) is DynamicCache
 
 
 @all_families
