@@ -2,75 +2,24 @@
 
 import json
 import random
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from reluformers.configuration.configuration_attention import AttentionConfig
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+from training_cases import make_recipe, training_logs, write_pairs
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from reluformers.data.tokenization import load_tokenizers, train_tokenizer
+from reluformers.data.tokenization import load_tokenizers
 from reluformers.errors import UserError
 from reluformers.training import (
-    Recipe,
     TranslationTrainer,
-    TranslationTrainingArguments,
     load_recipe,
     train_translation,
 )
-from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
-from reluformers.training.collation import PairCollator
-from reluformers.training.meter import TrainingMeter
 from reluformers.training.preparation import build_model, prepare_data
 from reluformers.training.schedules import WarmupThenPlateau
-
-WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
-SIZES = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "norm_position": "pre",
-    "max_position_embeddings": 64,
-}
-
-
-def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
-    """Parallel text whose target spells each source word backwards."""
-    rng = random.Random(name)
-    sources = [" ".join(rng.choices(WORDS, k=rng.randint(2, 7))) for _ in range(rows)]
-    targets = [" ".join(word[::-1] for word in source.split()) for source in sources]
-    paths = {"source": folder / f"{name}.en", "target": folder / f"{name}.de"}
-    for path, lines in zip(paths.values(), (sources, targets), strict=True):
-        path.write_text("\n".join(lines) + "\n")
-    return {side: str(path) for side, path in paths.items()}
-
-
-def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> Recipe:
-    return Recipe.from_dict(
-        {
-            "model": {"preset": preset, **SIZES},
-            "tokenizer": {"vocab_size": 100},
-            "data": {"source_lang": "en", "target_lang": "de", **files},
-            "training": {
-                "max_tokens": 400,
-                "num_train_epochs": 2,
-                "learning_rate": 5e-3,
-                "logging_steps": 1,
-                "save_strategy": "epoch",
-                "disable_tqdm": True,
-                "seed": 3,
-                **training,
-            },
-            "decoding": {"num_beams": 2, "max_new_tokens": 20},
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +33,7 @@ def finished(files, tmp_path_factory):
     """A finished run of 4 epochs: its folder and results."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     recipe = make_recipe(files, num_train_epochs=4, average_last=2, eval_strategy="epoch", max_grad_norm=0.5)
+    recipe.decoding.num_beams = 2
     lines = []
     results = train_translation(recipe, folder, report=lines.append)
     return folder, results, lines
@@ -108,14 +58,6 @@ def make_trainer(prepared, folder, *, preset="reluformer", train=None, model_fie
         processing_class=prepared.tokenizers[0],
         target_tokenizer=prepared.tokenizers[1],
     )
-
-
-def training_logs(folder_or_trainer) -> list[dict]:
-    if isinstance(folder_or_trainer, Path):
-        history = json.loads((folder_or_trainer / "log_history.json").read_text())
-    else:
-        history = folder_or_trainer.state.log_history
-    return [entry for entry in history if "loss" in entry]
 
 
 def test_the_loss_falls_and_the_log_says_what_happened(finished):
@@ -162,36 +104,6 @@ def test_the_final_weights_are_the_mean_of_the_last_checkpoints(finished):
     assert int(checkpoints[-1].name.split("-")[1]) == results["steps"]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, accumulation):
-    options = {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "schedule": "warmup_then_plateau",
-        "warmup_steps": 1,
-        "lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0},
-        "gradient_accumulation_steps": accumulation,
-        "max_tokens": 200,
-        "num_train_epochs": 1.5,
-    }
-    train_translation(make_recipe(files, **options), tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    for folder in (tmp_path / "resumed").glob("checkpoint-*"):
-        if folder.name != "checkpoint-2":
-            shutil.rmtree(folder)
-    state = json.loads((tmp_path / "resumed" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert 0 < state["epoch"] < 1
-    train_translation(make_recipe(files, **options), tmp_path / "resumed", resume="last")
-    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert whole.keys() == resumed.keys()
-    for name, weight in whole.items():
-        assert torch.equal(weight, resumed[name]), name
-    rates = [[entry["learning_rate"] for entry in training_logs(tmp_path / name)] for name in ("whole", "resumed")]
-    assert rates[0] == rates[1]
-
-
 def equal_rows(prepared, rows: int) -> Dataset:
     """Rows of 6 source and 6 target tokens."""
     rng = random.Random(0)
@@ -203,7 +115,7 @@ def equal_rows(prepared, rows: int) -> Dataset:
 @pytest.mark.parametrize("preset", ["softmax", "reluformer"])
 def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
     logs, weights = [], []
-    for budget, accumulation in ((48, 1), (24, 2), (12, 4)):
+    for budget, accumulation in ((48, 1), (24, 2)):
         trainer = make_trainer(
             prepared,
             tmp_path,
@@ -217,12 +129,11 @@ def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
         assert trainer.state.global_step == 2
         logs.append(training_logs(trainer))
         weights.append({name: weight.detach().clone() for name, weight in trainer.model.named_parameters()})
-    for other in logs[1:]:
-        for expected, entry in zip(logs[0], other, strict=True):
-            assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-            assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-            if preset == "reluformer":
-                assert entry["regularization_loss"] == pytest.approx(expected["regularization_loss"], rel=1e-4)
+    for expected, entry in zip(*logs, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        if preset == "reluformer":
+            assert entry["regularization_loss"] == pytest.approx(expected["regularization_loss"], rel=1e-4)
     for name in weights[0]:
         torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
 
@@ -254,13 +165,24 @@ def test_evaluation_is_the_loss_per_token_and_takes_rows_over_the_budget(prepare
     assert "dev_b_bleu" in both
 
 
-def test_translations_keep_their_order(prepared, tmp_path):
+def test_translations_of_all_processes_come_in_order(prepared, tmp_path, monkeypatch):
     trainer = make_trainer(prepared, tmp_path)
-    sources = ["red", "one two red green blue big", "dog cat"]
-    # one text a batch, as the longest source of a batch limits the length
-    together = trainer.translations(sources, max_tokens=1)
-    assert len(set(together)) == 3
-    assert together == [trainer.translations([source])[0] for source in sources]
+    parts = []
+
+    def gather(part):
+        parts.append(part)
+        return [pair for part in parts for pair in part]
+
+    monkeypatch.setattr("reluformers.training.trainer.gather_object", gather)
+    monkeypatch.setattr(
+        "reluformers.training.trainer.translate", lambda *args, **_: [text.upper() for text in args[2]]
+    )
+    monkeypatch.setattr(type(trainer.args), "world_size", 4)
+    for rank in range(4):  # the last one has nothing to do
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        translations = trainer.translations(["a", "b", "c"])
+    assert translations == ["A", "B", "C"]
+    assert [len(part) for part in parts] == [1, 1, 1, 0]
 
 
 def test_evaluation_without_bleu_generates_nothing(prepared, tmp_path, monkeypatch):
@@ -335,51 +257,6 @@ def test_a_given_tokenizer_is_used(files, finished, tmp_path):
     assert prepared.tokenizers[0].get_vocab() == AutoTokenizer.from_pretrained(finished[0]).get_vocab()
 
 
-def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
-    with pytest.raises(UserError, match="is not empty; go on with --resume"):
-        train_translation(make_recipe(files), finished[0])
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
-        train_translation(make_recipe(files), tmp_path / "file")
-
-
-def test_resuming_needs_a_checkpoint_of_the_same_model(files, finished, tmp_path):
-    with pytest.raises(UserError, match="holds no complete checkpoint"):
-        train_translation(make_recipe(files), tmp_path / "nothing", resume="last")
-    other = make_recipe(files)
-    other.model["d_model"] = 32
-    with pytest.raises(UserError, match=r"the run has model.d_model 16, but 32 is asked for"):
-        train_translation(other, finished[0], resume="last")
-
-
-def test_resuming_with_another_tokenizer_is_refused(files, finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "run")
-    train_tokenizer([["a b c"]], 30).save_pretrained(tmp_path / "run")
-    recipe = make_recipe(files, num_train_epochs=4, average_last=2)
-    with pytest.raises(UserError, match="vocab_size 100, but the tokenizer beside it makes"):
-        train_translation(recipe, tmp_path / "run", resume="last")
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
-)
-@pytest.mark.parametrize("damage", ["cut short", "missing"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(finished, tmp_path, caplog, name, damage):
-    shutil.copytree(finished[0], tmp_path / "run")
-    *_, intact, newest = sorted((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    check_checkpoint(newest)
-    if damage == "missing":
-        (newest / name).unlink()
-    else:
-        content = (newest / name).read_bytes()
-        (newest / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=rf"{name}: is (missing|cut short).*resume from another") as caught:
-        checkpoint_to_resume(tmp_path / "run", newest)
-    assert "\n" not in str(caught.value)
-    assert checkpoint_to_resume(tmp_path / "run", "last") == intact
-    assert "passing over a damaged checkpoint" in caplog.text
-
-
 def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
     (tmp_path / "empty.en").write_text("")
     (tmp_path / "empty.de").write_text("")
@@ -393,34 +270,3 @@ def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
     with pytest.raises(UserError, match=r"data\.target_lang is not given"):
         train_translation(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_collator_equals_that_of_transformers(prepared):
-    rows = [prepared.train[row] for row in range(9)]
-    collator = DataCollatorForSeq2Seq(prepared.tokenizers[0])
-    expected = collator([dict(row) for row in rows])
-    batch = PairCollator(prepared.tokenizers[0].pad_token_id)(rows)
-    assert batch.keys() == expected.keys()
-    for name, tensor in batch.items():
-        assert torch.equal(tensor, expected[name]), name
-
-
-def test_the_meter_counts_tokens_and_means():
-    meter = TrainingMeter()
-    assert meter.summary() == {}
-    inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
-    meter.start()
-    meter.add(inputs, {"regularization_loss": torch.tensor(1.0), "null_rate": torch.tensor(0.25)})
-    meter.add(inputs, {"regularization_loss": torch.tensor(2.0), "null_rate": torch.tensor(0.75)})
-    meter.stop()
-    logs = meter.summary()
-    assert logs["regularization_loss"] == pytest.approx(1.5)
-    assert logs["null_rate"] == pytest.approx(0.5)
-    assert logs["target_tokens_per_second"] / logs["source_tokens_per_second"] == pytest.approx(1.5, rel=1e-3)
-    meter.add(inputs, {"regularization_loss": None})
-    assert "regularization_loss" not in meter.summary()
-
-
-def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
-    args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
-    assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)

@@ -120,8 +120,8 @@ def prepare_data(
 
     Args:
         recipe: of the run.
-        folder: of the run; the tokenizers are saved there.
-        reuse_tokenizers: load them from there instead, as a resumed run and the further processes do.
+        folder: where the tokenizers are saved, the run's or a checkpoint's.
+        reuse_tokenizers: load them from there instead, as a resumed run and its further processes do.
         report: takes one line about what was dropped.
 
     Raises:

@@ -16,6 +16,7 @@ from reluformers.evaluation.metrics import SacreBLEU
 from reluformers.files import atomic_write
 from reluformers.plotting import plot_training_curves
 
+from .arguments import TranslationTrainingArguments
 from .checkpoints import checkpoint_to_resume
 from .preparation import PreparedData, build_model, prepare_data
 from .recipe import Recipe
@@ -54,27 +55,18 @@ def train_translation(
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
-    output_dir = Path(output_dir)
     args = recipe.training_arguments(output_dir)
-    is_main = args.process_index == 0
+    if args.process_index > 0:
+        report = logger.debug
     with args.main_process_first(local=False):
-        # further processes come second and must not take the first one's files for an old run
-        checkpoint = checkpoint_to_resume(output_dir, resume if is_main or resume else "auto")
-        if checkpoint is not None:
-            _check_same_run(recipe, output_dir)
-        prepared = prepare_data(
-            recipe,
-            output_dir,
-            reuse_tokenizers=checkpoint is not None or not is_main,
-            report=report if is_main else logger.debug,
-        )
+        checkpoint, prepared = _prepare(recipe, args, resume, report)
     set_seed(args.seed)
     model = build_model(recipe, prepared)
     if checkpoint is not None:
         _check_vocabulary(model.config, checkpoint)
-    if is_main:
-        recipe.save(output_dir / RECIPE_FILE)
-        report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
+    if args.process_index == 0:
+        recipe.save(Path(output_dir, RECIPE_FILE))
+    report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
     trainer = TranslationTrainer(
         model,
         args,
@@ -84,12 +76,25 @@ def train_translation(
         target_tokenizer=prepared.tokenizers[1],
     )
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    return _finish(trainer, recipe, prepared, report if is_main else logger.debug)
+    return _finish(trainer, recipe, prepared, report)
 
 
-def _check_same_run(recipe: Recipe, output_dir: Path) -> None:
+def _prepare(
+    recipe: Recipe, args: TranslationTrainingArguments, resume: str | Path | None, report: Callable[[str], None]
+) -> tuple[Path | None, PreparedData]:
+    """Find the checkpoint to go on from, and the data with its tokenizers or those of this run's first process."""
+    output_dir, is_main = Path(args.output_dir), args.process_index == 0
+    # further processes come second and must not take the first one's files for an old run
+    checkpoint = checkpoint_to_resume(output_dir, resume if is_main or resume else "auto")
+    if checkpoint is not None:
+        _check_same_run(recipe, checkpoint.parent)
+    is_started = checkpoint is not None or not is_main
+    return checkpoint, prepare_data(recipe, checkpoint or output_dir, reuse_tokenizers=is_started, report=report)
+
+
+def _check_same_run(recipe: Recipe, folder: Path) -> None:
     """A checkpoint only fits the model and tokenizer that it was made with."""
-    path = output_dir / RECIPE_FILE
+    path = folder / RECIPE_FILE
     if not path.exists():
         return
     earlier = Recipe.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -115,7 +120,7 @@ def _check_vocabulary(config: PreTrainedConfig, checkpoint: Path) -> None:
         if before != now:
             raise UserError(
                 f"{checkpoint}: its model has {name} {before}, but the tokenizer beside it makes {now}; "
-                "put the tokenizer back that the run was started with"
+                "put the tokenizer back that it was saved with"
             )
 
 

@@ -1,0 +1,60 @@
+"""A toy language and a tiny recipe for the tests of training."""
+
+import json
+import random
+from pathlib import Path
+
+from reluformers.training import Recipe, TranslationTrainer
+
+WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
+SIZES = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "norm_position": "pre",
+    "max_position_embeddings": 40,
+}
+
+
+def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
+    """Parallel text whose target spells each source word backwards."""
+    rng = random.Random(name)
+    sources = [" ".join(rng.choices(WORDS, k=rng.randint(2, 7))) for _ in range(rows)]
+    targets = [" ".join(word[::-1] for word in source.split()) for source in sources]
+    paths = {"source": folder / f"{name}.en", "target": folder / f"{name}.de"}
+    for path, lines in zip(paths.values(), (sources, targets), strict=True):
+        path.write_text("\n".join(lines) + "\n")
+    return {side: str(path) for side, path in paths.items()}
+
+
+def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> Recipe:
+    return Recipe.from_dict(
+        {
+            "model": {"preset": preset, **SIZES},
+            "tokenizer": {"vocab_size": 100},
+            "data": {"source_lang": "en", "target_lang": "de", **files},
+            "training": {
+                "max_tokens": 400,
+                "num_train_epochs": 2,
+                "learning_rate": 5e-3,
+                "logging_steps": 1,
+                "save_strategy": "epoch",
+                "disable_tqdm": True,
+                "seed": 3,
+                **training,
+            },
+            "decoding": {"num_beams": 1, "max_new_tokens": 20},
+        }
+    )
+
+
+def training_logs(folder_or_trainer: Path | TranslationTrainer) -> list[dict]:
+    if isinstance(folder_or_trainer, Path):
+        history = json.loads((folder_or_trainer / "log_history.json").read_text())
+    else:
+        history = folder_or_trainer.state.log_history
+    return [entry for entry in history if "loss" in entry]
