@@ -39,6 +39,11 @@ def test_the_meter_counts_tokens_and_means():
     assert "regularization_loss" not in meter.summary()
 
 
+def test_bf16_needs_no_word_about_the_cpu(tmp_path):
+    args = TranslationTrainingArguments(output_dir=str(tmp_path), bf16=True)
+    assert args.use_cpu != torch.accelerator.is_available()
+
+
 def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
     args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
     assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)

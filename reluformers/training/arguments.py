@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from transformers import Seq2SeqTrainingArguments
 
 from .schedules import SCHEDULES
@@ -33,6 +34,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for idle parameters."})
 
     def __post_init__(self):
+        # transformers takes bf16 for a mistake where there is no accelerator, unless the CPU is asked for
+        if self.bf16 and not torch.accelerator.is_available():
+            self.use_cpu = True
         super().__post_init__()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
