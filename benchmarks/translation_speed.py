@@ -37,6 +37,7 @@ from reluformers.training.arguments import TranslationTrainingArguments
 from reluformers.training.trainer import TranslationTrainer
 
 PEER = "marian"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the shape of Marian's layers is that of PostNorm with one matrix for all embeddings
 PLAIN = {
     "norm_position": "post",
@@ -145,7 +146,7 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
         "output_dir": folder,
         "max_steps": watch.warmup + options.steps,
         "bf16": options.bf16,
-        "use_cpu": not torch.cuda.is_available(),
+        "use_cpu": DEVICE == "cpu",
         "report_to": "none",
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -178,7 +179,8 @@ def sentences_per_second(model: PreTrainedModel, batches: list[dict], options: a
     start = time.perf_counter()
     with torch.inference_mode():
         for batch in batches:
-            model.generate(**batch, num_beams=options.num_beams, **steps)
+            # the ids come back to the host, which waits for the device
+            model.generate(**batch, num_beams=options.num_beams, **steps).cpu()
     return sum(len(batch["input_ids"]) for batch in batches) / (time.perf_counter() - start)
 
 
@@ -187,10 +189,8 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
     rows = sorted(dataset["input_ids"], key=len)
     size = options.rows
     starts = [int(i * (len(rows) - size) / max(options.batches - 1, 1)) for i in range(options.batches)]
-    return [
-        dict(tokenizer.pad({"input_ids": [list(ids) for ids in rows[start : start + size]]}, return_tensors="pt"))
-        for start in starts
-    ]
+    batches = [{"input_ids": [list(ids) for ids in rows[start : start + size]]} for start in starts]
+    return [dict(tokenizer.pad(batch, return_tensors="pt").to(DEVICE)) for batch in batches]
 
 
 def print_table(speeds: dict[str, list[float]], unit: str) -> None:
@@ -214,7 +214,7 @@ def main() -> None:
     names = [PEER, *options.presets]
     speeds: dict[str, list[float]] = {name: [] for name in names}
     if options.job == "generate":
-        models = {name: build(name, options).eval() for name in names}
+        models = {name: build(name, options).eval().to(DEVICE) for name in names}
         batches = source_batches(dataset, tokenizer, options)
         for model in models.values():  # warm up
             sentences_per_second(model, batches[:1], options)
@@ -227,7 +227,7 @@ def main() -> None:
                 else:
                     speed = sentences_per_second(models[name], batches, options)
                 speeds[name].append(speed)
-    print(f"torch {torch.__version__}, {options.threads} threads of {os.cpu_count()} cores, {options}")
+    print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
     print_table(speeds, "tokens/s" if options.job == "train" else "sentences/s")
 
 
