@@ -10,6 +10,8 @@ export HF_HUB_OFFLINE = 1
 export HF_DATASETS_OFFLINE = 1
 export HF_EVALUATE_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
+# Threads sleep while they wait for each other: where other programs run, spinning ones make a step ten times as long.
+export OMP_WAIT_POLICY = PASSIVE
 
 # TEXT reaches the demo through the environment, untouched by make and by the shell: quotes, $ and ; are only characters.
 ifneq ($(origin TEXT),undefined)
