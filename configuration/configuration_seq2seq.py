@@ -96,8 +96,8 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         label_smoothing: ε, spread over the whole target vocabulary, in training only.
         normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
         entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
-        initialization: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one map, or `"small"`,
-            SmallInit N(0, √(2/(5d))) of QKNorm.
+        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one map,
+            or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
         format_version: of config.json; files of a newer version are refused.
 
     Raises:

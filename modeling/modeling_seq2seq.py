@@ -77,6 +77,14 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As in transformers, which in code from outside passes over modules that own no parameter themselves.
+
+        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
+        through `transformers.initialization`, which leaves loaded weights alone.
+        """
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -113,10 +121,12 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
             init.normal_(linear.weight, std=math.sqrt(2 / total))
 
     def _init_embedding(self, embedding: nn.Embedding) -> None:
-        """U(±0.01) under FixNorm, N(0, 1/√d) where √d multiplies them, else as transformers does it."""
+        """Tokens: U(±0.01) under FixNorm, N(0, 1/√d) where √d multiplies them; else as transformers does it."""
+        if embedding.padding_idx is None:  # learned positions
+            return
         if self.config.embedding_norm == "fix_norm":
             init.uniform_(embedding.weight, -0.01, 0.01)
-        elif self.config.initialization != "normal" and self.config.scale_embedding:
+        elif self.config.scale_embedding:
             init.normal_(embedding.weight, std=self.config.d_model**-0.5)
 
 
