@@ -4,28 +4,17 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from .configuration_attention import ATTENTION_PRESETS, AttentionConfig, check_bool, check_choice, check_number
+from .configuration_attention import ATTENTION_PRESETS, AttentionConfig
+from .fields import FEED_FORWARD_ACTIVATIONS, NORM_TYPES, check_bool, check_choice, check_number
 
 SITES = ("encoder", "decoder", "cross")
-FEED_FORWARD_ACTIVATIONS = (
-    "relu",
-    "gelu",
-    "gelu_pytorch_tanh",
-    "silu",
-    "swish",
-    "softmax",
-    "glu",
-    "bilinear",
-    "reglu",
-    "geglu",
-    "swiglu",
-)
 FORMAT_VERSION = 1
+_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 _CHOICES = {
     "activation_function": FEED_FORWARD_ACTIVATIONS,
     "feed_forward_norm": ("none", "layer_norm"),
-    "norm_type": ("layer_norm", "rms_norm", "scale_norm"),
+    "norm_type": NORM_TYPES,
     "norm_position": ("pre", "post"),
     "embedding_norm": ("none", "fix_norm"),
     "position_embedding_type": ("sinusoidal", "sinusoidal_halves", "sinusoidal_sine", "learned"),
@@ -96,8 +85,8 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         label_smoothing: ε, spread over the whole target vocabulary, in training only.
         normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
         entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
-        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one map,
-            or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
+        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
+            map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
         format_version: of config.json; files of a newer version are refused.
 
     Raises:
@@ -164,12 +153,15 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     tie_word_embeddings: bool | None = None
     format_version: int = FORMAT_VERSION
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
+        if name in _ATTENTION_FIELDS and value is not None:
+            value = AttentionConfig.parse(value)
+        super().__setattr__(name, value)
+        if name == "tying":
+            super().__setattr__("tie_word_embeddings", value != "none")
+
     def __post_init__(self, **kwargs):
-        self.attention = AttentionConfig.parse(self.attention)
-        for site in SITES:
-            value = getattr(self, f"{site}_attention")
-            if value is not None:
-                setattr(self, f"{site}_attention", AttentionConfig.parse(value))
         if self.tie_word_embeddings is None:
             self.tie_word_embeddings = self.tying != "none"
         super().__post_init__(**kwargs)
@@ -179,7 +171,7 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         """The attention of one site: `"encoder"`, `"decoder"` (both self-attention) or `"cross"`."""
         check_choice(type(self).__name__, "site", site, SITES)
         value = getattr(self, f"{site}_attention")
-        return AttentionConfig.parse(self.attention if value is None else value)
+        return self.attention if value is None else value
 
     @property
     def target_vocab_size(self) -> int:
@@ -240,12 +232,18 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
                 f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
                 f"negative weights; the activations are {[self.attention_for(site).activation for site in SITES]}"
             )
-        check_number(owner, "format_version", self.format_version, minimum=1, integer=True)
-        if self.format_version > FORMAT_VERSION:
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers; a file of a newer format is refused before its fields are read."""
+        version = config_dict.get("format_version", FORMAT_VERSION)
+        check_number(cls.__name__, "format_version", version, minimum=1, integer=True)
+        if version > FORMAT_VERSION:
             raise ValueError(
-                f"{owner}.format_version is {self.format_version}, but this code reads up to {FORMAT_VERSION}: "
-                "install a newer reluformers or load with trust_remote_code=True"
+                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
+                "install a newer reluformers"
             )
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts."""

@@ -14,7 +14,8 @@ from torch.nn import functional
 from transformers import Cache, EncoderDecoderCache
 from transformers import initialization as init
 
-from ..configuration.configuration_attention import AttentionConfig, check_choice
+from ..configuration.configuration_attention import AttentionConfig
+from ..configuration.fields import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS
 from .masks import count_visible_keys
 from .normalization import GatedRMSNorm, RMSNorm, at_least_float32, unit_length

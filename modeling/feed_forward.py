@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_attention import check_choice
+from ..configuration.fields import FEED_FORWARD_ACTIVATIONS, check_choice
 
 # name → φ; swish takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -20,7 +20,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
 }
 _GATES = {"glu": "sigmoid", "bilinear": "identity", "reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
-FEED_FORWARD_KINDS = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", *_GATES)
 
 
 class FeedForward(nn.Module):
@@ -59,7 +58,7 @@ class FeedForward(nn.Module):
         learned_swish_beta: bool = False,
     ):
         super().__init__()
-        check_choice("FeedForward", "activation_function", activation_function, FEED_FORWARD_KINDS)
+        check_choice("FeedForward", "activation_function", activation_function, FEED_FORWARD_ACTIVATIONS)
         check_choice("FeedForward", "norm", norm, ("none", "layer_norm"))
         is_gated = activation_function in _GATES
         inner_dim = round(ffn_dim * 2 / 3) if is_gated else ffn_dim

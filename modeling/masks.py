@@ -8,18 +8,29 @@ import torch
 from torch import Tensor
 
 
-def padding_mask(attention_mask: Tensor | None) -> Tensor | None:
+def padding_mask(attention_mask: Tensor | None, is_cross: bool = False) -> Tensor | None:
     """The mask of a sequence that every query sees the same way.
 
     Args:
         attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
+        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
 
     Returns:
         bool [batch, 1, 1, key_len], the ready mask, or None where all is visible.
+
+    Raises:
+        ValueError: a ready mask is not boolean, or has rows for the queries of another sequence.
     """
     if attention_mask is None:
         return None
-    return _ready_mask(attention_mask) if attention_mask.dim() == 4 else attention_mask.bool()[:, None, None, :]
+    if attention_mask.dim() != 4:
+        return attention_mask.bool()[:, None, None, :]
+    if is_cross and attention_mask.shape[2] != 1:
+        raise ValueError(
+            f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
+            "[batch, 1, 1, source_len]"
+        )
+    return _ready_mask(attention_mask)
 
 
 def causal_mask(
@@ -35,6 +46,9 @@ def causal_mask(
 
     Returns:
         bool [batch or 1, 1, query_len, key_len], or None if every query sees every key.
+
+    Raises:
+        ValueError: the mask does not cover the past and new tokens.
     """
     if attention_mask is not None and attention_mask.dim() == 4:
         return _ready_mask(attention_mask)
@@ -45,6 +59,11 @@ def causal_mask(
     mask = mask[None, None]
     if attention_mask is None:
         return mask
+    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
+        raise ValueError(
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
+            f"{query_len} new ones"
+        )
     real_keys = attention_mask.bool()
     if real_keys.shape[-1] < key_len:  # places of a static cache that no token has reached
         real_keys = torch.nn.functional.pad(real_keys, (0, key_len - real_keys.shape[-1]))

@@ -29,7 +29,7 @@ from .embeddings import SinusoidalPositions, drop_words
 from .feed_forward import FeedForward
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, count_visible_keys, padding_mask, token_positions
-from .normalization import GatedRMSNorm, ScaleNorm, build_norm, unit_length
+from .normalization import GatedRMSNorm, ScaleNorm, UnitLinear, build_norm, unit_length
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, add_statistics
 
 
@@ -77,6 +77,10 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
 
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """As in transformers, which in code from outside passes over modules that own no parameter themselves.
 
@@ -84,6 +88,19 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
         through `transformers.initialization`, which leaves loaded weights alone.
         """
         super()._initialize_weights(module)
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
+        if decoder is not None and self.config.tying != "all":
+            size = self.config.target_vocab_size
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
+            head = self.get_output_embeddings()
+            if head is not None and self.config.tying == "none":
+                self.set_output_embeddings(self._get_resized_lm_head(head, size))
+            self.tie_weights()
+        return embeddings
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -151,7 +168,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.gradient_checkpointing = False
 
     @staticmethod
-    def given_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """The one input that is given, whose length and device count.
 
         Raises:
@@ -161,18 +178,17 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
         return inputs_embeds if input_ids is None else input_ids
 
-    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
-        """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped.
-
-        Raises:
-            ValueError: more tokens than there are positions.
-        """
-        config = self.config
-        if positions.shape[-1] > config.max_position_embeddings:
+    def check_length(self, length: int) -> None:
+        """Raise a `ValueError` if a sequence has more tokens than there are positions."""
+        if length > self.config.max_position_embeddings:
             raise ValueError(
-                f"a sequence has {positions.shape[-1]} tokens, but max_position_embeddings is "
-                f"{config.max_position_embeddings}: truncate it"
+                f"a sequence has {length} tokens, but max_position_embeddings is "
+                f"{self.config.max_position_embeddings}: truncate it"
             )
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
+        """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped."""
+        config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
@@ -217,8 +233,9 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         **kwargs,
     ) -> Seq2SeqTransformerEncoderOutput:
         """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens."""
-        given = self.given_input(input_ids, inputs_embeds)
+        given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
+        self.check_length(length)
         hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
         options = self.attention_options(padding_mask(attention_mask), length, query_mask)
@@ -262,20 +279,26 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         **kwargs,
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`."""
-        given = self.given_input(input_ids, inputs_embeds)
+        given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_len, key_len = 0, length
         if past_key_values is not None:
+            if not isinstance(past_key_values, EncoderDecoderCache):
+                raise ValueError(
+                    f"past_key_values is a {type(past_key_values).__name__}, but must be an EncoderDecoderCache"
+                )
             past_len = past_key_values.get_seq_length()
             key_len, _ = past_key_values.get_mask_sizes(length, 0)
+        if isinstance(past_len, int):  # a static cache counts on the device and is as long as it can get
+            self.check_length(past_len + length)
+        mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
-        mask = causal_mask(length, key_len, past_len, attention_mask, device)
         self_options = self.attention_options(mask, key_len, query_mask)
         cross_options = self.attention_options(
-            padding_mask(encoder_attention_mask), encoder_hidden_states.shape[1], query_mask
+            padding_mask(encoder_attention_mask, is_cross=True), encoder_hidden_states.shape[1], query_mask
         )
         statistics = []
         for layer in self.layers:
@@ -340,12 +363,15 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             past_key_values: cache of earlier target tokens.
             decoder_query_mask: bool, True = real target token [batch, target_len]; only for the statistics.
         """
+        encoder_statistics = None
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
+            # those of an earlier call do not count again; `generate` also repeats them like rows
+            encoder_statistics = encoder_outputs.attention_statistics
         elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = Seq2SeqTransformerEncoderOutput(*encoder_outputs)
+            encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -357,7 +383,6 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             query_mask=decoder_query_mask,
             **kwargs,
         )
-        encoder_statistics = getattr(encoder_outputs, "attention_statistics", None)
         return Seq2SeqTransformerOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             past_key_values=decoder_outputs.past_key_values,
@@ -380,18 +405,16 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         source = sources.get(config.tying)
         self._tied_weights_keys = {"lm_head.weight": source} if source else None
         self.model = Seq2SeqTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
+        linear = UnitLinear if config.embedding_norm == "fix_norm" else nn.Linear
+        self.lm_head = linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
         self.post_init()
 
-    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in transformers; a shared vocabulary whose target embeddings are separate is resized on both sides."""
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        decoder = self.model.decoder
-        if self.config.tying != "all" and self.config.decoder_vocab_size is None:
-            size = embeddings.num_embeddings
-            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
-            self.tie_weights()
-        return embeddings
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the output layer; a plain one, as resizing makes it, gets rows of unit length under FixNorm."""
+        if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
+            plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
+            value.weight, value.bias = plain.weight, plain.bias
+        self.lm_head = value
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
@@ -433,7 +456,8 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
 
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
-        it is plain cross-entropy, without smoothing and regulariser.
+        it is plain cross-entropy, without smoothing and regulariser. Smoothing is `config.label_smoothing`: the
+        Trainer's `label_smoothing_factor` hides the labels from the model, and with them the regulariser.
 
         Args:
             input_ids: [batch, source_len].
@@ -464,7 +488,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             decoder_query_mask=query_mask,
             **kwargs,
         )
-        logits = self.compute_logits(outputs.last_hidden_state)
+        logits = self.lm_head(outputs.last_hidden_state)
         regularization_loss, null_rate = self.regularize(outputs.attention_statistics)
         loss = None
         if labels is not None:
@@ -482,12 +506,6 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             regularization_loss=regularization_loss,
             null_rate=null_rate,
         )
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Scores of the next token [batch, target_len, vocab]; rows of unit length with FixNorm."""
-        if self.config.embedding_norm == "fix_norm":
-            return functional.linear(hidden_states, unit_length(self.lm_head.weight), self.lm_head.bias)
-        return self.lm_head(hidden_states)
 
     def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_attention import check_choice
+from ..configuration.fields import NORM_TYPES, check_choice
 
 
 def at_least_float32(states: Tensor) -> Tensor:
@@ -80,6 +80,13 @@ class ScaleNorm(nn.Module):
         return f"{self.dim}, eps={self.eps}"
 
 
+class UnitLinear(nn.Linear):
+    """Linear map whose rows have unit length, y = x·ŵᵀ + b: the output layer of FixNorm (Nguyen and Chiang 2018)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
+        return functional.linear(hidden_states, unit_length(self.weight), self.bias)
+
+
 NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}
 
 
@@ -89,5 +96,5 @@ def build_norm(norm_type: str, dim: int, eps: float) -> nn.Module:
     Raises:
         ValueError: there is none of that name.
     """
-    check_choice("residual block", "norm_type", norm_type, tuple(NORMS))
+    check_choice("residual block", "norm_type", norm_type, NORM_TYPES)
     return NORMS[norm_type](dim, eps=eps)

@@ -1,5 +1,6 @@
 """Which model classes belong to which configuration, told to transformers and to the writer of code files."""
 
+import logging
 from pathlib import Path
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
@@ -22,6 +23,8 @@ from .modeling.modeling_seq2seq import (
 )
 from .payload import write_payload
 
+logger = logging.getLogger(__name__)
+
 # configuration → auto class → model; a new family is one line
 FAMILIES = {
     Seq2SeqTransformerConfig: {
@@ -41,8 +44,11 @@ def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:
 
 
 def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:
-    """Write the code of a configuration's family beside its config.json."""
-    write_payload(config, folder, auto_map(type(config)))
+    """Write the code of a configuration's family beside its config.json; that of a user's own class is the user's."""
+    if type(config) in FAMILIES:
+        write_payload(config, folder, auto_map(type(config)))
+    else:
+        logger.warning("%s is no class of reluformers: its code is not saved with it", type(config).__name__)
 
 
 def register() -> None:

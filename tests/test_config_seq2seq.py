@@ -5,7 +5,7 @@ import math
 
 import pytest
 from modeling_cases import PRESETS, TINY
-from reluformers.modeling.feed_forward import FEED_FORWARD_KINDS
+from transformers import AutoConfig, AutoModel
 
 from reluformers import (
     AttentionConfig,
@@ -43,7 +43,6 @@ BAD_FIELDS = [
     ({"attention": 7}, r"attention is 7, but must be a preset's name, a dict or an AttentionConfig"),
     ({"cross_attention": {"activaton": "relu"}}, r"no field 'activaton'; its fields are activation"),
     ({"attention": {"activation": "gelu"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can give neg"),
-    ({"format_version": 99}, r"format_version is 99, but this code reads up to 1"),
 ]
 
 
@@ -123,8 +122,33 @@ def test_presets_choose_their_family():
 
 def test_lists_of_names_agree_between_configuration_and_modeling():
     from reluformers.configuration.configuration_attention import ACTIVATIONS
-    from reluformers.configuration.configuration_seq2seq import FEED_FORWARD_ACTIVATIONS
     from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 
     assert tuple(ATTENTION_ACTIVATIONS) == ACTIVATIONS
-    assert set(FEED_FORWARD_KINDS) == set(FEED_FORWARD_ACTIVATIONS)
+
+
+def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):
+    ReLUFormerConfig(**TINY).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, tying="none", attention="rela-g", dropout=0.3)
+    assert config.attention == AttentionConfig.parse("rela-g")
+    assert (config.tie_word_embeddings, config.dropout) == (False, 0.3)
+    config.update({"cross_attention": "softmax"})
+    assert json.loads(config.to_json_string())["cross_attention"]["activation"] == "softmax"
+    bad = AutoConfig.from_pretrained(tmp_path, norm_position="sideways")
+    with pytest.raises(ValueError, match="norm_position is 'sideways'"):
+        AutoModel.from_config(bad)
+
+
+def test_newer_format_is_refused_before_its_fields_are_read():
+    newer = {**ReLUFormerConfig(**TINY).to_dict(), "format_version": 2, "attention": {"window": 3}}
+    with pytest.raises(ValueError, match="format_version is 2, but this code reads up to 1"):
+        ReLUFormerConfig.from_dict(newer)
+
+
+def test_class_of_a_user_is_saved_without_code(tmp_path, caplog):
+    class MyConfig(ReLUFormerConfig):
+        model_type = "mine"
+
+    MyConfig(**TINY).save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+    assert "MyConfig is no class of reluformers" in caplog.text

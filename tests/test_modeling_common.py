@@ -63,6 +63,28 @@ def test_parameters_missing_from_a_checkpoint_get_their_initial_values(fields, t
             assert restored.std().item() == pytest.approx(fresh.std().item(), rel=0.5), name
 
 
+@pytest.mark.parametrize(
+    ("preset", "fields", "spreads"),
+    [
+        # U(±b) has a spread of b/√3: q, k and v count as one map of 3·64 outputs
+        ("softmax", {"initialization": "xavier"}, {"q_proj": (2 / 256) ** 0.5, "out_proj": (2 / 128) ** 0.5}),
+        ("reluformer", {"initialization": "xavier"}, {"v_proj": (2 / 256) ** 0.5, "fc1": (2 / 256) ** 0.5}),
+        ("rela-g", {"initialization": "normal"}, {"q_proj": 0.02, "out_proj": 0.02, "fc1": 0.02, "fc2": 0.02}),
+        ("qknorm", {}, {"k_proj": (2 / 320) ** 0.5, "out_proj": (2 / 320) ** 0.5, "fc2": (2 / 256) ** 0.5}),
+        ("rela-i", {}, {"output_norm": (1 / 64) ** 0.5}),
+    ],
+)
+def test_maps_start_as_the_configuration_says(preset, fields, spreads):
+    sizes = {"d_model": 64, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192, **fields}
+    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config(preset, **{**TINY, **sizes}))
+    for name, spread in spreads.items():
+        weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(f"{name}.weight")])
+        assert weights.std().item() == pytest.approx(spread, rel=0.1), name
+    embeddings = model.get_input_embeddings().weight
+    expected = 0.01 / 3**0.5 if model.config.embedding_norm == "fix_norm" else 64**-0.5
+    assert embeddings.std().item() == pytest.approx(expected, rel=0.1)
+
+
 def test_state_dict_keys_are_public_api():
     model = build_model("rela-g", **RICH, encoder_layers=1, decoder_layers=1)
     attention = [f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
@@ -139,6 +161,15 @@ def test_beam_search_keeps_the_source_in_place():
 
 
 @all_families
+def test_generates_in_training_mode(preset):
+    model, batch = build_model(preset).train(), draw_batch()
+    assert model.generate(input_ids=batch["input_ids"], num_beams=2, max_new_tokens=4).shape[0] == 3
+    states = model.get_encoder()(batch["input_ids"], return_dict=False)
+    output = model(encoder_outputs=states, labels=batch["labels"])
+    assert output.encoder_hidden_states is None
+
+
+@all_families
 def test_sampling_and_several_sequences(preset):
     batch = draw_batch()
     output = build_model(preset).generate(
@@ -175,7 +206,6 @@ def test_half_precision_stays_finite_and_near(preset, dtype):
     model = build_model(preset)
     expected = logits_of(model)
     half = model.to(dtype).train()
-    half.config.dropout = 0.0
     output = half(**draw_batch())
     output.loss.backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
@@ -282,6 +312,28 @@ def test_resizing_keeps_both_sides_and_the_ties(preset, tying, tmp_path):
     torch.testing.assert_close(logits_of(loaded), logits_of(model))
 
 
+@pytest.mark.parametrize("tying", ["decoder", "none"])
+def test_resizing_separate_vocabularies_leaves_the_target_side(tying, tmp_path):
+    model = build_model("rela-g", decoder_vocab_size=30, tying=tying)
+    batch = draw_batch()
+    batch["labels"] = batch["labels"].clamp_max(29)
+    before = model(**batch).logits
+    model.resize_token_embeddings(45)
+    torch.testing.assert_close(model(**batch).logits, before)
+    for part in (model, model.model):
+        part.save_pretrained(tmp_path)
+        loaded = type(part).from_pretrained(tmp_path)
+        assert loaded.get_input_embeddings().num_embeddings == 45
+        assert loaded.get_decoder().embed_tokens.num_embeddings == 30
+
+
+def test_resizing_without_a_head_keeps_both_sides(tmp_path):
+    model = build_model("rela-g", tying="decoder").model
+    model.resize_token_embeddings(45)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).decoder.embed_tokens.num_embeddings == 45
+
+
 def test_separate_vocabularies():
     model = build_model("rela-g", decoder_vocab_size=30)
     batch = draw_batch()
@@ -302,6 +354,8 @@ def test_lora_trains_the_projections(preset):
     expected = logits_of(model)
     adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], r=2, task_type="SEQ_2_SEQ_LM"))
     torch.testing.assert_close(adapted(**draw_batch()).logits, expected)
+    head = get_peft_model(build_model(preset), LoraConfig(target_modules=["lm_head"], r=2, init_lora_weights=False))
+    assert not torch.allclose(head(**draw_batch()).logits, expected)
     adapted.train()
     adapted(**draw_batch()).loss.backward()
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
@@ -321,6 +375,14 @@ def test_bad_inputs_are_named():
     too_long = torch.full((1, TINY["max_position_embeddings"] + 1), 5)
     with pytest.raises(ValueError, match=r"33 tokens.*max_position_embeddings is 32"):
         model(input_ids=too_long, labels=batch["labels"][:1])
+    with pytest.raises(ValueError, match="33 tokens"):
+        model.generate(input_ids=batch["input_ids"], max_new_tokens=40, min_new_tokens=40)
+    with pytest.raises(ValueError, match="is a DynamicCache, but must be an EncoderDecoderCache"):
+        model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"], past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="covers 4 tokens, but there are 0 past and 6 new ones"):
+        logits_of(model, decoder_attention_mask=torch.ones(3, 4))
+    with pytest.raises(ValueError, match="cross-attention can only take"):
+        logits_of(model, attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model(labels=batch["labels"])
     additive = torch.zeros(3, 1, 7, 7)
