@@ -128,7 +128,7 @@ def test_fix_norm_is_in_the_output_layer_too():
     torch.nn.init.normal_(model.lm_head.bias)
     hidden = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     weight = model.model.decoder.embed_tokens.weight
-    logits = model.compute_logits(hidden)
+    logits = model.lm_head(hidden)
     expected = hidden @ reference.fix_norm(weight).T + model.lm_head.bias
     torch.testing.assert_close(logits, expected)
     direction = torch.randn_like(logits)
