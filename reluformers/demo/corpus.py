@@ -228,7 +228,7 @@ def money_line(rng: random.Random) -> Render:
     return lambda locale: format_currency(amount, code, locale=locale, format_type="name")
 
 
-def compact_line(rng: random.Random) -> Render:
+def share_line(rng: random.Random) -> Render:
     """ "Brazil: 3.4 million", or a share of it in percent."""
     tenths = rng.randint(10, 9_999)
     if rng.random() < 0.5:
@@ -283,21 +283,22 @@ def entry_line(rng: random.Random) -> Render:
     return joined("{}: {}; {}", place(rng), when(rng), what(rng))
 
 
+# in the order in which the demo shows them
 KINDS: dict[str, Callable[[random.Random], Render]] = {
-    "date": date_line,
     "moment": moment_line,
     "interval": interval_line,
     "relative time": relative_line,
     "duration": duration_line,
-    "measure": measure_line,
     "money": money_line,
-    "share": compact_line,
     "countries": places_line,
     "cities": cities_line,
-    "languages": languages_line,
     "locale": locale_line,
     "time zone": zone_line,
     "entry": entry_line,
+    "date": date_line,
+    "measure": measure_line,
+    "share": share_line,
+    "languages": languages_line,
 }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from reluformers.errors import UserError
 from reluformers.evaluation.translation import load_translation_model, translate
-from reluformers.files import atomic_directory
+from reluformers.files import atomic_directory, iterate_lines
 from reluformers.training import Recipe, train_translation
 from reluformers.training.run import RECIPE_FILE
 
@@ -21,6 +21,7 @@ from .corpus import KINDS, DemoCorpus, Row
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
+CORPUS_FILES = ("train.jsonl", "validation.jsonl")
 CLEAN_PROCESS = Path(__file__).with_name("clean_process.py")
 
 
@@ -60,11 +61,15 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
 
     Args:
         corpus: what to write.
-        folder: where to; its content is replaced.
+        folder: where to; an earlier corpus is replaced.
 
     Returns:
         Split → file.
+
+    Raises:
+        UserError: the folder holds something else.
     """
+    _check_corpus_folder(folder)
     splits = {"train": corpus.train, "validation": corpus.held_out}
     with atomic_directory(folder, overwrite=True) as temporary:
         for split, rows in splits.items():
@@ -89,6 +94,16 @@ def check_output(folder: Path) -> None:
         raise UserError(f"{folder}: holds something that is no trained model; choose another folder")
 
 
+def _check_corpus_folder(folder: Path) -> None:
+    """Refuse to replace files that `write_corpus` has not written."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
+        if not first.startswith('{"kind": '):
+            raise UserError(
+                f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
+            )
+
+
 def train_model(recipe: Recipe, files: dict[str, Path], folder: Path, report: Callable[[str], None]) -> dict:
     """Train, score on the held-out rows and save, whole or not at all.
 
@@ -111,14 +126,14 @@ def translate_examples(folder: Path, rows: Iterable[Row], count: int = 10) -> li
 
     Args:
         folder: of the model.
-        rows: to choose from.
-        count: how many, at most one of each kind.
+        rows: to choose from, the first of each kind.
+        count: at most so many kinds.
 
     Returns:
         Rows with their translations, in the order of `KINDS`.
     """
     first = {row.kind: row for row in reversed(list(rows))}
-    chosen = [first[kind] for kind in KINDS if kind in first][-count:]
+    chosen = [first[kind] for kind in KINDS if kind in first][:count]
     model, tokenizers = load_translation_model(folder)
     return list(zip(chosen, translate(model, tokenizers, [row.source for row in chosen]), strict=True))
 
