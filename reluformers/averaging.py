@@ -38,7 +38,7 @@ def last_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
         UserError: the folder is missing or holds fewer checkpoints.
     """
     if count < 1:
-        raise ValueError(f"The number of checkpoints must be at least 1, got {count}.")
+        raise ValueError(f"count, the number of checkpoints, must be at least 1, got {count}.")
     run_folder = Path(run_folder)
     if not run_folder.is_dir():
         raise UserError(f"{run_folder}: no such folder; give the folder that holds checkpoint-<step> folders.")
@@ -68,16 +68,15 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
         Path of the written folder.
 
     Raises:
-        UserError: a file is missing or damaged, or the checkpoints hold different tensors.
+        UserError: a file is missing or damaged, the checkpoints hold different tensors, or `output` is, holds or lies
+            in a checkpoint.
 
     Source: Vaswani et al. 2017, §6.1 (last 5 checkpoints); ReLA's recipe averages the last 5 as well.
     """
     folders, output = [Path(folder) for folder in folders], Path(output)
     if not folders:
         raise ValueError("There are no checkpoints to average.")
-    for folder in folders:
-        if output.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{output}: lies inside the checkpoint {folder}; choose another output folder.")
+    _check_output(folders, output)
     layouts = [_weight_files(folder) for folder in folders]
     with ExitStack() as stack:
         readers = [_open_all(stack, layout) for layout in layouts]
@@ -87,6 +86,20 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
             for path in layouts[-1]:
                 _write_average(path, readers, temporary / path.name)
     return output
+
+
+def _check_output(folders: list[Path], output: Path) -> None:
+    """Refuse an output whose writing would remove a checkpoint, averaged or not."""
+    target = output.resolve()
+    for folder in folders:
+        if target.is_relative_to(folder.resolve()):
+            raise UserError(f"{output}: lies inside the checkpoint {folder}; choose another output folder.")
+        # the first is where the run keeps the checkpoint, be it only a link
+        if any(path.is_relative_to(target) for path in (folder.parent.resolve() / folder.name, folder.resolve())):
+            raise UserError(f"{output}: holds the checkpoint {folder}; choose another output folder.")
+    state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
+    if state is not None:
+        raise UserError(f"{output}: is or holds the checkpoint {state.parent}; choose another output folder.")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -228,6 +228,20 @@ def test_output_must_be_new_and_outside_the_checkpoints(tmp_path):
         average_checkpoints([], tmp_path / "average")
 
 
+def test_output_must_hold_no_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    folders = [checkpoint(run / f"checkpoint-{seed}", seed) for seed in (1, 2, 3)]
+    other = checkpoint(tmp_path / "other" / "checkpoint-1", 1).parent
+    (tmp_path / "link").symlink_to(run)
+    before = sorted(tmp_path.rglob("*"))
+    for output in (run, tmp_path, tmp_path / "link", folders[0], other):
+        with pytest.raises(UserError, match="holds the checkpoint"):
+            average_checkpoints(folders[1:], output, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    average_checkpoints(folders, run / "averaged")
+    average_checkpoints(folders, run / "averaged", overwrite=True)
+
+
 def test_command_line(monkeypatch, capsys, tmp_path):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
