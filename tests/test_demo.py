@@ -98,6 +98,17 @@ def test_a_foreign_folder_is_not_replaced(tmp_path):
         check_output(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["thesis.tex", "train.jsonl"])
+def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
+    corpus = DemoCorpus([Row("date", "May 1", "1. Mai")], [Row("date", "May 2", "2. Mai")])
+    write_corpus(corpus, tmp_path)
+    write_corpus(corpus, tmp_path)
+    (tmp_path / name).write_text("years of work\n")
+    with pytest.raises(UserError, match=f"holds {name}, which is no corpus of the demo"):
+        write_corpus(corpus, tmp_path)
+    assert (tmp_path / name).read_text() == "years of work\n"
+
+
 def test_examples_are_of_different_kinds(saved_model):
     rows = build_corpus(6_000, 60).held_out
     examples = translate_examples(saved_model, rows, 10)
