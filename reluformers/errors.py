@@ -2,17 +2,29 @@
 
 import errno
 import logging
+import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+# Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
+_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
 
 
 class UserError(ValueError):
     """A fault in the user's data or settings; the message is one line that says what, where and what to do."""
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was asked to end; libraries let it pass as they do Ctrl-C."""
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -24,10 +36,15 @@ def run_main(main: Callable[[], None]) -> None:
         main: Function without arguments; its return value is ignored.
 
     Raises:
-        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError` or a full disk, 130 after Ctrl-C.
+        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError` or a full disk, 130 after Ctrl-C,
+            143 after SIGTERM.
     """
     try:
-        main()
+        with _stopping_on_sigterm():
+            main()
+    except _Terminated:
+        sys.stderr.write("error: terminated\n")
+        sys.exit(EXIT_TERMINATED)
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
@@ -57,6 +74,28 @@ def describe_error(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block by an exception, so that unfinished files are removed."""
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before != signal.SIG_DFL:
+        yield
+        return
+    process = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a forked worker ends as it would have without us
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        signal.signal(number, signal.SIG_IGN)  # a second one must not stop the tidying up
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _is_disk_full(error: BaseException) -> bool:
-    # Arrow and safetensors report a full disk in words, with exceptions of their own
-    return getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error)
+    return getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in _DISK_FULL)

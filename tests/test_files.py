@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import signal
 
 import pytest
 
@@ -167,6 +168,9 @@ def test_errors_of_the_user_are_one_line(capsys, error, code, line):
         OSError(errno.ENOSPC, "No space left on device", "model.safetensors"),
         # as safetensors reports it
         RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        # as PyTorch reports it
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
     ],
 )
 def test_full_disk_is_said_plainly(capsys, error):
@@ -177,6 +181,20 @@ def test_full_disk_is_said_plainly(capsys, error):
         run_main(main)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("error: no space left on the disk")
+
+
+def test_sigterm_is_a_clean_stop(tmp_path, capsys):
+    def main():
+        with atomic_directory(tmp_path / "model"):
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == 143
+    assert capsys.readouterr().err == "error: terminated\n"
+    assert names(tmp_path) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_other_errors_propagate_and_success_is_silent(capsys):
