@@ -54,6 +54,7 @@ def write(path, content):
 
 CSV = b'de,en\neine Katze,a cat\nein Hund,"a ""dog"""\nnull,NA\n'
 TSV = b'de\ten\neine Katze\ta cat\nein Hund\ta "dog"\nnull\tNA\n'
+FLAT_TRANSLATIONS = [{"translation": {"en": english, "de": german}} for english, german in PAIRS]
 FLAT = [{"id": 1, "de": german, "en": english} for english, german in PAIRS]
 
 
@@ -155,6 +156,8 @@ def test_unequal_parallel_text_names_both_counts(tmp_path):
         ("x.jsonl", jsonl(translations([(4, "b"), (5, "c")])), ["x.jsonl", "row 1", "'en' holds 4"]),
         ("x.jsonl", jsonl(translations([("a", "b"), ("c", ["d"])])), ["x.jsonl", "row 2", "'de' holds ['d']"]),
         ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), ["x.jsonl", "row 4", "holds 'a', not a dict"]),
+        ("x.jsonl", jsonl([*FLAT_TRANSLATIONS, {"translation": {"en": "a"}}]), ["x.jsonl", "row 4", "the key 'de'"]),
+        ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *FLAT_TRANSLATIONS]), ["x.jsonl", "row 1", "the key 'en'"]),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', ["x.jsonl, line 4", "not JSON"]),
         ("x.jsonl", jsonl(translations()) + b'"text"\n', ["x.jsonl, line 4", "not a JSON object"]),
         ("x.json", b'[{"en": "a"},\n', ["x.json", "could not be read as json"]),

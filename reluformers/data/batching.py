@@ -30,7 +30,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         max_sentences: Most rows of a batch; None = no limit.
 
     Raises:
-        UserError: If a row alone is over the budget (named, counted from 0), or the rows cannot be dealt evenly.
+        UserError: If a row alone is over the budget (named, counted from 1), or the rows cannot be dealt evenly.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ def _check_rows(longest: np.ndarray, max_tokens: int, world_size: int) -> None:
     row = int(longest.argmax())
     if longest[row] > max_tokens:
         raise UserError(
-            f"row {row} (counted from 0) has {longest[row]} tokens, more than the {max_tokens} of a whole batch; "
+            f"row {row + 1} has {longest[row]} tokens, more than the {max_tokens} of a whole batch; "
             "raise the tokens per batch or drop longer rows when cleaning"
         )
     if len(longest) < world_size:

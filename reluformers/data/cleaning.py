@@ -84,7 +84,10 @@ def clean(
         max_length_ratio=max_length_ratio,
     )
     if not report.kept:
-        raise UserError(f"cleaning leaves no pair: {report}; raise max_tokens or max_length_ratio, or check the data")
+        raise UserError(
+            f"cleaning leaves no pair: {report}; raise data.max_length or data.max_length_ratio of the recipe, or "
+            "check the data"
+        )
     return dataset if keep.all() else dataset.select(np.flatnonzero(keep)), report
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from datasets import Dataset, ReadInstruction, load_dataset
@@ -266,8 +266,7 @@ def _find_columns(
         prefix = f"{translation_column}."
         keys = [column.removeprefix(prefix) for column in dataset.column_names if column.startswith(prefix)]
         if not keys:
-            row, value = _first(dataset, translation_column, lambda value: not isinstance(value, dict))
-            raise UserError(f"{place}, row {row}: {translation_column!r} holds {value}, not a dict of sentences")
+            _fail_on_translation(dataset, place, translation_column, languages)
         for language in languages:
             if language not in keys:
                 raise UserError(
@@ -285,6 +284,20 @@ def _find_columns(
     return dataset, dict(zip([*names, *wanted], ["source", "target", "document"], strict=False))
 
 
+def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: tuple[str, str]) -> NoReturn:
+    """Name the first row because of which a column of dicts has no common keys."""
+
+    def is_wrong(value: Any) -> bool:
+        return not isinstance(value, dict) or any(language not in value for language in languages)
+
+    row, shown = _first(dataset, column, place, is_wrong)
+    value = dataset[row - 1][column]
+    if not isinstance(value, dict):
+        raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
+    missing = next(language for language in languages if language not in value)
+    raise UserError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
+
+
 def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str], files: list[str] | None) -> None:
     """Check that every source and target is text."""
     if not len(dataset):
@@ -294,7 +307,7 @@ def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str], f
             continue
         if files and _format(files[0]) != "parquet":
             _find_fault(files, _format(files[0]))
-        row, value = _first(dataset, column, lambda value: not isinstance(value, str))
+        row, value = _first(dataset, column, place, lambda value: not isinstance(value, str))
         raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; correct or remove the row")
 
 
@@ -311,7 +324,7 @@ def _is_text(dataset: Dataset, column: str) -> bool:
     return True
 
 
-def _first(dataset: Dataset, column: str, is_wrong: Callable[[Any], bool]) -> tuple[int, str]:
+def _first(dataset: Dataset, column: str, place: str, is_wrong: Callable[[Any], bool]) -> tuple[int, str]:
     """Find the first wrong value: its row, counted from 1 as lines are, and how to show it."""
     values = dataset.select_columns([column])
     for row in range(len(values)):
@@ -321,4 +334,4 @@ def _first(dataset: Dataset, column: str, is_wrong: Callable[[Any], bool]) -> tu
             return row + 1, "bytes that are not UTF-8"
         if is_wrong(value):
             return row + 1, textwrap.shorten(repr(value), 60)
-    raise ValueError(f"column {column!r} has the type {dataset.features[column]}")
+    raise UserError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold sentences only")

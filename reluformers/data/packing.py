@@ -37,7 +37,7 @@ def pack_documents(
         UserError: If the column "document" is missing, an id is None, or a document is in several pieces.
     """
     if limit < 1:
-        raise ValueError(f"limit must be at least 1 token, got {limit}")
+        raise ValueError(f"limit, the most tokens of a row, must be at least 1, got {limit}")
     if "document" not in dataset.column_names:
         raise UserError(
             f"packing needs document ids, but the columns are {', '.join(dataset.column_names)}; "

@@ -51,7 +51,7 @@ class _SacreMetric(evaluate.Metric):
         if len(predictions) != len(references):
             raise ValueError(f"Got {len(predictions)} predictions but {len(references)} references.")
         rows = [[row] if isinstance(row, str) else row for row in references]
-        for number, (prediction, row) in enumerate(zip(predictions, rows, strict=True)):
+        for number, (prediction, row) in enumerate(zip(predictions, rows, strict=True), start=1):
             if not isinstance(prediction, str):
                 raise ValueError(f"Prediction {number} must be a string, got {prediction!r}.")
             if not isinstance(row, list | tuple) or not row or not all(isinstance(text, str) for text in row):
