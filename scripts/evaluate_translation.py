@@ -10,17 +10,21 @@ The decoding of the ReLA and QKNorm papers:
 
 import argparse
 import json
+import sys
+import tempfile
 import time
 from pathlib import Path
 
+import datasets
 import torch
 import transformers
+from sacrebleu.metrics import BLEU
 
 from reluformers.data.loading import load_translation_split
 from reluformers.errors import UserError, run_main
 from reluformers.evaluation.attention_report import attention_report, format_attention_report, teacher_forced_batches
 from reluformers.evaluation.metrics import ChrF, SacreBLEU
-from reluformers.evaluation.translation import PENALTIES, load_translation_model, translate
+from reluformers.evaluation.translation import PENALTIES, check_search, load_translation_model, translate
 from reluformers.files import atomic_write
 
 LANGUAGES = ("source_lang", "target_lang")
@@ -56,9 +60,9 @@ def main() -> None:
     # what matters of transformers' reports comes back as one line
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for path in (options.output, options.predictions):
-        if path and Path(path).is_dir():
-            raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    check_options(options)
     data = {"path": options.data, "name": options.data_config} if options.data_config else options.data
     languages = {name: vars(options)[name] for name in LANGUAGES}
     pairs = load_translation_split(data, options.split, **languages)
@@ -78,6 +82,26 @@ def main() -> None:
     write_files(options, results, predictions)
 
 
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse what would fail only after the translation."""
+    check_search(**{name: vars(options)[name] for name in ("num_beams", "length_penalty", "max_tokens")})
+    if options.min_new_tokens < 0:
+        raise UserError(f"min_new_tokens must be at least 0, got {options.min_new_tokens}")
+    if options.tokenize not in BLEU.TOKENIZERS:
+        raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+    paths = [Path(path).resolve() for path in (options.output, options.predictions) if path]
+    if len(paths) > len(set(paths)):
+        raise UserError(f"{options.output}: is to hold both results and predictions; choose two paths")
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
+        folder = next(parent for parent in path.parents if parent.exists())
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
+
+
 def evaluate(options, model, tokenizers, pairs) -> tuple[dict, list[str]]:
     """Translate and score; return the results and the translations."""
     decoding = {
@@ -89,7 +113,7 @@ def evaluate(options, model, tokenizers, pairs) -> tuple[dict, list[str]]:
         "max_tokens": options.max_tokens,
     }
     started = time.perf_counter()
-    predictions = translate(model, tokenizers, pairs["source"], progress=True, **decoding)
+    predictions = translate(model, tokenizers, pairs["source"], progress=sys.stderr.isatty(), **decoding)
     seconds = time.perf_counter() - started
     scored = {"predictions": predictions, "references": list(pairs["target"])}
     results = {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import runpy
 import shutil
@@ -40,7 +41,7 @@ def build(tokenizer, seed: int = 0, **fields):
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # far from uniform, so that different sources differ in translation
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+            parameter.add_(torch.randn_like(parameter) * 0.7)
     return model
 
 
@@ -167,11 +168,12 @@ def test_progress_counts_sentences(model, tokenizer, capsys):
     [
         ("a cat", {}, "list of strings, got the string 'a cat'"),
         ([], {}, "empty list"),
-        (["a", 3], {}, "Text 1 must be a string, got 3"),
-        (["a", None], {}, "Text 1 must be a string, got None"),
+        (["a", 3], {}, "Text 2 must be a string, got 3"),
+        (["a", None], {}, "Text 2 must be a string, got None"),
         (["a"], {"penalty": "gnmt"}, "'gnmt' is not one of .*wu"),
-        (["a"], {"num_beams": 0}, "at least 1, got 0"),
-        (["a"], {"max_tokens": 0}, "at least 1, got 5 and 0"),
+        (["a"], {"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        (["a"], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        (["a"], {"length_penalty": math.nan}, "length_penalty must be a finite number, got nan"),
     ],
 )
 def test_bad_arguments_are_refused(model, tokenizer, texts, options, message):
@@ -184,7 +186,7 @@ def test_tokenizer_without_end_token_is_refused_on_an_empty_text(model, tokenize
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), pad_token="<pad>"
     )
     bare.backend_tokenizer.post_processor = None
-    with pytest.raises(ValueError, match="Text 1 has no tokens"):
+    with pytest.raises(ValueError, match="Text 2 has no tokens"):
         translate(model, bare, ["a", ""])
 
 
@@ -327,6 +329,31 @@ def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
     assert 0 < results["attention"]["overall"]["zeros"] < 1
     for text in (results["bleu"]["signature"], results["chrf"]["signature"], "per second", "cross", "null %"):
         assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--length_penalty", "inf"], "length_penalty must be a finite number, got inf"),
+        (["--num_beams", "0"], "num_beams must be at least 1, got 0"),
+        (["--max_tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["--min_new_tokens", "-1"], "min_new_tokens must be at least 0, got -1"),
+        (["--tokenize", "moses"], "tokenize 'moses' is not one of 13a, "),
+        (["--output", "."], "is a folder"),
+        (["--predictions", "file/out.txt"], "file/out.txt: cannot be written here"),
+        (["--output", "new/x", "--predictions", "new/../new/x"], "choose two paths"),
+    ],
+)
+def test_command_line_refuses_options_before_any_work(run_script, capsys, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    # neither model nor data are there, so that only an early check can give the message
+    with pytest.raises(SystemExit) as caught:
+        run_script("./model", "--data", "./data", "--source_lang", "en", "--target_lang", "de", *options)
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_command_line_ends_with_one_line_on_bad_input(folder, run_script, capsys, tmp_path):

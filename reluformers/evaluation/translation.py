@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -123,8 +124,7 @@ def translate(
         ValueError: an argument is not allowed, `texts` is empty or holds anything but strings.
     """
     texts = _checked_texts(texts)
-    if num_beams < 1 or max_tokens < 1:
-        raise ValueError(f"num_beams and max_tokens must be at least 1, got {num_beams} and {max_tokens}.")
+    check_search(num_beams=num_beams, length_penalty=length_penalty, max_tokens=max_tokens)
     source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
     limit = getattr(model.config, "max_position_embeddings", None)
     lengths = _token_counts(source_tokenizer, texts, limit)
@@ -141,6 +141,24 @@ def translate(
     return translations
 
 
+def check_search(*, num_beams: int, length_penalty: float, max_tokens: int) -> None:
+    """Check the arguments of `translate` that are numbers.
+
+    Args:
+        num_beams: at least 1.
+        length_penalty: finite.
+        max_tokens: at least 1.
+
+    Raises:
+        ValueError: one of them is out of its range.
+    """
+    for name, value in (("num_beams", num_beams), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not isfinite(length_penalty):
+        raise ValueError(f"length_penalty must be a finite number, got {length_penalty}.")
+
+
 def _checked_texts(texts: Iterable[str]) -> list[str]:
     """Return the texts as a list, or say what is wrong with them."""
     if isinstance(texts, str):
@@ -148,7 +166,7 @@ def _checked_texts(texts: Iterable[str]) -> list[str]:
     texts = list(texts)
     if not texts:
         raise ValueError("There are no texts to translate: got an empty list.")
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise ValueError(f"Text {number} must be a string, got {text!r}.")
     return texts
@@ -158,7 +176,7 @@ def _token_counts(tokenizer: PreTrainedTokenizerBase, texts: list[str], limit: i
     """Return the number of tokens of each text as the model will see it."""
     lengths = [len(tokens) for tokens in tokenizer(texts, verbose=False)["input_ids"]]
     if 0 in lengths:
-        raise ValueError(f"Text {lengths.index(0)} has no tokens; the tokenizer must end texts with </s>.")
+        raise ValueError(f"Text {lengths.index(0) + 1} has no tokens; the tokenizer must end texts with </s>.")
     if limit is None:
         return lengths
     if too_long := sum(length > limit for length in lengths):
