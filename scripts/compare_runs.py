@@ -10,6 +10,7 @@ Example:
 import argparse
 import json
 import statistics
+from collections import Counter
 from pathlib import Path
 
 from reluformers.errors import UserError, run_main
@@ -29,20 +30,28 @@ def read_json(folder: Path, name: str) -> dict | list:
         raise UserError(f"{path}: cannot be read ({error}); train and evaluate the run first") from error
 
 
-def table_row(folder: Path, history: list[dict]) -> str:
+def run_names(folders: list[Path]) -> dict[Path, str]:
+    """The names of the folders, or their paths where two have one name."""
+    names = {folder: folder.resolve().name for folder in folders}
+    counts = Counter(names.values())
+    return {folder: name if counts[name] == 1 else str(folder) for folder, name in names.items()}
+
+
+def table_row(folder: Path, name: str, history: list[dict], evaluation: dict) -> str:
     """One run; tokens/s are real tokens of both sides, the median over the training log."""
-    evaluation, results = read_json(folder, "evaluation.json"), read_json(folder, "results.json")
+    results = read_json(folder, "results.json")
     speeds = [
         entry["source_tokens_per_second"] + entry["target_tokens_per_second"]
         for entry in history
         if "source_tokens_per_second" in entry
     ]
-    best = max((entry for entry in history if "eval_bleu" in entry), key=lambda entry: entry["eval_bleu"])
+    scored = [entry for entry in history if "eval_bleu" in entry]
+    best = max(scored, key=lambda entry: entry["eval_bleu"], default=None)
     cells = [
-        folder.name,
+        name,
         f"{evaluation['bleu']['score']:.2f}",
         f"{evaluation['chrf']['score']:.2f}",
-        f"{best['eval_bleu']:.2f} ({best['epoch']:.0f})",
+        f"{best['eval_bleu']:.2f} ({best['epoch']:.0f})" if best else "–",
         f"{results['parameters']:,}",
         f"{statistics.median(speeds):,.0f}" if speeds else "–",
     ]
@@ -60,18 +69,20 @@ def main() -> None:
     parser.add_argument("--curves", help="picture of loss and BLEU, .png or .svg")
     options = parser.parse_args()
     histories = {folder: read_json(folder, "log_history.json") for folder in options.runs}
+    evaluations = {folder: read_json(folder, "evaluation.json") for folder in options.runs}
+    names = run_names(list(histories))
     print(HEADER)
     for folder, history in histories.items():
-        print(table_row(folder, history))
+        print(table_row(folder, names[folder], history, evaluations[folder]))
     signatures = {
-        (score["signature"], read_json(folder, "evaluation.json")["split"])
-        for folder in options.runs
-        for score in (read_json(folder, "evaluation.json")[name] for name in ("bleu", "chrf"))
+        (evaluation[metric]["signature"], evaluation["split"])
+        for evaluation in evaluations.values()
+        for metric in ("bleu", "chrf")
     }
     print(*(f"{signature} ({split})" for signature, split in sorted(signatures)), sep="\n")
     if options.curves:
         plot_training_curves(
-            {folder.name: history for folder, history in histories.items()}, options.curves, x="epoch"
+            {names[folder]: history for folder, history in histories.items()}, options.curves, x="epoch"
         )
 
 
