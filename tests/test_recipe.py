@@ -87,6 +87,12 @@ def test_every_preset_is_a_model(recipe_file, preset):
         ("tokenizer.shared=maybe", "tokenizer.shared is 'maybe', but must be bool"),
         ("tokenizer.vocab_size=1.5", "tokenizer.vocab_size is 1.5, but must be int"),
         ("decoding.penalty=gnmt", "decoding.penalty is 'gnmt', but must be one of hf, wu"),
+        ("tokenizer.min_frequency=-1", "tokenizer.min_frequency is -1, but must be 0 or more"),
+        ("decoding.num_beams=0", "decoding.num_beams is 0, but must be 1 or more"),
+        ("decoding.max_new_tokens=0", "decoding.max_new_tokens is 0, but must be 1 or more"),
+        ("decoding.length_penalty=.nan", "decoding.length_penalty is nan, but must be finite"),
+        ("data.max_length=0", "data.max_length is 0, but must be 1 or more"),
+        ("data.train=[]", r"data.train is \[\], but must name a file or split"),
         ("data.train=3", "data.train is 3, but must be str or list"),
         ("training=3", "'training=3' is not of the form section.key=value"),
         ("training.seed", "'training.seed' is not of the form section.key=value"),
@@ -138,9 +144,27 @@ def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
     assert load_recipe(tmp_path / "saved.yaml") == recipe
 
 
+def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file, ["training.hub_token=hf_secret"])
+    recipe.save(tmp_path / "saved.yaml")
+    assert "hf_secret" not in (tmp_path / "saved.yaml").read_text()
+    assert recipe.training["hub_token"] == "hf_secret"
+
+
 @pytest.mark.parametrize(
     ("training", "message"),
     [
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0, but must be 1 or more"),
+        (
+            {"average_last": 5, "save_strategy": "no"},
+            "average_last is 5, but save_strategy 'no' leaves no checkpoints",
+        ),
+        ({"schedule": "noam", "lr_scheduler_kwargs": {"a": 1}}, "lr_scheduler_kwargs.a is no option of noam"),
+        (
+            {"metric_for_best_model": "rouge"},
+            "metric_for_best_model is 'rouge', but evaluations measure loss and bleu",
+        ),
+        ({"metric_for_best_model": "bleu", "evaluate_bleu": False}, "evaluations measure loss"),
         ({"schedule": "cosine"}, "training: schedule is 'cosine', but must be one of noam, warmup_then_plateau"),
         ({"max_tokens": 0}, "training: max_tokens is 0"),
         ({"label_smoothing_factor": 0.1}, "set label_smoothing of the model instead"),

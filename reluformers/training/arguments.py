@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from .schedules import SCHEDULES
+from .schedules import SCHEDULE_OPTIONS, SCHEDULES
 
 
 @dataclass
@@ -47,7 +47,20 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 "label_smoothing_factor would hide the labels, and with them the regulariser, from the model: "
                 "set label_smoothing of the model instead"
             )
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
+            )
+        self._check_schedule_options()
         self._check_averaging()
+
+    def _check_schedule_options(self) -> None:
+        if self.schedule is None:
+            return
+        for name in self.lr_scheduler_kwargs or {}:
+            if name not in SCHEDULE_OPTIONS[self.schedule]:
+                allowed = ", ".join(SCHEDULE_OPTIONS[self.schedule]) or "none"
+                raise ValueError(f"lr_scheduler_kwargs.{name} is no option of {self.schedule}; allowed: {allowed}")
 
     def _check_averaging(self) -> None:
         if self.average_last < 0:
@@ -56,6 +69,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             return
         if self.load_best_model_at_end:
             raise ValueError("average_last and load_best_model_at_end both choose the final weights: set only one")
+        if self.save_strategy == "no":
+            raise ValueError(f"average_last is {self.average_last}, but save_strategy 'no' leaves no checkpoints")
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:
             raise ValueError(
                 f"save_total_limit is {self.save_total_limit}, but average_last needs {self.average_last} checkpoints"

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import enum
+import math
 import re
 import typing
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,15 @@ from .arguments import TranslationTrainingArguments
 
 # the tokenizer decides on these
 _TOKENIZER_FIELDS = ("vocab_size", "decoder_vocab_size")
+_METRICS = ("loss", "bleu")
+
+
+def _check_least(owner: Any, section: str, least: dict[str, int]) -> None:
+    """Numbers of a section must be at least so much, or None."""
+    for name, minimum in least.items():
+        value = getattr(owner, name)
+        if value is not None and value < minimum:
+            raise UserError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
 
 
 @dataclass
@@ -45,6 +55,9 @@ class TokenizerSection:
     shared: bool = True
     min_frequency: int = 2
     byte_fallback: bool = False
+
+    def __post_init__(self):
+        _check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0})
 
 
 @dataclass
@@ -79,6 +92,12 @@ class DataSection:
     max_length: int | None = None
     max_length_ratio: float | int | None = None
 
+    def __post_init__(self):
+        _check_least(self, "data", {"max_length": 1})
+        for name in ("train", "validation", "test"):
+            if getattr(self, name) in ([], {}):
+                raise UserError(f"data.{name} is {getattr(self, name)!r}, but must name a file or split")
+
 
 @dataclass
 class DecodingSection:
@@ -90,8 +109,11 @@ class DecodingSection:
         penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
         early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
         min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
-        max_new_tokens: the longest output of the saved model by default, in tokens; the evaluation allows 50 more
-            than the source has.
+        max_new_tokens: the longest output of the saved model by default, in tokens, at most as many as the model has
+            positions; the evaluation allows 50 more than the source has.
+
+    Raises:
+        UserError: a number is too small, or α is not finite.
     """
 
     num_beams: int = 5
@@ -100,6 +122,11 @@ class DecodingSection:
     early_stopping: bool | Literal["never"] = False
     min_new_tokens: int = 0
     max_new_tokens: int = 256
+
+    def __post_init__(self):
+        _check_least(self, "decoding", {"num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 1})
+        if not math.isfinite(self.length_penalty):
+            raise UserError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
 
     def search_options(self) -> dict[str, Any]:
         """What `generate` and a `GenerationConfig` need of it."""
@@ -146,18 +173,27 @@ class Recipe:
             UserError: a field has a value that is not allowed.
         """
         try:
-            return TranslationTrainingArguments(output_dir=str(output_dir), **self.training)
+            args = TranslationTrainingArguments(output_dir=str(output_dir), **self.training)
         except (TypeError, ValueError, ImportError) as error:
             raise UserError(f"training: {_one_line(error)}") from error
+        metrics = _METRICS if args.evaluate_bleu else _METRICS[:1]
+        if args.metric_for_best_model not in (None, *metrics, *(f"eval_{name}" for name in metrics)):
+            raise UserError(
+                f"training.metric_for_best_model is {args.metric_for_best_model!r}, but evaluations measure "
+                f"{' and '.join(metrics)}"
+            )
+        return args
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The recipe as it is written in YAML."""
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe so that `load_recipe` reads the same."""
+        """Write the recipe so that `load_recipe` reads the same, without access tokens."""
+        sections = self.to_dict()
+        sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
         with atomic_write(path) as temporary:
-            temporary.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @classmethod
     def from_dict(cls, sections: dict[str, dict[str, Any] | None]) -> "Recipe":

@@ -6,6 +6,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 SCHEDULES = ("noam", "warmup_then_plateau")
+# what lr_scheduler_kwargs may hold
+SCHEDULE_OPTIONS = {"noam": (), "warmup_then_plateau": ("factor", "patience", "min_lr")}
 
 
 def noam_factor(step: int, *, d_model: int, warmup_steps: int) -> float:
