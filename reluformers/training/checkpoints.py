@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import zipfile
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         Folder of the checkpoint; None to start anew.
 
     Raises:
-        UserError: the folder is not empty, holds no complete checkpoint, or the given one is damaged.
+        UserError: the folder is not empty, holds no complete checkpoint, or the given one is none or damaged.
     """
     output_dir = Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
@@ -85,7 +86,13 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
             raise UserError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
     if str(resume) not in ("last", "auto"):
-        check_checkpoint(resume)
+        path = Path(resume)
+        if not path.is_dir() or not re.fullmatch(r"checkpoint-\d+", path.absolute().name):
+            raise UserError(
+                f"{resume}: is no checkpoint; --resume takes a folder checkpoint-<step> of a run, or no value for the "
+                "last one, at the end of the command"
+            )
+        check_checkpoint(path)
         return Path(resume)
     found = last_intact_checkpoint(output_dir) if output_dir.exists() else None
     if found is None and resume == "last":
