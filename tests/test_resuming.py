@@ -1,5 +1,6 @@
 """Runs that go on from a checkpoint: the same weights as without a stop, and refusals of what does not fit."""
 
+import copy
 import json
 import shutil
 
@@ -10,7 +11,7 @@ from training_cases import make_recipe, training_logs, write_pairs
 
 from reluformers.data.tokenization import train_tokenizer
 from reluformers.errors import UserError
-from reluformers.training import train_translation
+from reluformers.training import TranslationTrainer, train_translation
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 
 PLATEAU = {
@@ -96,6 +97,50 @@ def test_resuming_with_another_tokenizer_is_refused(files, finished, tmp_path):
     recipe = make_recipe(files)
     with pytest.raises(UserError, match="vocab_size 100, but the tokenizer beside it makes"):
         train_translation(recipe, tmp_path / "run", resume="last")
+
+
+def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "average_last": 2, "max_tokens": 200}
+    first = train_translation(make_recipe(files, **options), tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    # left behind by a longer run
+    shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-9")
+    (tmp_path / "run" / "checkpoint-9" / "optimizer.pt").unlink()
+    monkeypatch.setattr(TranslationTrainer, "train", None)
+    again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
+    assert again == first
+    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
+        assert torch.equal(weights[name], weight), name
+
+
+def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkeypatch):
+    options = PLATEAU | {"eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 9}
+    options["lr_scheduler_kwargs"] = {"min_lr": 1.0}
+    first = train_translation(make_recipe(files, **options), tmp_path / "run")
+    assert first["steps"] == 1
+    monkeypatch.setattr(TranslationTrainer, "train", None)
+    assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
+
+
+def test_the_measured_length_of_qknorm_does_not_stand_in_the_way(files, tmp_path):
+    recipe = make_recipe(files, preset="qknorm", max_steps=1, save_strategy="steps", save_steps=1)
+    recipe.model["attention"] = {"preset": "qknorm"}
+    given = copy.deepcopy(recipe)
+    train_translation(recipe, tmp_path / "run")
+    assert recipe == given
+    assert "scale_length" in (tmp_path / "run" / "recipe.yaml").read_text()
+    train_translation(recipe, tmp_path / "run", resume="last")
+    other = copy.deepcopy(recipe)
+    other.model["attention"] = {"preset": "qknorm", "score": "dot"}
+    with pytest.raises(UserError, match=r"the run has model.attention"):
+        train_translation(other, tmp_path / "run", resume="last")
+
+
+def test_only_a_checkpoint_is_one(finished, tmp_path):
+    for wrong in (finished[0], "training.max_steps=10", finished[0] / "checkpoint-99"):
+        with pytest.raises(UserError, match="is no checkpoint") as caught:
+            checkpoint_to_resume(tmp_path, wrong)
+        assert "delete" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training runs on a toy language: learning, saving, resuming, averaging, one gradient however it is split."""
 
+import dataclasses
 import json
 import random
 
@@ -135,7 +136,9 @@ def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
         if preset == "reluformer":
             assert entry["regularization_loss"] == pytest.approx(expected["regularization_loss"], rel=1e-4)
     for name in weights[0]:
-        torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
+        # softmax does not see a shift of all keys: its gradient is rounding, which Adam scales up
+        if preset == "reluformer" or not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
 
 
 def test_batches_hold_the_budget_and_every_row_once(prepared, tmp_path):
@@ -248,6 +251,45 @@ def test_separate_vocabularies(files, tmp_path):
         assert source.get_vocab() != target.get_vocab()
         config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
         assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+
+
+def test_one_matrix_over_two_vocabularies_is_refused(files, tmp_path):
+    recipe = make_recipe(files)
+    recipe.model["tying"] = "all"
+    recipe.tokenizer.shared = False
+    recipe.tokenizer.vocab_size = 60
+    with pytest.raises(UserError, match=r"set model\.tying=decoder"):
+        train_translation(recipe, tmp_path / "run")
+
+
+def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
+    recipe = make_recipe(files, max_steps=1, logging_steps=50, save_strategy="no")
+    recipe.training["logging_first_step"] = False
+    recipe.decoding.max_new_tokens = 500
+    lines = []
+    train_translation(recipe, tmp_path / "run", report=lines.append)
+    assert lines[-1].startswith("no curves.png")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    assert model.generation_config.max_new_tokens == 40
+    model.generate(torch.tensor([[5, 2]]), min_new_tokens=40)
+
+
+def test_bleu_in_training_is_decoded_as_the_recipe_says(files, tmp_path, monkeypatch):
+    recipe = make_recipe(
+        files, max_steps=1, eval_strategy="steps", eval_steps=1, generation_num_beams=2, save_strategy="no"
+    )
+    recipe.decoding = dataclasses.replace(recipe.decoding, num_beams=3, length_penalty=0.6, penalty="wu")
+    seen = []
+
+    def translate(model, tokenizers, texts, **options):
+        seen.append(options)
+        return texts
+
+    monkeypatch.setattr("reluformers.training.trainer.translate", translate)
+    train_translation(recipe, tmp_path / "run")
+    assert [options.pop("num_beams") for options in seen] == [2, 3]
+    assert seen[0] == seen[1]
+    assert (seen[0]["penalty"], seen[0]["length_penalty"]) == ("wu", 0.6)
 
 
 def test_a_given_tokenizer_is_used(files, finished, tmp_path):

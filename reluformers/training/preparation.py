@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 SCALE_LENGTH_PERCENTILE = 97.5
+ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
 @dataclass
@@ -164,6 +165,10 @@ def build_model(recipe: Recipe, prepared: PreparedData) -> PreTrainedModel:
     fields.setdefault("decoder_start_token_id", fields.get("bos_token_id", source.pad_token_id))
     fields["vocab_size"] = len(source)
     if target is not source:
+        if recipe.model_config().tying == "all":
+            raise UserError(
+                "model.tying is 'all', one matrix for both sides, but the tokenizers are two: set model.tying=decoder"
+            )
         fields["decoder_vocab_size"] = len(target)
     config = recipe.model_config(**fields)
     for tokenizer, side in ((source, "source"), (target, "target")):
@@ -172,20 +177,24 @@ def build_model(recipe: Recipe, prepared: PreparedData) -> PreTrainedModel:
     token_ids = {name: getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
     model.generation_config = GenerationConfig(
         **{f"{name}_token_id": value for name, value in token_ids.items()},
-        max_new_tokens=recipe.decoding.max_new_tokens,
+        max_new_tokens=min(recipe.decoding.max_new_tokens, config.max_position_embeddings),
         **recipe.decoding.search_options(),
     )
     return model
+
+
+def gives_scale(attention: Any) -> bool:
+    """Whether an attention field of a recipe says itself what the scale starts from."""
+    return isinstance(attention, dict) and not {"scale", "scale_length"}.isdisjoint(attention)
 
 
 def _measured_scales(recipe: Recipe, train: Dataset) -> dict[str, dict[str, Any]]:
     """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
     config = recipe.model_config()
     changed = {}
-    for name in ("attention", *(f"{site}_attention" for site in SITES)):
-        given, value = recipe.model.get(name), getattr(config, name)
-        is_given = isinstance(given, dict) and not {"scale", "scale_length"}.isdisjoint(given)
-        if value is None or is_given:
+    for name in ATTENTION_FIELDS:
+        value = getattr(config, name)
+        if value is None or gives_scale(recipe.model.get(name)):
             continue
         attention = AttentionConfig.parse(value)
         if attention.score == "cosine" and attention.scale is None:

@@ -40,6 +40,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         eval_dataset: those and, for BLEU, the texts `source` and `target`; or a dict of such data sets.
         processing_class: tokenizer of the source side.
         target_tokenizer: of the target side; None if it is the same.
+        decoding: options of `evaluation.translation.translate` for the BLEU of evaluations that give none; None for
+            `args.generation_num_beams` and its defaults.
         options: of `Seq2SeqTrainer`, such as `callbacks`.
     """
 
@@ -54,9 +56,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         *,
         processing_class: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
+        decoding: dict[str, Any] | None = None,
         **options: Any,
     ):
         self.target_tokenizer = target_tokenizer or processing_class
+        self.decoding = decoding or {}
         self.meter = TrainingMeter()
         use_cache = model.config.use_cache
         super().__init__(
@@ -202,7 +206,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def translations(self, sources: list[str], **gen_kwargs: Any) -> list[str]:
         """Translate texts, each process its share; every process gets all translations in the given order."""
-        options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens, **gen_kwargs}
+        options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
+        options |= gen_kwargs or self.decoding
         share = range(self.args.process_index, len(sources), self.args.world_size)
         texts = []
         if share:
