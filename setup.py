@@ -5,14 +5,14 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # The library itself, and anything loaded from the Hub, needs these two and nothing else.
-INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.5,<3"]
+INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.9,<3"]
 
 # Each extra names one job; each package in it has one reason.
 EXTRAS_REQUIRE = {
     # data, training, scoring and curves of translation models
     "train": [
         "accelerate>=1.4",  # Trainer
-        "datasets>=4.0",  # Hub and local data
+        "datasets>=4.8",  # Hub and local data
         "evaluate>=0.4.3",  # metric interface
         "sacrebleu>=2.4",  # BLEU and chrF with signatures
         "pyyaml>=6.0",  # recipes
