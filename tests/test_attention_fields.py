@@ -90,7 +90,8 @@ def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(field, name
         ({"value_norm": "l2", "score": "cosine"}, set()),
         ({"learned_scale": True}, {"scale"}),
     ],
-    ids=str,
+    # sorted, as the processes of pytest-xdist must agree on the names of the tests
+    ids=lambda value: str(value if isinstance(value, dict) else sorted(value)),
 )
 def test_parameter_names_are_the_public_ones(setting, names):
     projections = {f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")}
