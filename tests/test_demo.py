@@ -161,7 +161,7 @@ def test_make_hands_text_on_untouched(tmp_path, way, target):
     # the tests may run under make themselves
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     process = subprocess.run(
-        ["make", target, f"VENV={tmp_path}", *given],
+        ["make", "--no-print-directory", target, f"VENV={tmp_path}", *given],
         cwd=ROOT,
         env=environment | ({"TEXT": AWKWARD_TEXT} if way == "environment" else {}),
         capture_output=True,
