@@ -7,8 +7,7 @@ from transformers import DynamicCache
 class SourceCache(DynamicCache):
     """Keys and values of the source: all beams of a sentence hold the same, so that a change of beams moves nothing.
 
-    Beam search only ever exchanges beams of one sentence. Not copying the source at every step saves about a
-    twentieth of its time.
+    Beam search only ever exchanges beams of one sentence, so the source need not be copied at every step.
     """
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
