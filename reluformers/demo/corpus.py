@@ -17,12 +17,7 @@ from typing import NamedTuple
 
 from babel import Locale
 from babel.core import get_global
-from babel.dates import (
-    format_date,
-    format_interval,
-    format_time,
-    format_timedelta,
-)
+from babel.dates import format_date, format_interval, format_time, format_timedelta
 from babel.lists import format_list
 from babel.numbers import format_compact_decimal, format_currency, format_percent
 from babel.units import format_compound_unit, format_unit
@@ -142,6 +137,11 @@ def joined(pattern: str, *parts: Render) -> Render:
     return lambda locale: pattern.format(*(part(locale) for part in parts))
 
 
+def at_place(rng: random.Random, part: Render) -> Render:
+    """The part, half the time after a country and a colon."""
+    return joined("{}: {}", territory(rng), part) if rng.random() < 0.5 else part
+
+
 def random_number(rng: random.Random) -> Decimal:
     """A number of up to six digits, one in three with one or two decimals."""
     decimals = rng.choice((0, 0, 0, 0, 1, 2))
@@ -159,13 +159,13 @@ def random_time(rng: random.Random) -> time:
 
 
 def date_line(rng: random.Random) -> Render:
-    """ "Wednesday, January 3, 2024"."""
+    """A day, such as "Wednesday, January 3, 2024"."""
     day, style = random_date(rng), rng.choice(("full", "long", "medium"))
     return lambda locale: format_date(day, style, locale)
 
 
 def moment_line(rng: random.Random) -> Render:
-    """ "January 3, 2024, 3:04 PM": twelve hours become twenty-four."""
+    """A day and a time, such as "January 3, 2024, 3:04 PM": twelve hours become twenty-four."""
     moment = datetime.combine(random_date(rng), random_time(rng))
     style = rng.choice(("full", "long"))
     return lambda locale: (
@@ -176,7 +176,7 @@ def moment_line(rng: random.Random) -> Render:
 
 
 def interval_line(rng: random.Random) -> Render:
-    """ "Jan 3 – 7, 2024": what both ends share is said once."""
+    """Two days, such as "Jan 3 – 7, 2024": what they share is said once."""
     start = random_date(rng)
     end = start + timedelta(days=rng.choice((rng.randint(1, 20), rng.randint(30, 1000))))
     skeleton = rng.choice(("yMMMd", "yMMMEd", "yMMMM"))
@@ -184,14 +184,12 @@ def interval_line(rng: random.Random) -> Render:
 
 
 def relative_line(rng: random.Random) -> Render:
-    """ "in 5 days", "2 weeks ago": in German the noun takes the dative."""
+    """A time from now, such as "in 5 days" and "2 weeks ago": in German the noun takes the dative."""
     unit = rng.choice(list(RELATIVE))
     seconds, most = RELATIVE[unit]
     delta = timedelta(seconds=rng.choice((-1, 1)) * rng.randint(1, most) * seconds)
-    return joined(
-        "{}: {}",
-        territory(rng),
-        lambda locale: format_timedelta(delta, unit, threshold=1e9, add_direction=True, locale=locale),
+    return at_place(
+        rng, lambda locale: format_timedelta(delta, unit, threshold=1e9, add_direction=True, locale=locale)
     )
 
 
@@ -201,7 +199,7 @@ def quantity(value: int | Decimal, unit: str) -> Render:
 
 
 def duration_line(rng: random.Random) -> Render:
-    """ "3 hours and 20 minutes"."""
+    """Two or three amounts of time, such as "3 hours and 20 minutes"."""
     first = rng.randrange(len(DURATIONS) - 1)
     chosen = DURATIONS[first : first + rng.randint(2, 3)]
     return listed([quantity(rng.randint(1, 59), f"duration-{unit}") for unit in chosen], "standard")
@@ -218,55 +216,53 @@ def measure(rng: random.Random) -> Render:
 
 
 def measure_line(rng: random.Random) -> Render:
-    """ "Iceland: 12.5 square kilometers"."""
-    return joined("{}: {}", territory(rng), measure(rng)) if rng.random() < 0.5 else measure(rng)
+    """A measured quantity, such as "Iceland: 12.5 square kilometers"."""
+    return at_place(rng, measure(rng))
 
 
 def money_line(rng: random.Random) -> Render:
-    """ "1,234.50 Swiss francs"."""
+    """A sum of money, such as "1,234.50 Swiss francs"."""
     amount, code = random_number(rng), rng.choice(currencies())
     return lambda locale: format_currency(amount, code, locale=locale, format_type="name")
 
 
 def share_line(rng: random.Random) -> Render:
-    """ "Brazil: 3.4 million", or a share of it in percent."""
+    """A big number in words or a share, such as "Brazil: 3.4 million" and "12.5%"."""
     tenths = rng.randint(10, 9_999)
     if rng.random() < 0.5:
         number = tenths * 10 ** rng.choice((5, 8))
-        return joined(
-            "{}: {}",
-            territory(rng),
-            lambda locale: format_compact_decimal(number, format_type="long", locale=locale, fraction_digits=1),
+        return at_place(
+            rng, lambda locale: format_compact_decimal(number, format_type="long", locale=locale, fraction_digits=1)
         )
     share = Decimal(tenths) / 10_000
-    return joined("{}: {}", territory(rng), lambda locale: format_percent(share, "#,##0.0 %", locale))
+    return at_place(rng, lambda locale: format_percent(share, locale=locale, decimal_quantization=False))
 
 
 def places_line(rng: random.Random) -> Render:
-    """ "Germany, France, and Italy"."""
-    codes = rng.sample(territories(), rng.randint(2, 4))
+    """One to four countries, such as "Germany, France, and Italy"."""
+    codes = rng.sample(territories(), rng.randint(1, 4))
     return listed([named("territories", code) for code in codes], rng.choice(("standard", "or")))
 
 
 def cities_line(rng: random.Random) -> Render:
-    """ "Vienna, Rome, or Tokyo"."""
-    zones = rng.sample(cities(), rng.randint(2, 4))
+    """One to four cities, such as "Vienna, Rome, or Tokyo"."""
+    zones = rng.sample(cities(), rng.randint(1, 4))
     return listed([city(zone) for zone in zones], rng.choice(("standard", "or")))
 
 
 def languages_line(rng: random.Random) -> Render:
-    """ "Danish, Greek, and Welsh"."""
-    codes = rng.sample(languages(), rng.randint(2, 4))
+    """One to four languages, such as "Danish, Greek, and Welsh"."""
+    codes = rng.sample(languages(), rng.randint(1, 4))
     return listed([named("languages", code) for code in codes], rng.choice(("standard", "or")))
 
 
 def locale_line(rng: random.Random) -> Render:
-    """ "Danish (Greenland)"."""
+    """A language as spoken somewhere, such as "Danish (Greenland)"."""
     return joined("{} ({})", named("languages", rng.choice(languages())), territory(rng))
 
 
 def zone_line(rng: random.Random) -> Render:
-    """ "3:04 PM Japan Standard Time"."""
+    """A time in a time zone, such as "3:04 PM Japan Standard Time"."""
     clock, (zone, variant) = random_time(rng), rng.choice(time_zones())
     return joined(
         "{} {}",
@@ -276,7 +272,7 @@ def zone_line(rng: random.Random) -> Render:
 
 
 def entry_line(rng: random.Random) -> Render:
-    """ "Vienna or Rome: Wednesday, January 3, 2024, 3:04 PM; 3 hours and 20 minutes": three lines in one."""
+    """Three lines in one, such as "Vienna or Rome: January 3, 2024, 3:04 PM; 3 hours and 20 minutes"."""
     place = rng.choice((cities_line, places_line, locale_line))
     when = rng.choice((date_line, moment_line, interval_line))
     what = rng.choice((duration_line, money_line, measure))
