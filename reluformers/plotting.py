@@ -1,13 +1,16 @@
-"""Pictures of training runs."""
+"""Pictures of training runs and of what a classifier confuses."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
-from matplotlib import rc_context
+import numpy as np
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
 from .files import atomic_write
 
@@ -16,14 +19,20 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _FORMATS = (".png", ".svg")
 _X_LABELS = {"step": "updates", "epoch": "epochs"}
 
-_Y_LABELS = {"eval_loss": "loss (nats per token)", "eval_bleu": "evaluation BLEU"}
+_PANELS = (("loss", "eval_loss"), ("eval_bleu",), ("eval_accuracy",))
+_Y_LABELS = {"eval_loss": "loss (nats)", "eval_bleu": "evaluation BLEU", "eval_accuracy": "evaluation accuracy"}
 _LINE_NAMES = {"loss": "training loss", "eval_loss": "evaluation loss"}
 _LINES = {
     "loss": {"linewidth": 0.9, "alpha": 0.75},
     "eval_loss": {"linewidth": 2.0, "marker": "o", "markersize": 4},
     "eval_bleu": {"linewidth": 2.0, "marker": "o", "markersize": 4},
+    "eval_accuracy": {"linewidth": 2.0, "marker": "o", "markersize": 4},
 }
 _DASHES = ("-", "--", ":", "-.")
+
+# as many classes have a number in each cell and as many a label each; inches of a cell in between
+_NUMBERED_CLASSES, _LABELLED_CLASSES = 20, 120
+_NAME_LENGTH = 24
 
 LogHistory = Sequence[Mapping[str, float]]
 
@@ -31,14 +40,15 @@ LogHistory = Sequence[Mapping[str, float]]
 def plot_training_curves(
     runs: Mapping[str, LogHistory] | LogHistory, path: str | Path, *, x: str = "step", title: str | None = None
 ) -> Path:
-    """Draw the losses and, where it was measured, the BLEU of one or several runs.
+    """Draw the losses and, where it was measured, the BLEU or accuracy of one or several runs.
 
     The training loss is thin, the evaluation loss thick with markers; a run has one colour in both panels. Of our
     models the training loss holds label smoothing and the regulariser as well, the evaluation loss does not.
 
     Args:
         runs: {name: log history} or one log history, as in `trainer.state.log_history` or `trainer_state.json`:
-            dicts with `step`, `epoch` and some of `loss`, `eval_loss` (nats per token), `eval_bleu` (0 to 100).
+            dicts with `step`, `epoch` and some of `loss`, `eval_loss` (nats per token or image), `eval_bleu` (0 to
+            100), `eval_accuracy` (0 to 1).
         path: picture to write, .png or .svg.
         x: "step" or "epoch".
         title: text above the picture.
@@ -49,19 +59,13 @@ def plot_training_curves(
     Raises:
         ValueError: the suffix or `x` is not allowed, or no run has anything to draw.
     """
-    path = Path(path)
-    if path.suffix not in _FORMATS:
-        raise ValueError(f"The picture {path} must end in one of {list(_FORMATS)}.")
+    path = _checked_path(path)
     if x not in _X_LABELS:
         raise ValueError(f"x={x!r} is not one of {list(_X_LABELS)}.")
     runs = runs if isinstance(runs, Mapping) else {"": runs}
-    panels = [
-        keys
-        for keys in (("loss", "eval_loss"), ("eval_bleu",))
-        if any(_points(log, key, x)[0] for log in runs.values() for key in keys)
-    ]
+    panels = [keys for keys in _PANELS if any(_points(log, key, x)[0] for log in runs.values() for key in keys)]
     if not panels:
-        raise ValueError(f"None of the runs {list(runs)} has loss, eval_loss or eval_bleu at some {x} in its log.")
+        raise ValueError(f"None of the runs {list(runs)} has one of {list(_LINES)} at some {x} in its log.")
     width = 5.5 * len(panels)
     columns = max(1, int(width / (0.6 + 0.09 * max(map(len, runs)))))  # inches of a line sample and of its name
     figure = Figure(figsize=(width, 3.6 + 0.22 * ceil(len(runs) / columns)), layout="constrained")
@@ -72,7 +76,65 @@ def plot_training_curves(
     names = [Line2D([], [], **_style(number), linewidth=2.5, label=name) for number, name in enumerate(runs) if name]
     if names:
         figure.legend(handles=names, loc="outside lower center", ncols=min(len(names), columns), frameon=False)
-    # no date in an SVG, so that the same runs give the same picture
+    return _save(figure, path)
+
+
+def plot_confusion_matrix(
+    matrix: np.ndarray | Sequence[Sequence[int]],
+    class_names: Sequence[str],
+    path: str | Path,
+    *,
+    title: str | None = None,
+) -> Path:
+    """Draw how often the images of each class were taken for which class.
+
+    A row is a true class, a column a predicted one. The colour is the share of the row, on a square-root scale that
+    shows rare mistakes too; the cells hold the counts where there are few classes. A class without images is grey.
+
+    Args:
+        matrix: counts [true classes, predicted classes], whole numbers.
+        class_names: a name for each row; long ones are shortened.
+        path: picture to write, .png or .svg.
+        title: text above the picture.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        ValueError: the suffix is not allowed, the matrix is not a square of counts, or the names do not fit it.
+    """
+    path = _checked_path(path)
+    counts = _checked_counts(matrix, class_names)
+    images = counts.sum(1, keepdims=True)
+    shares = np.ma.masked_array(counts / np.maximum(images, 1), mask=np.broadcast_to(images == 0, counts.shape))
+    classes = len(counts)
+    cell = _cell_size(classes)
+    figure = Figure(figsize=(classes * cell + 3, classes * cell + 2), layout="constrained")
+    axes = figure.subplots()
+    colours = colormaps["Blues"].with_extremes(bad="0.88")
+    picture = axes.imshow(shares, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    _label_classes(axes, class_names, font_size=min(10.0, 62 * cell))
+    if classes <= _NUMBERED_CLASSES:
+        _number_cells(axes, counts, shares, font_size=min(10.0, 88 * cell / (1 + len(str(counts.max())))))
+    bar = figure.colorbar(picture, ax=axes, shrink=min(1.0, 4 / (classes * cell)), format=PercentFormatter(1.0))
+    bar.set_ticks([0, 0.01, 0.05, 0.2, 0.5, 1])
+    bar.set_label("share of the true class")
+    bar.outline.set_visible(False)
+    if title:
+        figure.suptitle(title)
+    return _save(figure, path)
+
+
+def _checked_path(path: str | Path) -> Path:
+    """Return the path of a picture if its format is known."""
+    path = Path(path)
+    if path.suffix not in _FORMATS:
+        raise ValueError(f"The picture {path} must end in one of {list(_FORMATS)}.")
+    return path
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    """Write a picture; without a date in an SVG, so that the same numbers give the same file."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with atomic_write(path) as temporary, rc_context({"svg.hashsalt": "reluformers"}):
         figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
@@ -105,7 +167,60 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
         )
     axes.set_xlabel(_X_LABELS[x])
     axes.set_ylabel(_Y_LABELS[keys[-1]])
+    if keys == ("eval_accuracy",):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.02)
+
+
+def _checked_counts(matrix: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> np.ndarray:
+    """Return the matrix as int64 [classes, classes] if it is one of counts and has a name for each class."""
+    counts = np.asarray(matrix)
+    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.size:
+        raise ValueError(f"A confusion matrix must be a square, got the shape {list(counts.shape)}.")
+    if not np.issubdtype(counts.dtype, np.integer) or counts.min() < 0:
+        raise ValueError(f"A confusion matrix must hold counts, got {counts.dtype} from {counts.min()} on.")
+    if len(class_names) != len(counts):
+        raise ValueError(f"There are {len(class_names)} class names for a matrix of {len(counts)} classes.")
+    return counts.astype(np.int64)
+
+
+def _cell_size(classes: int) -> float:
+    """Return the inches of a cell: room for a number, else for a line of text, else what fits a picture of 20."""
+    if classes <= _NUMBERED_CLASSES:
+        return 0.9 if classes < 5 else 0.5
+    return max(0.13, 8 / classes) if classes <= _LABELLED_CLASSES else 16 / classes
+
+
+def _label_classes(axes: Axes, class_names: Sequence[str], font_size: float) -> None:
+    """Put the names on both axes; of very many classes every n-th."""
+    ticks = range(0, len(class_names), ceil(len(class_names) / _LABELLED_CLASSES))
+    labels = [_shortened(class_names[tick]) for tick in ticks]
+    font_size = max(font_size, 6.0)
+    is_short = len(class_names) < 5 and max(map(len, labels)) <= 8
+    axes.set_yticks(ticks, labels, fontsize=font_size)
+    axes.set_xticks(ticks, labels, fontsize=font_size, rotation=0 if is_short else 90)
+    axes.set_ylabel("true class")
+    axes.set_xlabel("predicted class")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+
+
+def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray, font_size: float) -> None:
+    """Write the counts into the cells, and none where it is 0."""
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        axes.text(
+            column,
+            row,
+            str(counts[row, column]),
+            color="white" if shares[row, column] > 0.35 else "0.15",
+            fontsize=font_size,
+            ha="center",
+            va="center",
+        )

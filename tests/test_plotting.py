@@ -1,6 +1,7 @@
-"""Training curves: what is drawn, formats, bad input."""
+"""Training curves and confusion matrices: what is drawn, formats, bad input."""
 
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import matplotlib.colors
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from reluformers.plotting import plot_training_curves
+from reluformers.plotting import plot_confusion_matrix, plot_training_curves
 
 
 def log_history(shift: float = 0.0, bleu: bool = True) -> list[dict]:
@@ -77,6 +78,17 @@ def test_a_run_without_bleu_keeps_its_colour(tmp_path, drawn):
     assert bleu.lines[-1].get_color() == colours[2]
 
 
+def test_accuracy_takes_the_place_of_bleu(tmp_path, drawn):
+    log = [{"step": 10, "loss": 2.0}, {"step": 20, "eval_loss": 1.5, "eval_accuracy": 0.25}]
+    log.append({"step": 40, "eval_loss": 1.0, "eval_accuracy": 0.75})
+    plot_training_curves({"relu-vit": log}, tmp_path / "curves.png")
+    loss, accuracy = drawn[0].axes
+    assert curves(loss) == [([10], [2.0]), ([20, 40], [1.5, 1.0])]
+    assert curves(accuracy) == [([20, 40], [0.25, 0.75])]
+    assert accuracy.get_ylabel() == "evaluation accuracy"
+    assert {label.get_text()[-1] for label in accuracy.get_yticklabels()} == {"%"}
+
+
 def test_many_runs_differ_in_colour_or_dashes(tmp_path, drawn):
     plot_training_curves({f"run {number}": log_history(number) for number in range(20)}, tmp_path / "curves.png")
     bleu = drawn[0].axes[1]
@@ -103,11 +115,74 @@ def test_infinite_and_missing_values_leave_gaps(tmp_path, drawn):
     [
         ({"a": log_history()}, "curves.pdf", "step", r"\.pdf must end in one of .*\.png"),
         ({"a": log_history()}, "curves.png", "hours", "'hours' is not one of .*epoch"),
-        ({"a": [], "b": [{"step": 1, "train_runtime": 1.0}]}, "curves.png", "step", r"\['a', 'b'\] has loss"),
+        (
+            {"a": [], "b": [{"step": 1, "train_runtime": 1.0}]},
+            "curves.png",
+            "step",
+            r"\['a', 'b'\] has one of \['loss'",
+        ),
         ({}, "curves.png", "step", "None of the runs"),
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_written(tmp_path, runs, name, x, message):
     with pytest.raises(ValueError, match=message):
         plot_training_curves(runs, tmp_path / name, x=x)
+    assert not list(tmp_path.iterdir())
+
+
+COUNTS = [[8, 2, 0], [1, 0, 99], [0, 0, 0]]
+NAMES = ["cat", "dog", "a class with a name that is far too long for an axis"]
+
+
+def test_confusion_matrix_shows_counts_shares_and_names(tmp_path, drawn):
+    path = plot_confusion_matrix(COUNTS, NAMES, tmp_path / "confusion.png", title="test")
+    axes, bar = drawn[0].axes
+    shares = axes.images[0].get_array()
+    np.testing.assert_allclose(shares[:2], [[0.8, 0.2, 0], [0.01, 0, 0.99]])
+    assert shares.mask[2].all()  # a class without images has no shares
+    assert not shares.mask[:2].any()
+    assert axes.images[0].get_clim() == (0, 1)
+    numbers = {text.get_position(): text.get_text() for text in axes.texts}
+    assert numbers == {(0, 0): "8", (1, 0): "2", (0, 1): "1", (2, 1): "99"}  # (column, row), none where it is 0
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["cat", "dog", "a class with a name tha…"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
+    assert "true class" in bar.get_ylabel()
+    assert drawn[0].get_suptitle() == "test"
+    assert imread(path).std() > 0
+
+
+@pytest.mark.parametrize(("classes", "is_numbered"), [(1, True), (2, True), (20, True), (21, False), (100, False)])
+def test_labels_of_a_confusion_matrix_do_not_touch(tmp_path, drawn, classes, is_numbered):
+    names = [f"class {number}" for number in range(classes)]
+    plot_confusion_matrix(np.full((classes, classes), 1000), names, tmp_path / "confusion.svg")
+    axes = drawn[0].axes[0]
+    assert len(axes.texts) == (classes**2 if is_numbered else 0)
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels(), axes.texts[:classes]):
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(one.overlaps(next_one) for one, next_one in pairwise(boxes))
+
+
+def test_very_many_classes_are_labelled_in_part(tmp_path, drawn):
+    plot_confusion_matrix(np.eye(300, dtype=int), [f"class {number}" for number in range(300)], tmp_path / "c.png")
+    labels = drawn[0].axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == [f"class {number}" for number in range(0, 300, 3)]
+    assert max(drawn[0].get_size_inches()) < 20
+
+
+@pytest.mark.parametrize(
+    ("matrix", "names", "file", "message"),
+    [
+        (COUNTS, NAMES, "c.jpg", r"c\.jpg must end in one of"),
+        ([[1, 2]], ["a"], "c.png", r"a square, got the shape \[1, 2\]"),
+        ([], [], "c.png", r"a square, got the shape \[0\]"),
+        ([[0.5]], ["a"], "c.png", "must hold counts, got float64"),
+        ([[-1]], ["a"], "c.png", "from -1 on"),
+        (COUNTS, NAMES[:2], "c.png", "2 class names for a matrix of 3 classes"),
+    ],
+)
+def test_bad_confusion_matrix_is_refused(tmp_path, matrix, names, file, message):
+    with pytest.raises(ValueError, match=message):
+        plot_confusion_matrix(matrix, names, tmp_path / file)
     assert not list(tmp_path.iterdir())
