@@ -33,8 +33,7 @@ from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.data.loading import load_translation_split
 from reluformers.data.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 from reluformers.errors import run_main
-from reluformers.training.arguments import TranslationTrainingArguments
-from reluformers.training.trainer import TranslationTrainer
+from reluformers.training import TranslationTrainer, TranslationTrainingArguments
 
 PEER = "marian"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -21,7 +21,7 @@ from reluformers.demo.pipeline import (
     write_corpus,
 )
 from reluformers.errors import run_main
-from reluformers.training import load_recipe
+from reluformers.training import TranslationRecipe
 
 RECIPE = Path(__file__).with_name("recipes") / "demo.yaml"
 DEFAULT_TEXT = "Vienna, Rome, and Tokyo: Wednesday, January 3, 2024, 3:04 PM; 3 hours and 20 minutes"
@@ -47,7 +47,7 @@ def train(folder: Path) -> None:
     print(
         f"corpus: {len(corpus.train):,} training and {len(corpus.held_out)} held-out lines in {files['train'].parent}"
     )
-    results = train_model(load_recipe(RECIPE), files, folder, report=print)
+    results = train_model(TranslationRecipe.load(RECIPE), files, folder, report=print)
     minutes = (time.perf_counter() - start) / 60
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
     print(f"after {minutes:.1f} minutes; saved in {folder}\n\nTen held-out lines:")

@@ -13,7 +13,7 @@ import datasets
 import transformers
 
 from reluformers.errors import run_main
-from reluformers.training import load_recipe, train_translation
+from reluformers.training import TranslationRecipe, train_translation
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
-    recipe = load_recipe(options.recipe, options.overrides)
+    recipe = TranslationRecipe.load(options.recipe, options.overrides)
     train_translation(recipe, options.output_dir, resume=options.resume, report=print)
 
 

@@ -22,7 +22,7 @@ from reluformers.demo.pipeline import (
     write_corpus,
 )
 from reluformers.errors import UserError
-from reluformers.training import load_recipe
+from reluformers.training import TranslationRecipe
 
 ROOT = Path(__file__).parents[1]
 # make, the shell or Python could each take a part of it for their own
@@ -75,7 +75,7 @@ def test_bad_text_is_refused(text, message):
 
 
 def test_recipe_has_a_position_for_every_character():
-    recipe = load_recipe(ROOT / "scripts" / "recipes" / "demo.yaml")
+    recipe = TranslationRecipe.load(ROOT / "scripts" / "recipes" / "demo.yaml")
     # one more for the mark before the first word, one for </s>
     assert recipe.model_config().max_position_embeddings >= MAX_TEXT_LENGTH + 2
 

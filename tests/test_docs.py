@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformers.training.recipe import load_recipe
+from reluformers.training import TranslationRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs" / "adding-a-variant.md"
@@ -33,5 +33,5 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
-    recipe = load_recipe(path)
+    recipe = TranslationRecipe.load(path)
     assert recipe.model_config().attention_for("encoder")

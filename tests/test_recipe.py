@@ -6,7 +6,7 @@ import pytest
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 
 from reluformers.errors import UserError
-from reluformers.training.recipe import Recipe, load_recipe
+from reluformers.training import TranslationRecipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "scripts" / "recipes").glob("*.yaml"))
 
@@ -23,7 +23,7 @@ def recipe_file(tmp_path):
 
 
 def test_values_of_the_file(recipe_file):
-    recipe = load_recipe(recipe_file)
+    recipe = TranslationRecipe.load(recipe_file)
     assert recipe.model == {"preset": "reluformer", "d_model": 16}
     assert recipe.training == {"learning_rate": 0.001, "max_tokens": 100}
     assert recipe.data.source_lang == "en"
@@ -32,7 +32,7 @@ def test_values_of_the_file(recipe_file):
 
 
 def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
-    recipe = load_recipe(
+    recipe = TranslationRecipe.load(
         recipe_file,
         [
             "model.preset=qknorm",
@@ -56,14 +56,14 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
 
 
 def test_whole_numbers_are_floats_where_floats_are_meant(recipe_file):
-    recipe = load_recipe(recipe_file, ["training.learning_rate=1", "training.num_train_epochs=3"])
+    recipe = TranslationRecipe.load(recipe_file, ["training.learning_rate=1", "training.num_train_epochs=3"])
     assert isinstance(recipe.training["learning_rate"], float)
     assert recipe.training["num_train_epochs"] == 3.0
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_every_preset_is_a_model(recipe_file, preset):
-    config = load_recipe(recipe_file, [f"model.preset={preset}"]).model_config()
+    config = TranslationRecipe.load(recipe_file, [f"model.preset={preset}"]).model_config()
     assert {config.attention_for(site).preset_name for site in ("encoder", "decoder", "cross")} == {preset}
 
 
@@ -103,7 +103,7 @@ def test_every_preset_is_a_model(recipe_file, preset):
 def test_a_wrong_override_is_named_in_one_line(recipe_file, override, message):
     recipe_file.write_text(recipe_file.read_text() + "  seed: 1\n")
     with pytest.raises(UserError, match=message) as caught:
-        load_recipe(recipe_file, [override])
+        TranslationRecipe.load(recipe_file, [override])
     assert "\n" not in str(caught.value)
 
 
@@ -121,31 +121,33 @@ def test_a_wrong_file_is_named_in_one_line(tmp_path, text, message):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        load_recipe(path)
+        TranslationRecipe.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_binary_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"missing\.yaml: cannot be read as a recipe"):
-        load_recipe(tmp_path / "missing.yaml")
+        TranslationRecipe.load(tmp_path / "missing.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"binary\.yaml: cannot be read as a recipe"):
-        load_recipe(tmp_path / "binary.yaml")
+        TranslationRecipe.load(tmp_path / "binary.yaml")
 
 
 def test_an_empty_file_is_a_recipe_of_defaults(tmp_path):
     (tmp_path / "empty.yaml").write_text("")
-    assert load_recipe(tmp_path / "empty.yaml") == Recipe()
+    assert TranslationRecipe.load(tmp_path / "empty.yaml") == TranslationRecipe()
 
 
 def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
-    recipe = load_recipe(recipe_file, ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9"])
+    recipe = TranslationRecipe.load(
+        recipe_file, ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9"]
+    )
     recipe.save(tmp_path / "saved.yaml")
-    assert load_recipe(tmp_path / "saved.yaml") == recipe
+    assert TranslationRecipe.load(tmp_path / "saved.yaml") == recipe
 
 
 def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
-    recipe = load_recipe(recipe_file, ["training.hub_token=hf_secret"])
+    recipe = TranslationRecipe.load(recipe_file, ["training.hub_token=hf_secret"])
     recipe.save(tmp_path / "saved.yaml")
     assert "hf_secret" not in (tmp_path / "saved.yaml").read_text()
     assert recipe.training["hub_token"] == "hf_secret"
@@ -177,12 +179,12 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
 )
 def test_training_values_that_do_not_go_together(tmp_path, training, message):
     with pytest.raises(UserError, match=message):
-        Recipe(training=training).training_arguments(tmp_path)
+        TranslationRecipe(training=training).training_arguments(tmp_path)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
-    recipe = load_recipe(path)
+    recipe = TranslationRecipe.load(path)
     recipe.training_arguments(tmp_path)
     assert recipe.data.source_lang
     assert recipe.data.target_lang
@@ -191,7 +193,10 @@ def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):
     path = next(path for path in RECIPES if path.stem == "multi30k_en_de")
     own = {"attention", "normalization_loss_weight", "entropy_loss_weight", "architectures", "model_type"}
-    configs = [load_recipe(path, [f"model.preset={preset}"]).model_config().to_dict() for preset in ATTENTION_PRESETS]
+    configs = [
+        TranslationRecipe.load(path, [f"model.preset={preset}"]).model_config().to_dict()
+        for preset in ATTENTION_PRESETS
+    ]
     for config in configs[1:]:
         different = {key for key in config.keys() | configs[0].keys() if config.get(key) != configs[0].get(key)}
         assert different <= own
@@ -200,10 +205,10 @@ def test_the_main_comparison_differs_by_attention_alone(tmp_path):
 def test_base_holds_where_the_recipe_says_nothing(tmp_path):
     (tmp_path / "base.yaml").write_text("model: {preset: rela-g, d_model: 64}\ndecoding: {num_beams: 3}\n")
     (tmp_path / "recipe.yaml").write_text("base: base.yaml\nmodel: {d_model: 32}\n")
-    recipe = load_recipe(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
+    recipe = TranslationRecipe.load(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
     assert recipe.model == {"preset": "rela-g", "d_model": 32}
     assert recipe.decoding.num_beams == 2
-    assert load_recipe(tmp_path / "base.yaml").model["d_model"] == 64
+    assert TranslationRecipe.load(tmp_path / "base.yaml").model["d_model"] == 64
 
 
 @pytest.mark.parametrize(
@@ -217,4 +222,4 @@ def test_base_holds_where_the_recipe_says_nothing(tmp_path):
 def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
-        load_recipe(tmp_path / "recipe.yaml")
+        TranslationRecipe.load(tmp_path / "recipe.yaml")

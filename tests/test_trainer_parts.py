@@ -5,9 +5,9 @@ import torch
 from transformers import DataCollatorForSeq2Seq
 
 from reluformers.data.tokenization import train_tokenizer
-from reluformers.training import TranslationTrainingArguments
-from reluformers.training.collation import PairCollator
+from reluformers.training import TranslationTrainer, TranslationTrainingArguments
 from reluformers.training.meter import TrainingMeter
+from reluformers.training.translation_collation import PairCollator
 
 
 def test_the_collator_equals_that_of_transformers():
@@ -24,7 +24,7 @@ def test_the_collator_equals_that_of_transformers():
 
 
 def test_the_meter_counts_tokens_and_means():
-    meter = TrainingMeter()
+    meter = TrainingMeter(TranslationTrainer.count)
     assert meter.summary() == {}
     inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
     meter.start()

@@ -15,12 +15,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from reluformers.data.tokenization import load_tokenizers
 from reluformers.errors import UserError
 from reluformers.training import (
+    TranslationRecipe,
     TranslationTrainer,
-    load_recipe,
     train_translation,
 )
-from reluformers.training.preparation import build_model, prepare_data
 from reluformers.training.schedules import WarmupThenPlateau
+from reluformers.training.translation_preparation import build_model, prepare_data
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_folder_opens_with_everything_that_belongs_to_it(finished):
     output = model.generate(**tokenizer(["red dog"], return_tensors="pt"))
     assert output.shape[1] <= 21
     assert json.loads((folder / "results.json").read_text()) == results
-    assert load_recipe(folder / "recipe.yaml").data.train["source"].endswith("train.en")
+    assert TranslationRecipe.load(folder / "recipe.yaml").data.train["source"].endswith("train.en")
     assert (folder / "curves.png").stat().st_size > 0
     names = {path.name for path in folder.iterdir()}
     assert not {"training_args.bin", "unfinished", "averaged", "pytorch_model.bin"} & names
@@ -176,9 +176,9 @@ def test_translations_of_all_processes_come_in_order(prepared, tmp_path, monkeyp
         parts.append(part)
         return [pair for part in parts for pair in part]
 
-    monkeypatch.setattr("reluformers.training.trainer.gather_object", gather)
+    monkeypatch.setattr("reluformers.training.translation_trainer.gather_object", gather)
     monkeypatch.setattr(
-        "reluformers.training.trainer.translate", lambda *args, **_: [text.upper() for text in args[2]]
+        "reluformers.training.translation_trainer.translate", lambda *args, **_: [text.upper() for text in args[2]]
     )
     monkeypatch.setattr(type(trainer.args), "world_size", 4)
     for rank in range(4):  # the last one has nothing to do
@@ -285,7 +285,7 @@ def test_bleu_in_training_is_decoded_as_the_recipe_says(files, tmp_path, monkeyp
         seen.append(options)
         return texts
 
-    monkeypatch.setattr("reluformers.training.trainer.translate", translate)
+    monkeypatch.setattr("reluformers.training.translation_trainer.translate", translate)
     train_translation(recipe, tmp_path / "run")
     assert [options.pop("num_beams") for options in seen] == [2, 3]
     assert seen[0] == seen[1]

@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from reluformers.training import Recipe, TranslationTrainer
+from reluformers.training import TranslationRecipe, TranslationTrainer
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
 SIZES = {
@@ -31,8 +31,8 @@ def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
     return {side: str(path) for side, path in paths.items()}
 
 
-def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> Recipe:
-    return Recipe.from_dict(
+def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> TranslationRecipe:
+    return TranslationRecipe.from_dict(
         {
             "model": {"preset": preset, **SIZES},
             "tokenizer": {"vocab_size": 100},

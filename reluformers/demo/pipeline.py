@@ -14,7 +14,7 @@ from typing import NamedTuple
 from reluformers.errors import UserError
 from reluformers.evaluation.translation import load_translation_model, translate
 from reluformers.files import atomic_directory, iterate_lines
-from reluformers.training import Recipe, train_translation
+from reluformers.training import TranslationRecipe, train_translation
 from reluformers.training.run import RECIPE_FILE
 
 from .corpus import KINDS, DemoCorpus, Row
@@ -104,7 +104,7 @@ def _check_corpus_folder(folder: Path) -> None:
             )
 
 
-def train_model(recipe: Recipe, files: dict[str, Path], folder: Path, report: Callable[[str], None]) -> dict:
+def train_model(recipe: TranslationRecipe, files: dict[str, Path], folder: Path, report: Callable[[str], None]) -> dict:
     """Train, score on the held-out rows and save, whole or not at all.
 
     Args:

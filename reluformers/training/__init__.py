@@ -1,8 +1,8 @@
-"""Training of translation models from recipes."""
+"""Training from recipes."""
 
 from .arguments import TranslationTrainingArguments
-from .recipe import Recipe, load_recipe
-from .run import train_translation
-from .trainer import TranslationTrainer
+from .translation_recipe import TranslationRecipe
+from .translation_run import train_translation
+from .translation_trainer import TranslationTrainer
 
-__all__ = ["Recipe", "TranslationTrainer", "TranslationTrainingArguments", "load_recipe", "train_translation"]
+__all__ = ["TranslationRecipe", "TranslationTrainer", "TranslationTrainingArguments", "train_translation"]

@@ -1,33 +1,25 @@
-"""Training arguments of translation models: transformers' own and a few more."""
+"""Training arguments: transformers' own and a few more."""
 
 from dataclasses import dataclass, field
 
 import torch
-from transformers import Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from .schedules import SCHEDULE_OPTIONS, SCHEDULES
 
 
 @dataclass
-class TranslationTrainingArguments(Seq2SeqTrainingArguments):
-    """`Seq2SeqTrainingArguments` with batches by tokens, the papers' schedules and checkpoint averaging.
+class TaskTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with what every task adds: checkpoint averaging and defaults that suit our models.
 
     Args:
-        max_tokens: budget of a batch on one device, in tokens: rows times the longest side with padding. It takes the
-            place of `per_device_train_batch_size` and `per_device_eval_batch_size`.
-        schedule: `"noam"` (`learning_rate` is the factor in front) or `"warmup_then_plateau"` (`learning_rate` is the
-            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None for `lr_scheduler_type`.
         average_last: number of last checkpoints whose weights are averaged at the end; 0 or 1 for no averaging.
-        evaluate_bleu: generate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
-    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch on one device."})
-    schedule: str | None = field(default=None, metadata={"help": "noam, warmup_then_plateau or none."})
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
-    evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
     # a loss that is not finite belongs in the log, and looking for it would make the host wait for every step
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
     # every parameter of our models takes part in every step
@@ -38,10 +30,6 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True
         super().__post_init__()
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
-        if self.schedule is not None and self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}, but must be one of {', '.join(SCHEDULES)} or null")
         if self.label_smoothing_factor:
             raise ValueError(
                 "label_smoothing_factor would hide the labels, and with them the regulariser, from the model: "
@@ -51,16 +39,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
             )
-        self._check_schedule_options()
         self._check_averaging()
-
-    def _check_schedule_options(self) -> None:
-        if self.schedule is None:
-            return
-        for name in self.lr_scheduler_kwargs or {}:
-            if name not in SCHEDULE_OPTIONS[self.schedule]:
-                allowed = ", ".join(SCHEDULE_OPTIONS[self.schedule]) or "none"
-                raise ValueError(f"lr_scheduler_kwargs.{name} is no option of {self.schedule}; allowed: {allowed}")
 
     def _check_averaging(self) -> None:
         if self.average_last < 0:
@@ -75,3 +54,39 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"save_total_limit is {self.save_total_limit}, but average_last needs {self.average_last} checkpoints"
             )
+
+
+@dataclass
+class TranslationTrainingArguments(TaskTrainingArguments, Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with batches by tokens, the papers' schedules and what `TaskTrainingArguments` adds.
+
+    Args:
+        max_tokens: budget of a batch on one device, in tokens: rows times the longest side with padding. It takes the
+            place of `per_device_train_batch_size` and `per_device_eval_batch_size`.
+        schedule: `"noam"` (`learning_rate` is the factor in front) or `"warmup_then_plateau"` (`learning_rate` is the
+            peak; options factor, patience, min_lr in `lr_scheduler_kwargs`); None for `lr_scheduler_type`.
+        evaluate_bleu: generate at each evaluation and log `eval_bleu`, with `generation_num_beams` beams (1 if None).
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    max_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch on one device."})
+    schedule: str | None = field(default=None, metadata={"help": "noam, warmup_then_plateau or none."})
+    evaluate_bleu: bool = field(default=True, metadata={"help": "Log BLEU at each evaluation."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {self.schedule!r}, but must be one of {', '.join(SCHEDULES)} or null")
+        self._check_schedule_options()
+
+    def _check_schedule_options(self) -> None:
+        if self.schedule is None:
+            return
+        for name in self.lr_scheduler_kwargs or {}:
+            if name not in SCHEDULE_OPTIONS[self.schedule]:
+                allowed = ", ".join(SCHEDULE_OPTIONS[self.schedule]) or "none"
+                raise ValueError(f"lr_scheduler_kwargs.{name} is no option of {self.schedule}; allowed: {allowed}")

@@ -1,7 +1,7 @@
 """What the training log says beside the loss: speed, regulariser and null rate."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,12 +10,16 @@ _STATISTICS = ("regularization_loss", "null_rate")
 
 
 class TrainingMeter:
-    """Adds up tokens, seconds and model statistics between two logs, without waiting for the device at each step.
+    """Adds up what was trained on, seconds and model statistics between two logs, without waiting for the device.
 
     `start` and `stop` bracket an update with its data loading; evaluation and saving stay outside.
+
+    Args:
+        count: says what a batch holds, name → number; the number may be a tensor on the device.
     """
 
-    def __init__(self):
+    def __init__(self, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor | int]]):
+        self.count = count
         self.reset()
 
     def reset(self) -> None:
@@ -35,22 +39,22 @@ class TrainingMeter:
             self._seconds += time.perf_counter() - self._started
             self._started = None
 
-    def add(self, inputs: dict[str, Tensor], outputs: dict) -> None:
+    def add(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         """Count one batch.
 
         Args:
-            inputs: of the model; `attention_mask` and `labels`, padded with 0 and a negative number.
+            inputs: of the model.
             outputs: of the model; `regularization_loss` and `null_rate` are scalars, and may be missing.
         """
         self._batches += 1
-        self._sum("source_tokens", inputs["attention_mask"].sum())
-        self._sum("target_tokens", (inputs["labels"] >= 0).sum())
+        for name, number in self.count(inputs).items():
+            self._sum(name, number)
         for name in _STATISTICS:
             value = outputs.get(name)
             if value is not None:
                 self._sum(name, value.detach().float())
 
-    def _sum(self, name: str, value: Tensor) -> None:
+    def _sum(self, name: str, value: Tensor | int) -> None:
         self._sums[name] = self._sums.get(name, 0) + value
 
     def summary(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
@@ -60,8 +64,8 @@ class TrainingMeter:
             reduce: adds a float32 tensor [n] over the processes; None for one process. Every process must call it.
 
         Returns:
-            `regularization_loss` and `null_rate` (means over batches), `source_tokens_per_second` and
-            `target_tokens_per_second` (without padding, all processes together).
+            `regularization_loss` and `null_rate` (means over batches), and `…_per_second` of everything that is
+            counted (all processes together).
         """
         if not self._batches:
             return {}

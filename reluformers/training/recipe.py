@@ -1,182 +1,95 @@
-"""Recipes: one YAML file with everything that defines a training run."""
+"""Recipes: one YAML file with everything that defines a training run.
+
+Each task has a recipe class of its own, which says what its sections are; reading and checking them is the same.
+"""
 
 import dataclasses
 import difflib
 import enum
-import math
 import re
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 from huggingface_hub.dataclasses import type_validator
+from transformers import PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
-from reluformers.configuration.configuration_seq2seq import (
-    Seq2SeqTransformerConfig,
-    seq2seq_config,
-    seq2seq_config_class,
-)
 from reluformers.errors import UserError
 from reluformers.files import atomic_write
 
-from .arguments import TranslationTrainingArguments
-
-# the tokenizer decides on these
-_TOKENIZER_FIELDS = ("vocab_size", "decoder_vocab_size")
-_METRICS = ("loss", "bleu")
+from .arguments import TaskTrainingArguments
 
 
-def _check_least(owner: Any, section: str, least: dict[str, int]) -> None:
-    """Numbers of a section must be at least so much, or None."""
+def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
+    """Numbers of a section must be at least so much, or None.
+
+    Raises:
+        UserError: one is less.
+    """
     for name, minimum in least.items():
         value = getattr(owner, name)
         if value is not None and value < minimum:
             raise UserError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
 
 
-@dataclass
-class TokenizerSection:
-    """Which tokenizer.
+class Recipe(ABC):
+    """What defines a training run; a task's recipe is a dataclass whose fields are the sections.
 
-    Args:
-        path: folder or Hub id of a tokenizer to use; None trains one on the training set.
-        vocab_size: number of tokens of a trained one.
-        shared: one tokenizer for both sides; False trains one for each.
-        min_frequency: a trained merge must occur that often.
-        byte_fallback: unknown characters become bytes instead of <unk>.
+    Every recipe has the sections `model` (`preset`, "softmax" if missing, and fields of its configuration class) and
+    `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
     """
 
-    path: str | None = None
-    vocab_size: int = 32000
-    shared: bool = True
-    min_frequency: int = 2
-    byte_fallback: bool = False
+    arguments_class: ClassVar[type[TaskTrainingArguments]]
+    # keys of the model section that are no fields of the configuration
+    model_options: ClassVar[tuple[str, ...]] = ("preset",)
+    # fields of the configuration that are no matter of the recipe, and why
+    decided_fields: ClassVar[dict[str, str]] = {}
 
-    def __post_init__(self):
-        _check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0})
+    model: dict[str, Any]
+    training: dict[str, Any]
 
+    @staticmethod
+    @abstractmethod
+    def config_class(preset: str) -> type[PreTrainedConfig]:
+        """Configuration class of a preset."""
 
-@dataclass
-class DataSection:
-    """Which sentence pairs.
+    @staticmethod
+    @abstractmethod
+    def make_config(preset: str, **fields: Any) -> PreTrainedConfig:
+        """Configuration of a preset with some fields."""
 
-    Args:
-        path: Hub id of a data set, or folder; None if `train` and `validation` are files.
-        name: configuration of the data set on the Hub.
-        revision: branch, tag or commit on the Hub.
-        train, validation, test: with `path`, the name of the split; without it a file, a list of files, or a mapping
-            with `source` and `target` for parallel text. `test` may stay None.
-        source_lang, target_lang: keys of the translation column, or column names.
-        translation_column: name of the column with a dict of both languages.
-        document_column: name of the column with the document's id, for `document_tokens`.
-        document_tokens: join consecutive sentences of a document up to so many tokens (ReLUFormer, App. B).
-        max_length: drop training pairs with a longer side, in tokens with </s>; None for the model's longest.
-        max_length_ratio: drop training pairs whose longer side has more than that many times the other's tokens.
-    """
+    @staticmethod
+    @abstractmethod
+    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
+        """What evaluations measure, without prefix."""
 
-    path: str | None = None
-    name: str | None = None
-    revision: str | None = None
-    train: str | list[str] | dict[str, str] | None = None
-    validation: str | list[str] | dict[str, str] | None = None
-    test: str | list[str] | dict[str, str] | None = None
-    source_lang: str | None = None
-    target_lang: str | None = None
-    translation_column: str = "translation"
-    document_column: str | None = None
-    document_tokens: int | None = None
-    max_length: int | None = None
-    max_length_ratio: float | int | None = None
-
-    def __post_init__(self):
-        _check_least(self, "data", {"max_length": 1})
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) in ([], {}):
-                raise UserError(f"data.{name} is {getattr(self, name)!r}, but must name a file or split")
-
-
-@dataclass
-class DecodingSection:
-    """How the finished model translates: for the last evaluation and as its generation defaults.
-
-    Args:
-        num_beams: width of the beam; 1 for greedy search.
-        length_penalty: α.
-        penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
-        early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
-        min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
-        max_new_tokens: the longest output of the saved model by default, in tokens, at most as many as the model has
-            positions; the evaluation allows 50 more than the source has.
-
-    Raises:
-        UserError: a number is too small, or α is not finite.
-    """
-
-    num_beams: int = 5
-    length_penalty: float | int = 1.0
-    penalty: Literal["hf", "wu"] = "hf"
-    early_stopping: bool | Literal["never"] = False
-    min_new_tokens: int = 0
-    max_new_tokens: int = 256
-
-    def __post_init__(self):
-        _check_least(self, "decoding", {"num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 1})
-        if not math.isfinite(self.length_penalty):
-            raise UserError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
-
-    def search_options(self) -> dict[str, Any]:
-        """What `generate` and a `GenerationConfig` need of it."""
-        options: dict[str, Any] = {"num_beams": self.num_beams}
-        if self.num_beams > 1:
-            options |= {"length_penalty": float(self.length_penalty), "early_stopping": self.early_stopping}
-        if self.min_new_tokens > 0:
-            options["min_new_tokens"] = self.min_new_tokens
-        return options
-
-
-@dataclass
-class Recipe:
-    """Everything that defines a training run.
-
-    Args:
-        model: `preset` (a name of `ATTENTION_PRESETS`, "softmax" if missing) and fields of its configuration class.
-        tokenizer, data, decoding: see the sections.
-        training: fields of `TranslationTrainingArguments`, all but `output_dir`.
-    """
-
-    model: dict[str, Any] = field(default_factory=dict)
-    tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
-    data: DataSection = field(default_factory=DataSection)
-    training: dict[str, Any] = field(default_factory=dict)
-    decoding: DecodingSection = field(default_factory=DecodingSection)
-
-    def model_config(self, **fields) -> Seq2SeqTransformerConfig:
-        """Configuration of the model, with further fields (those that the tokenizer decides on).
+    def model_config(self, **fields: Any) -> PreTrainedConfig:
+        """Configuration of the model, with further fields (those that the data decide on).
 
         Raises:
             UserError: a field has a value that is not allowed.
         """
         values = {**self.model, **fields}
         try:
-            return seq2seq_config(values.pop("preset", "softmax"), **values)
+            return self.make_config(values.pop("preset", "softmax"), **values)
         except (TypeError, ValueError) as error:
             raise UserError(f"model: {_one_line(error)}") from error
 
-    def training_arguments(self, output_dir: str | Path) -> TranslationTrainingArguments:
+    def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
         """Arguments of the trainer, for an output folder.
 
         Raises:
             UserError: a field has a value that is not allowed.
         """
         try:
-            args = TranslationTrainingArguments(output_dir=str(output_dir), **self.training)
+            args = self.arguments_class(output_dir=str(output_dir), **self.training)
         except (TypeError, ValueError, ImportError) as error:
             raise UserError(f"training: {_one_line(error)}") from error
-        metrics = _METRICS if args.evaluate_bleu else _METRICS[:1]
+        metrics = self.metrics(args)
         if args.metric_for_best_model not in (None, *metrics, *(f"eval_{name}" for name in metrics)):
             raise UserError(
                 f"training.metric_for_best_model is {args.metric_for_best_model!r}, but evaluations measure "
@@ -189,11 +102,32 @@ class Recipe:
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe so that `load_recipe` reads the same, without access tokens."""
+        """Write the recipe so that `load` reads the same, without access tokens."""
         sections = self.to_dict()
         sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
         with atomic_write(path) as temporary:
             temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
+        """Read a recipe.
+
+        Args:
+            path: YAML file with the sections of this task, and `base`, the name of a recipe beside it whose values
+                hold where this one says nothing.
+            overrides: `"section.key=value"` each, later ones win; the value is read as YAML, and
+                `section.key.inner=value` sets one entry of a mapping.
+
+        Raises:
+            UserError: the file is not a recipe, a section or key is not known, or a value is not allowed.
+        """
+        sections = _read_sections(Path(path), [item.name for item in dataclasses.fields(cls)])
+        for override in overrides:
+            _apply_override(sections, override)
+        try:
+            return cls.from_dict(sections)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls, sections: dict[str, dict[str, Any] | None]) -> "Recipe":
@@ -208,34 +142,36 @@ class Recipe:
             _check_name(name, allowed, "section")
             if not isinstance(values, dict | None):
                 raise UserError(f"{name} is {values!r}, but must be a section of keys and values")
-            checked[name] = _CHECKS[name](values or {})
+            checked[name] = cls._check_section(name, values or {})
         recipe = cls(**checked)
         recipe.model_config()
         return recipe
 
+    @classmethod
+    def _check_section(cls, name: str, values: dict[str, Any]) -> Any:
+        if name == "model":
+            return cls._check_model(values)
+        if name == "training":
+            return _check_fields(name, values, cls.arguments_class, ("output_dir",))
+        owner = typing.get_type_hints(cls)[name]
+        return owner(**_check_fields(name, values, owner))
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        path: YAML file with sections `model`, `tokenizer`, `data`, `training`, `decoding`, and `base`, the name of a
-            recipe beside it whose values hold where this one says nothing.
-        overrides: `"section.key=value"` each, later ones win; the value is read as YAML, and `section.key.inner=value`
-            sets one entry of a mapping.
-
-    Raises:
-        UserError: the file is not a recipe, a section or key is not known, or a value is not allowed.
-    """
-    sections = _read_sections(Path(path))
-    for override in overrides:
-        _apply_override(sections, override)
-    try:
-        return Recipe.from_dict(sections)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+    @classmethod
+    def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The model section; the values themselves are checked by the configuration class."""
+        preset = values.get("preset", "softmax")
+        if preset not in list(ATTENTION_PRESETS):
+            raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+        for name, reason in cls.decided_fields.items():
+            if name in values:
+                raise UserError(f"model.{name} {reason}")
+        fields = [item.name for item in dataclasses.fields(cls.config_class(preset))]
+        for name in values:
+            _check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
+        return dict(values)
 
 
-def _read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read_sections(path: Path, names: Iterable[str], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The sections of a recipe over those of its base."""
     if path in seen:
         raise UserError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
@@ -245,13 +181,13 @@ def _read_sections(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
     sections = _parse_yaml(text, str(path)) or {}
     if not isinstance(sections, dict):
-        raise UserError(f"{path}: a recipe has sections {', '.join(_CHECKS)}, but this file holds {sections!r}")
+        raise UserError(f"{path}: a recipe has sections {', '.join(names)}, but this file holds {sections!r}")
     base = sections.pop("base", None)
     if base is None:
         return sections
     if not isinstance(base, str):
         raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
-    merged = _read_sections(path.parent / base, (*seen, path))
+    merged = _read_sections(path.parent / base, names, (*seen, path))
     for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values
@@ -354,26 +290,3 @@ def _describe(hint: Any) -> str:
     if parts:
         return " or ".join(_describe(part) for part in parts)
     return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
-
-
-def _check_model(values: dict[str, Any]) -> dict[str, Any]:
-    """The model section; the values themselves are checked by the configuration class."""
-    preset = values.get("preset", "softmax")
-    if preset not in list(ATTENTION_PRESETS):
-        raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
-    for name in _TOKENIZER_FIELDS:
-        if name in values:
-            raise UserError(f"model.{name} follows from the tokenizer: set tokenizer.vocab_size instead")
-    allowed = [f"model.{item.name}" for item in dataclasses.fields(seq2seq_config_class(preset))]
-    for name in values:
-        _check_name(f"model.{name}", [*allowed, "model.preset"], "key")
-    return dict(values)
-
-
-_CHECKS = {
-    "model": _check_model,
-    "tokenizer": lambda values: TokenizerSection(**_check_fields("tokenizer", values, TokenizerSection)),
-    "data": lambda values: DataSection(**_check_fields("data", values, DataSection)),
-    "training": lambda values: _check_fields("training", values, TranslationTrainingArguments, ("output_dir",)),
-    "decoding": lambda values: DecodingSection(**_check_fields("decoding", values, DecodingSection)),
-}

@@ -26,7 +26,7 @@ from reluformers.data.tokenization import (
 )
 from reluformers.errors import UserError
 
-from .recipe import DataSection, Recipe, TokenizerSection
+from .translation_recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class PreparedData:
     tokenizers: Tokenizers
 
 
-def load_splits(data: DataSection) -> dict[str, Dataset]:
+def load_splits(data: TranslationDataSection) -> dict[str, Dataset]:
     """Read the splits that a recipe names: `train`, `validation` and perhaps `test`.
 
     Raises:
@@ -72,7 +72,7 @@ def load_splits(data: DataSection) -> dict[str, Dataset]:
     return splits
 
 
-def _load_split(data: DataSection, split: str, source: str | list[str] | dict[str, str]) -> Dataset:
+def _load_split(data: TranslationDataSection, split: str, source: str | list[str] | dict[str, str]) -> Dataset:
     options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
     if data.document_tokens is not None:
         options["document_column"] = data.document_column
@@ -115,7 +115,7 @@ def make_tokenizers(section: TokenizerSection, train: Dataset, max_length: int) 
 
 
 def prepare_data(
-    recipe: Recipe, folder: Path, *, reuse_tokenizers: bool, report: Callable[[str], None] = logger.info
+    recipe: TranslationRecipe, folder: Path, *, reuse_tokenizers: bool, report: Callable[[str], None] = logger.info
 ) -> PreparedData:
     """Load, tokenise and clean.
 
@@ -149,7 +149,7 @@ def prepare_data(
     return PreparedData(train.select_columns(["input_ids", "labels"]).flatten_indices(), evaluation, tokenizers)
 
 
-def build_model(recipe: Recipe, prepared: PreparedData) -> PreTrainedModel:
+def build_model(recipe: TranslationRecipe, prepared: PreparedData) -> PreTrainedModel:
     """A fresh model for the recipe and its tokenizers, with generation defaults of the decoding section.
 
     The scale of cosine attention starts from the measured length of the training set unless the recipe gives one
@@ -188,7 +188,7 @@ def gives_scale(attention: Any) -> bool:
     return isinstance(attention, dict) and not {"scale", "scale_length"}.isdisjoint(attention)
 
 
-def _measured_scales(recipe: Recipe, train: Dataset) -> dict[str, dict[str, Any]]:
+def _measured_scales(recipe: TranslationRecipe, train: Dataset) -> dict[str, dict[str, Any]]:
     """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
     config = recipe.model_config()
     changed = {}
