@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -59,6 +60,28 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
         _swap(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_output_files(*paths: str | os.PathLike | None) -> None:
+    """Refuse files that could not be written, before the work whose results they are to hold.
+
+    Args:
+        paths: The files; None for one that is not asked for.
+
+    Raises:
+        UserError: If one is a folder, its folder cannot be written to, or two are the same.
+    """
+    wanted = [Path(path).resolve() for path in paths if path]
+    for number, path in enumerate(wanted):
+        if path in wanted[:number]:
+            raise UserError(f"{path}: is to hold two kinds of results; choose two paths")
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
+        folder = next(parent for parent in path.parents if parent.exists())
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
 
 
 def iterate_lines(path: str | os.PathLike) -> Iterator[str]:

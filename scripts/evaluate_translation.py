@@ -11,9 +11,7 @@ The decoding of the ReLA and QKNorm papers:
 import argparse
 import json
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import datasets
 import torch
@@ -25,7 +23,7 @@ from reluformers.errors import UserError, run_main
 from reluformers.evaluation.attention_report import attention_report, format_attention_report, teacher_forced_batches
 from reluformers.evaluation.metrics import ChrF, SacreBLEU
 from reluformers.evaluation.translation import PENALTIES, check_search, load_translation_model, translate
-from reluformers.files import atomic_write
+from reluformers.files import atomic_write, check_output_files
 
 LANGUAGES = ("source_lang", "target_lang")
 EARLY_STOPPING = {"heuristic": False, "first": True, "never": "never"}
@@ -89,17 +87,7 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError(f"min_new_tokens must be at least 0, got {options.min_new_tokens}")
     if options.tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-    paths = [Path(path).resolve() for path in (options.output, options.predictions) if path]
-    if len(paths) > len(set(paths)):
-        raise UserError(f"{options.output}: is to hold both results and predictions; choose two paths")
-    for path in paths:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
-        folder = next(parent for parent in path.parents if parent.exists())
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
+    check_output_files(options.output, options.predictions)
 
 
 def evaluate(options, model, tokenizers, pairs) -> tuple[dict, list[str]]:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from reluformers.errors import UserError, run_main
-from reluformers.files import atomic_directory, atomic_write, iterate_lines, read_text_lines
+from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines, read_text_lines
 
 
 def names(folder):
@@ -23,6 +23,20 @@ def test_write_keeps_the_ending_and_makes_parents(tmp_path):
         assert not target.exists()
     assert target.read_text() == "new"
     assert names(target.parent) == ["curve.png"]
+
+
+def test_output_files_are_checked_before_work(tmp_path):
+    (tmp_path / "file").write_text("old")
+    check_output_files(None, tmp_path / "file", tmp_path / "new" / "folder" / "file", None)
+    assert names(tmp_path) == ["file"]
+    for paths, message in (
+        ([tmp_path], "is a folder"),
+        ([tmp_path / "file" / "below"], "cannot be written here"),
+        ([tmp_path / "a", tmp_path / "b" / ".." / "a"], "choose two paths"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_output_files(*paths)
+    assert names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])

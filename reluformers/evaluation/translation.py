@@ -7,13 +7,13 @@ from math import isfinite
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenization import check_tokenizer_fits, load_tokenizers
-from ..errors import UserError, describe_error
+from ..errors import UserError
 from .decoding import wu_length_penalty
+from .loading import load_model
 
 logger = logging.getLogger(__name__)
 
@@ -41,50 +41,14 @@ def load_translation_model(
     Raises:
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
-    path = Path(name_or_path)
-    if path.exists() and not (path / "config.json").is_file():
-        raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
-    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
-        raise UserError(f"{name_or_path}: no such folder.")
-    what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
-    try:
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(
-            name_or_path,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, in one line
-            **kwargs,
-        )
-    except SafetensorError as error:
-        raise UserError(
-            f"{name_or_path}: a file of weights is damaged or cut short ({error}); copy it again."
-        ) from error
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
-    _check_weights(name_or_path, info)
+    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **kwargs)
     try:
         tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
             check_tokenizer_fits(tokenizer, model.config, side=side)
     except UserError as error:
         raise error if str(name_or_path) in str(error) else UserError(f"{name_or_path}: {error}") from error
-    return model.eval(), tokenizers
-
-
-def _check_weights(name_or_path: str | Path, info: dict) -> None:
-    """Refuse a model of which some weights were made up while loading."""
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}.")
-    if mismatched := sorted(info["mismatched_keys"]):
-        key, stored, wanted = mismatched[0]
-        raise UserError(
-            f"{name_or_path}: {len(mismatched)} weights do not fit config.json, for example {key} has the shape "
-            f"{list(stored)} instead of {list(wanted)}."
-        )
-    if unused := sorted(info["unexpected_keys"]):
-        logger.warning(
-            "%s: the model does not use %d of the weights, such as %s", name_or_path, len(unused), unused[0]
-        )
+    return model, tokenizers
 
 
 def translate(
