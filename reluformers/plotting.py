@@ -59,7 +59,7 @@ def plot_training_curves(
     Raises:
         ValueError: the suffix or `x` is not allowed, or no run has anything to draw.
     """
-    path = _checked_path(path)
+    path = check_picture_path(path)
     if x not in _X_LABELS:
         raise ValueError(f"x={x!r} is not one of {list(_X_LABELS)}.")
     runs = runs if isinstance(runs, Mapping) else {"": runs}
@@ -103,7 +103,7 @@ def plot_confusion_matrix(
     Raises:
         ValueError: the suffix is not allowed, the matrix is not a square of counts, or the names do not fit it.
     """
-    path = _checked_path(path)
+    path = check_picture_path(path)
     counts = _checked_counts(matrix, class_names)
     images = counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(counts / np.maximum(images, 1), mask=np.broadcast_to(images == 0, counts.shape))
@@ -125,8 +125,18 @@ def plot_confusion_matrix(
     return _save(figure, path)
 
 
-def _checked_path(path: str | Path) -> Path:
-    """Return the path of a picture if its format is known."""
+def check_picture_path(path: str | Path) -> Path:
+    """Make sure that a picture can have that name.
+
+    Args:
+        path: picture to be written.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: it ends in neither .png nor .svg.
+    """
     path = Path(path)
     if path.suffix not in _FORMATS:
         raise ValueError(f"The picture {path} must end in one of {list(_FORMATS)}.")
