@@ -20,7 +20,8 @@ ACTIVATIONS = (
     "identity",
 )
 # φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
-SIGNED_ACTIVATIONS = ("leaky_relu", "gelu", "identity")
+SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
+DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
 
 # Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
 ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ _CHOICES = {
     "activation": ACTIVATIONS,
     "output_norm": ("none", "rms_norm", "gated_rms_norm"),
     "output_norm_init": ("ones", "uniform"),
+    "output_gate": ("none", "linear", "silu"),
 }
 
 
@@ -57,13 +59,14 @@ class AttentionConfig:
 
     score   z_ij = a · q_i·k_j, or with cosine a · q_i·k_j / (‖q_i‖‖k_j‖)
     weight  s_ij = φ(z_ij − θ) / (c · n_i^α), n_i the number of keys that query i may see
-    output  o_i  = Norm(Σ_j s_ij v_j), over the joined heads and before the output projection
+    output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
         scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
         learned_scale: train a, one scalar per attention module, from that value.
-        scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides.
+        scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
+            section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
         activation: φ, a name of `ACTIVATIONS`; softmax, sparsemax and entmax15 normalise over j.
@@ -75,6 +78,8 @@ class AttentionConfig:
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
         output_norm_eps: ε inside the root of RMS.
+        output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
+            (Hua et al. 2022, eq. 3), or `"linear"` (ReLU in ViT, figure 4 studies such a gate).
 
     Raises:
         ValueError: a field has a value that is not allowed.
@@ -83,7 +88,7 @@ class AttentionConfig:
     score: str = "dot"
     scale: float | None = None
     learned_scale: bool = False
-    scale_length: int = 72
+    scale_length: int | None = None
     query_key_norm: str = "none"
     value_norm: str = "none"
     activation: str = "softmax"
@@ -95,6 +100,7 @@ class AttentionConfig:
     output_norm: str = "none"
     output_norm_init: str = "ones"
     output_norm_eps: float = 1e-8
+    output_gate: str = "none"
 
     def __post_init__(self):
         self.validate()
@@ -108,7 +114,8 @@ class AttentionConfig:
             check_bool(owner, name, getattr(self, name))
         if self.scale is not None:
             check_number(owner, "scale", self.scale, minimum=0, open_minimum=True)
-        check_number(owner, "scale_length", self.scale_length, minimum=2, integer=True)
+        if self.scale_length is not None:
+            check_number(owner, "scale_length", self.scale_length, minimum=2, integer=True)
         check_number(owner, "length_coefficient", self.length_coefficient, minimum=0, open_minimum=True)
         check_number(owner, "length_exponent", self.length_exponent)
         check_number(owner, "threshold", self.threshold)
@@ -158,5 +165,6 @@ class AttentionConfig:
         if self.scale is not None:
             return self.scale
         if self.score == "cosine":
-            return math.log2(self.scale_length**2 - self.scale_length)
+            length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
+            return math.log2(length**2 - length)
         return head_dim**-0.5

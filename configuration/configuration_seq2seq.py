@@ -2,20 +2,13 @@
 
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
-
-from .configuration_attention import ATTENTION_PRESETS, AttentionConfig
-from .fields import FEED_FORWARD_ACTIVATIONS, NORM_TYPES, check_bool, check_choice, check_number
+from .configuration_attention import ATTENTION_PRESETS
+from .configuration_base import TransformerConfig
+from .fields import check_bool, check_choice, check_number
 
 SITES = ("encoder", "decoder", "cross")
-FORMAT_VERSION = 1
-_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 _CHOICES = {
-    "activation_function": FEED_FORWARD_ACTIVATIONS,
-    "feed_forward_norm": ("none", "layer_norm"),
-    "norm_type": NORM_TYPES,
-    "norm_position": ("pre", "post"),
     "embedding_norm": ("none", "fix_norm"),
     "position_embedding_type": ("sinusoidal", "sinusoidal_halves", "sinusoidal_sine", "learned"),
     "tying": ("all", "decoder", "none"),
@@ -32,45 +25,22 @@ _POSITIVE_INTEGERS = (
     "decoder_ffn_dim",
     "max_position_embeddings",
 )
-_PROBABILITIES = (
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "embedding_dropout",
-    "word_dropout",
-    "label_smoothing",
-)
-_WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
-_SWITCHES = (
-    "learned_swish_beta",
-    "scale_embedding",
-    "attention_bias",
-    "ffn_bias",
-    "output_bias",
-    "embedding_bias",
-    "use_cache",
-    "tie_word_embeddings",
-)
+_SWITCHES = ("scale_embedding", "output_bias", "embedding_bias", "use_cache", "tie_word_embeddings")
 
 
-class Seq2SeqTransformerConfig(PreTrainedConfig):
+class Seq2SeqTransformerConfig(TransformerConfig):
     r"""Configuration of an encoder–decoder Transformer; with its defaults the softmax baseline of all five sources.
 
-    Names follow BART and Marian. The defaults are the "base" model of Vaswani et al. 2017.
+    Names follow BART and Marian. The defaults are the "base" model of Vaswani et al. 2017. Beside its own it has the
+    fields of `TransformerConfig`.
 
     Args:
         vocab_size: number of source tokens; of target tokens too unless `decoder_vocab_size` is given.
         decoder_vocab_size: number of target tokens of a vocabulary of its own; None for a shared one.
         d_model, encoder_layers, decoder_layers, encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim,
             decoder_ffn_dim: sizes, as in BART.
-        attention: a preset's name, a dict or an `AttentionConfig`, for all three sites.
-        encoder_attention, decoder_attention, cross_attention: the same for one site; None for `attention`.
-        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
-            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
-        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
-        swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
-        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer.
+        encoder_attention, decoder_attention, cross_attention: as `attention`, for one site; None for `attention`.
         embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer.
         scale_embedding: multiply embeddings by √d_model at the input.
         position_embedding_type: `"sinusoidal"` (sine and cosine interleaved, Vaswani et al.), `"sinusoidal_halves"`
@@ -78,16 +48,11 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
             released QKNorm code) or `"learned"`.
         max_position_embeddings: longest sequence, in tokens.
         tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`.
-        attention_bias, ffn_bias, output_bias, embedding_bias: whether those layers add a bias.
-        dropout: on the output of each residual branch; `attention_dropout` on weights, `activation_dropout` inside
-            the feed-forward network, `embedding_dropout` after the positions (None for `dropout`), `word_dropout`
-            the share of input tokens that become `unk_token_id`. All in [0, 1).
-        label_smoothing: ε, spread over the whole target vocabulary, in training only.
-        normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
-        entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
+        output_bias, embedding_bias: whether the output layer and the input add a bias.
+        embedding_dropout: after the positions; None for `dropout`.
+        word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
         initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
             map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
-        format_version: of config.json; files of a newer version are refused.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
@@ -99,9 +64,9 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
+        "intermediate_size": "encoder_ffn_dim",
     }
-    # set by the installed library, so that every way of saving writes the code beside config.json
-    payload_writer: ClassVar[Any] = None
+    sites: ClassVar[tuple[str, ...]] = SITES
 
     vocab_size: int = 32000
     decoder_vocab_size: int | None = None
@@ -112,15 +77,10 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     decoder_attention_heads: int = 8
     encoder_ffn_dim: int = 2048
     decoder_ffn_dim: int = 2048
-    attention: Any = "softmax"
     encoder_attention: Any = None
     decoder_attention: Any = None
     cross_attention: Any = None
     activation_function: str = "relu"
-    feed_forward_norm: str = "none"
-    swish_beta: float = 1.0
-    learned_swish_beta: bool = False
-    norm_type: str = "layer_norm"
     norm_position: str = "post"
     norm_eps: float = 1e-5
     embedding_norm: str = "none"
@@ -129,20 +89,14 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     tying: str = "all"
     attention_bias: bool = True
-    ffn_bias: bool = True
     output_bias: bool = False
     embedding_bias: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    activation_dropout: float = 0.0
     embedding_dropout: float | None = None
     word_dropout: float = 0.0
     label_smoothing: float = 0.1
-    normalization_loss_weight: float = 0.0
-    entropy_loss_weight: float = 0.0
-    entropy_bound: float = 0.7
     initialization: str = "xavier"
-    initializer_range: float = 0.02
     pad_token_id: int = 0
     bos_token_id: int = 1
     eos_token_id: int = 2
@@ -151,12 +105,8 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
     use_cache: bool = True
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool | None = None
-    format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
-        if name in _ATTENTION_FIELDS and value is not None:
-            value = AttentionConfig.parse(value)
         super().__setattr__(name, value)
         if name == "tying":
             super().__setattr__("tie_word_embeddings", value != "none")
@@ -165,26 +115,15 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
         if self.tie_word_embeddings is None:
             self.tie_word_embeddings = self.tying != "none"
         super().__post_init__(**kwargs)
-        self.validate()
-
-    def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one site: `"encoder"`, `"decoder"` (both self-attention) or `"cross"`."""
-        check_choice(type(self).__name__, "site", site, SITES)
-        value = getattr(self, f"{site}_attention")
-        return self.attention if value is None else value
 
     @property
     def target_vocab_size(self) -> int:
         """Number of target tokens, whether the vocabulary is shared or not."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
-    @property
-    def has_regularizer(self) -> bool:
-        """Whether one of the two terms of ReLUFormer eq. 7 is trained with."""
-        return self.normalization_loss_weight > 0 or self.entropy_loss_weight > 0
-
     def validate(self) -> None:
         """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
+        super().validate()
         owner = type(self).__name__
         for name, allowed in _CHOICES.items():
             check_choice(owner, name, getattr(self, name), allowed)
@@ -192,13 +131,9 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
             check_number(owner, name, getattr(self, name), minimum=1, integer=True)
         if self.decoder_vocab_size is not None:
             check_number(owner, "decoder_vocab_size", self.decoder_vocab_size, minimum=1, integer=True)
-        for name in _PROBABILITIES:
-            if name != "embedding_dropout" or self.embedding_dropout is not None:
+        for name in ("embedding_dropout", "word_dropout"):
+            if getattr(self, name) is not None:
                 check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)
-        for name in _WEIGHTS:
-            check_number(owner, name, getattr(self, name), minimum=0)
-        for name in ("swish_beta", "norm_eps", "initializer_range"):
-            check_number(owner, name, getattr(self, name), minimum=0, open_minimum=True)
         for name in _SWITCHES:
             check_bool(owner, name, getattr(self, name))
         self._validate_tokens(owner)
@@ -227,36 +162,6 @@ class Seq2SeqTransformerConfig(PreTrainedConfig):
                 f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: "
                 "set tying alone"
             )
-        if self.has_regularizer and any(self.attention_for(site).is_signed for site in SITES):
-            raise ValueError(
-                f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
-                f"negative weights; the activations are {[self.attention_for(site).activation for site in SITES]}"
-            )
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; a file of a newer format is refused before its fields are read."""
-        version = config_dict.get("format_version", FORMAT_VERSION)
-        check_number(cls.__name__, "format_version", version, minimum=1, integer=True)
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
-                "install a newer reluformers"
-            )
-        return super().from_dict(config_dict, **kwargs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field by name, nested ones as dicts."""
-        output = super().to_dict()
-        return {
-            name: value.to_dict() if isinstance(value, AttentionConfig) else value for name, value in output.items()
-        }
-
-    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
-        """Save config.json and, from the installed library, the code that opens the folder anywhere."""
-        if self.payload_writer is not None and self._auto_class is None:
-            type(self).payload_writer(self, save_directory)
-        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
 class ReLUFormerConfig(Seq2SeqTransformerConfig):

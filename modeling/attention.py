@@ -113,11 +113,11 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self._build_variant(embed_dim)
+        self._build_variant(embed_dim, bias)
         self.reset_parameters()
 
-    def _build_variant(self, embed_dim: int) -> None:
-        """Norms and scalars that only some variants have; what a variant lacks is None."""
+    def _build_variant(self, embed_dim: int, bias: bool) -> None:
+        """Norms, scalars and gates that only some variants have; what a variant lacks is None."""
         config = self.attention
         # one element and not a scalar, as FSDP cannot shard scalars
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
@@ -131,6 +131,7 @@ class MultiHeadAttention(nn.Module):
             self.output_norm = RMSNorm(embed_dim, eps=config.output_norm_eps)
         elif config.output_norm == "gated_rms_norm":
             self.output_norm = GatedRMSNorm(embed_dim, eps=config.output_norm_eps)
+        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if config.output_gate != "none" else None
 
     def reset_parameters(self) -> None:
         """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
@@ -189,6 +190,9 @@ class MultiHeadAttention(nn.Module):
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:
             output = self.output_norm(output)
+        if self.gate_proj is not None:
+            gate = self.gate_proj(hidden_states)
+            output = output * (functional.silu(gate) if self.attention.output_gate == "silu" else gate)
         statistics = None
         if self.training and weights is not None:
             statistics = attention_statistics(weights, key_counts, query_mask, entropy_bound)

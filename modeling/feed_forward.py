@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
+from ..configuration.configuration_base import TransformerConfig
 from ..configuration.fields import FEED_FORWARD_ACTIVATIONS, check_choice
 
 # name → φ; swish takes β in the module
@@ -72,6 +73,21 @@ class FeedForward(nn.Module):
         learns_beta = learned_swish_beta and self.activation_name == "swish"
         self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
         self.reset_parameters()
+
+    @classmethod
+    def from_config(cls, config: TransformerConfig, ffn_dim: int) -> "FeedForward":
+        """The network that a model's configuration describes, of the given inner width."""
+        return cls(
+            config.hidden_size,
+            ffn_dim,
+            config.activation_function,
+            bias=config.ffn_bias,
+            dropout=config.activation_dropout,
+            norm=config.feed_forward_norm,
+            norm_eps=config.norm_eps,
+            swish_beta=config.swish_beta,
+            learned_swish_beta=config.learned_swish_beta,
+        )
 
     def reset_parameters(self) -> None:
         """β as given; the linear maps keep the initialisation of the model they stand in."""

@@ -1,36 +1,33 @@
 """Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from ..configuration.configuration_base import TransformerConfig
 from .attention import MultiHeadAttention
 from .feed_forward import FeedForward
 from .normalization import build_norm
 from .regularization import add_statistics
 
 
+def drop_path(branch: Tensor, probability: float) -> Tensor:
+    """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
+    keeps = torch.rand(len(branch), *[1] * (branch.dim() - 1), device=branch.device) >= probability
+    return branch * (keeps / (1 - probability)).to(branch.dtype)
+
+
 class TransformerLayer(GradientCheckpointingLayer):
     """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
 
-    def __init__(self, config: Seq2SeqTransformerConfig, ffn_dim: int):
+    def __init__(self, config: TransformerConfig, ffn_dim: int, drop_path_rate: float = 0.0):
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
-        self.dropout = config.dropout
-        self.mlp = FeedForward(
-            config.d_model,
-            ffn_dim,
-            config.activation_function,
-            bias=config.ffn_bias,
-            dropout=config.activation_dropout,
-            norm=config.feed_forward_norm,
-            norm_eps=config.norm_eps,
-            swish_beta=config.swish_beta,
-            learned_swish_beta=config.learned_swish_beta,
-        )
-        self.mlp_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.dropout, self.drop_path_rate = config.dropout, drop_path_rate
+        self.mlp = FeedForward.from_config(config, ffn_dim)
+        self.mlp_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
 
     def enter(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
         """Input of a branch: normalised with PreNorm."""
@@ -38,27 +35,30 @@ class TransformerLayer(GradientCheckpointingLayer):
 
     def leave(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
         """Residual sum of a branch: normalised with PostNorm."""
-        hidden_states = hidden_states + functional.dropout(branch, self.dropout, self.training)
+        branch = functional.dropout(branch, self.dropout, self.training)
+        if self.training and self.drop_path_rate > 0:
+            branch = drop_path(branch, self.drop_path_rate)
+        hidden_states = hidden_states + branch
         return hidden_states if self.is_pre_norm else norm(hidden_states)
 
 
 class EncoderLayer(TransformerLayer):
     """Self-attention and feed-forward network."""
 
-    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
-        super().__init__(config, config.encoder_ffn_dim)
+    def __init__(self, config: TransformerConfig, layer_idx: int, drop_path_rate: float = 0.0):
+        super().__init__(config, config.intermediate_size, drop_path_rate)
         self.self_attn = MultiHeadAttention(
-            config.d_model,
-            config.encoder_attention_heads,
+            config.hidden_size,
+            config.num_attention_heads,
             config.attention_for("encoder"),
             bias=config.attention_bias,
             dropout=config.attention_dropout,
             layer_idx=layer_idx,
         )
-        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.self_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        """Hidden states [batch, length, hidden_size] after the layer, and statistics in training."""
         branch, _, statistics = self.self_attn(self.enter(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
@@ -68,14 +68,14 @@ class EncoderLayer(TransformerLayer):
 class DecoderLayer(TransformerLayer):
     """Causal self-attention, cross-attention and feed-forward network."""
 
-    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+    def __init__(self, config: TransformerConfig, layer_idx: int):
         super().__init__(config, config.decoder_ffn_dim)
         shared = {"bias": config.attention_bias, "dropout": config.attention_dropout, "layer_idx": layer_idx}
         heads = config.decoder_attention_heads
-        self.self_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("decoder"), **shared)
-        self.self_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
-        self.cross_attn = MultiHeadAttention(config.d_model, heads, config.attention_for("cross"), **shared)
-        self.cross_attn_norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+        self.self_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("decoder"), **shared)
+        self.self_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.cross_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("cross"), **shared)
+        self.cross_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
 
     def forward(
         self,
@@ -85,7 +85,7 @@ class DecoderLayer(TransformerLayer):
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, d_model] after the layer, and statistics in training."""
+        """Hidden states [batch, length, hidden_size] after the layer, and statistics in training."""
         branch, _, self_statistics = self.self_attn(
             self.enter(self.self_attn_norm, hidden_states), past_key_values=past_key_values, **self_attention_options
         )

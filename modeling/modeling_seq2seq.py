@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -26,11 +26,11 @@ from ..configuration.configuration_seq2seq import (
 from .attention import MultiHeadAttention
 from .cache import SourceCache
 from .embeddings import SinusoidalPositions, drop_words
-from .feed_forward import FeedForward
 from .layers import DecoderLayer, EncoderLayer
-from .masks import causal_mask, count_visible_keys, padding_mask, token_positions
-from .normalization import GatedRMSNorm, ScaleNorm, UnitLinear, build_norm, unit_length
-from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, add_statistics
+from .masks import causal_mask, padding_mask, token_positions
+from .modeling_base import TransformerPreTrainedModel
+from .normalization import UnitLinear, build_norm, unit_length
+from .regularization import add_statistics
 
 
 @dataclass
@@ -66,28 +66,14 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
     null_rate: Tensor | None = None
 
 
-class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
-    """Abilities, and the initialisation of every parameter and buffer, of all encoder–decoder families."""
+class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
+    """Abilities, and the initialisation of embeddings, of all encoder–decoder families."""
 
     config: Seq2SeqTransformerConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the form that transformers reads
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _can_compile_fullgraph = True
-
-    def __init__(self, config: Seq2SeqTransformerConfig):
-        config.validate()  # fields may have been set since it was built
-        super().__init__(config)
-
-    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As in transformers, which in code from outside passes over modules that own no parameter themselves.
-
-        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
-        through `transformers.initialization`, which leaves loaded weights alone.
-        """
-        super()._initialize_weights(module)
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
@@ -107,35 +93,11 @@ class Seq2SeqTransformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.Embedding):
             self._init_embedding(module)
-        elif isinstance(module, MultiHeadAttention):
-            self._init_attention(module)
-        elif isinstance(module, FeedForward):
-            for linear in (module.fc1, module.fc_linear, module.fc2):
-                if linear is not None:
-                    self._init_linear(linear, fan_out=linear.out_features)
+        elif isinstance(module, SinusoidalPositions):
+            module.reset_parameters()
         elif isinstance(module, TransformerStack) and module.embedding_bias is not None:
             bound = math.sqrt(3 / self.config.d_model)
             init.uniform_(module.embedding_bias, -bound, bound)
-        # after the projections: scalars, gates and tables that transformers does not know
-        if isinstance(module, GatedRMSNorm):
-            module.reset_gate()
-        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm, SinusoidalPositions)):
-            module.reset_parameters()
-
-    def _init_attention(self, module: MultiHeadAttention) -> None:
-        """Glorot counts q, k and v as one map; SmallInit counts all four (QKNorm's released code)."""
-        width = self.config.d_model
-        for projection in (module.q_proj, module.k_proj, module.v_proj):
-            self._init_linear(projection, fan_out=3 * width if self.config.initialization == "xavier" else 4 * width)
-        self._init_linear(module.out_proj, fan_out=width if self.config.initialization == "xavier" else 4 * width)
-
-    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
-        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
-        total = linear.in_features + fan_out
-        if self.config.initialization == "xavier":
-            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
-        elif self.config.initialization == "small":
-            init.normal_(linear.weight, std=math.sqrt(2 / total))
 
     def _init_embedding(self, embedding: nn.Embedding) -> None:
         """Tokens: U(±0.01) under FixNorm, N(0, 1/√d) where √d multiplies them; else as transformers does it."""
@@ -201,16 +163,6 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             inputs_embeds = inputs_embeds + self.embedding_bias
         hidden_states = inputs_embeds + self.embed_positions(positions).to(inputs_embeds.dtype)
         return functional.dropout(hidden_states, self.dropout, self.training)
-
-    def attention_options(self, mask: Tensor | None, key_len: int, query_mask: Tensor | None) -> dict:
-        """What all attention modules of one site are told; n_i is counted once for all layers."""
-        return {
-            "attention_mask": mask,
-            "key_counts": count_visible_keys(mask, key_len),
-            "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
-            "attn_implementation": self.config._attn_implementation,
-        }
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -506,17 +458,6 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             regularization_loss=regularization_loss,
             null_rate=null_rate,
         )
-
-    def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
-        if statistics is None:
-            return None, None
-        means = statistics / statistics[ROWS].clamp_min(1)
-        if not self.config.has_regularizer:
-            return None, means[NULL_ROWS].detach()
-        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
-        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
-        return loss, means[NULL_ROWS].detach()
 
     def compute_loss(
         self,

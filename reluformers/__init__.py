@@ -8,6 +8,14 @@ from .configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
     seq2seq_config,
 )
+from .configuration.configuration_vision import (
+    VISION_SIZES,
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUViTConfig,
+    VisionTransformerConfig,
+    vision_config,
+)
 from .modeling.attention import MultiHeadAttention
 from .modeling.modeling_seq2seq import (
     QKNormForConditionalGeneration,
@@ -19,27 +27,51 @@ from .modeling.modeling_seq2seq import (
     Seq2SeqTransformerForConditionalGeneration,
     Seq2SeqTransformerModel,
 )
+from .modeling.modeling_vision import (
+    QKNormViTForImageClassification,
+    QKNormViTModel,
+    ReLAViTForImageClassification,
+    ReLAViTModel,
+    ReLUViTForImageClassification,
+    ReLUViTModel,
+    VisionTransformerForImageClassification,
+    VisionTransformerModel,
+)
 from .registry import register
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "ATTENTION_PRESETS",
+    "VISION_SIZES",
     "AttentionConfig",
     "MultiHeadAttention",
     "QKNormConfig",
     "QKNormForConditionalGeneration",
     "QKNormModel",
+    "QKNormViTConfig",
+    "QKNormViTForImageClassification",
+    "QKNormViTModel",
     "ReLAConfig",
     "ReLAForConditionalGeneration",
     "ReLAModel",
+    "ReLAViTConfig",
+    "ReLAViTForImageClassification",
+    "ReLAViTModel",
     "ReLUFormerConfig",
     "ReLUFormerForConditionalGeneration",
     "ReLUFormerModel",
+    "ReLUViTConfig",
+    "ReLUViTForImageClassification",
+    "ReLUViTModel",
     "Seq2SeqTransformerConfig",
     "Seq2SeqTransformerForConditionalGeneration",
     "Seq2SeqTransformerModel",
+    "VisionTransformerConfig",
+    "VisionTransformerForImageClassification",
+    "VisionTransformerModel",
     "seq2seq_config",
+    "vision_config",
 ]
 
 register()

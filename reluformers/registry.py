@@ -3,13 +3,25 @@
 import logging
 from pathlib import Path
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
 
 from .configuration.configuration_seq2seq import (
     QKNormConfig,
     ReLAConfig,
     ReLUFormerConfig,
     Seq2SeqTransformerConfig,
+)
+from .configuration.configuration_vision import (
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUViTConfig,
+    VisionTransformerConfig,
 )
 from .modeling.modeling_seq2seq import (
     QKNormForConditionalGeneration,
@@ -20,6 +32,16 @@ from .modeling.modeling_seq2seq import (
     ReLUFormerModel,
     Seq2SeqTransformerForConditionalGeneration,
     Seq2SeqTransformerModel,
+)
+from .modeling.modeling_vision import (
+    QKNormViTForImageClassification,
+    QKNormViTModel,
+    ReLAViTForImageClassification,
+    ReLAViTModel,
+    ReLUViTForImageClassification,
+    ReLUViTModel,
+    VisionTransformerForImageClassification,
+    VisionTransformerModel,
 )
 from .payload import write_payload
 
@@ -34,6 +56,13 @@ FAMILIES = {
     ReLUFormerConfig: {AutoModel: ReLUFormerModel, AutoModelForSeq2SeqLM: ReLUFormerForConditionalGeneration},
     ReLAConfig: {AutoModel: ReLAModel, AutoModelForSeq2SeqLM: ReLAForConditionalGeneration},
     QKNormConfig: {AutoModel: QKNormModel, AutoModelForSeq2SeqLM: QKNormForConditionalGeneration},
+    VisionTransformerConfig: {
+        AutoModel: VisionTransformerModel,
+        AutoModelForImageClassification: VisionTransformerForImageClassification,
+    },
+    ReLUViTConfig: {AutoModel: ReLUViTModel, AutoModelForImageClassification: ReLUViTForImageClassification},
+    ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
+    QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
 }
 
 

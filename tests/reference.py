@@ -115,7 +115,7 @@ def initial_scale(config: Any, head_dim: int) -> float:
     """a of the score: the given one, else 1/√d_h for dot products and g₀ = log₂(L² − L) for cosines (QKNorm eq. 3)."""
     if config.scale is not None:
         return config.scale
-    length = config.scale_length
+    length = config.scale_length or 72  # that of the pair en-vi
     return 1 / math.sqrt(head_dim) if config.score == "dot" else math.log2(length**2 - length)
 
 
@@ -204,6 +204,9 @@ def multi_head_attention(
     elif config.output_norm == "gated_rms_norm":
         gain, gate = parameters["output_norm.weight"], parameters["output_norm.gate"]
         output = gated_rms_norm(output, gain, gate, config.output_norm_eps)
+    if config.output_gate != "none":
+        gate = linear(parameters, "gate_proj", hidden_states)
+        output = output * (swish(gate, 1.0) if config.output_gate == "silu" else gate)
     return linear(parameters, "out_proj", output), weights
 
 

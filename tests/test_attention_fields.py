@@ -25,6 +25,7 @@ CHANGES = {
     "output_norm": ({}, "rms_norm"),
     "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
     "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),
+    "output_gate": ({}, "silu"),
 }
 LEARNED = {"learned_scale": "scale", "learned_length_exponent": "length_exponent", "learned_threshold": "threshold"}
 
@@ -67,6 +68,11 @@ def test_output_norms_differ(score):
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(outputs, 2))
 
 
+def test_output_gates_differ():
+    outputs = [outcome({"output_gate": gate})[1] for gate in ("none", "linear", "silu")]
+    assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(outputs, 2))
+
+
 @pytest.mark.parametrize("activation", ["relu", "softplus", "sigmoid"])
 @pytest.mark.parametrize(("field", "name"), LEARNED.items(), ids=LEARNED)
 def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(field, name, activation):
@@ -89,6 +95,7 @@ def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(field, name
         ({"output_norm": "gated_rms_norm"}, {"output_norm.weight", "output_norm.gate"}),
         ({"value_norm": "l2", "score": "cosine"}, set()),
         ({"learned_scale": True}, {"scale"}),
+        ({"output_gate": "linear"}, {"gate_proj.weight", "gate_proj.bias"}),
     ],
     # sorted, as the processes of pytest-xdist must agree on the names of the tests
     ids=lambda value: str(value if isinstance(value, dict) else sorted(value)),
@@ -97,5 +104,5 @@ def test_parameter_names_are_the_public_ones(setting, names):
     projections = {f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")}
     parameters = outcome(setting)[0]
     assert set(parameters) == projections | names
-    widths = {"query_norm.weight": 5, "key_norm.weight": 5, "output_norm.weight": 10, "output_norm.gate": 10}
-    assert all(parameters[name].shape == (widths.get(name, 1),) for name in names)
+    shapes = {"query_norm.weight": (5,), "key_norm.weight": (5,), "scale": (1,), "gate_proj.weight": (10, 10)}
+    assert all(parameters[name].shape == shapes.get(name, (10,)) for name in names)

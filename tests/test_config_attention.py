@@ -16,7 +16,7 @@ def test_defaults_are_softmax_attention():
         "score": "dot",
         "scale": None,
         "learned_scale": False,
-        "scale_length": 72,
+        "scale_length": None,
         "query_key_norm": "none",
         "value_norm": "none",
         "activation": "softmax",
@@ -28,6 +28,7 @@ def test_defaults_are_softmax_attention():
         "output_norm": "none",
         "output_norm_init": "ones",
         "output_norm_eps": 1e-8,
+        "output_gate": "none",
     }
 
 
@@ -111,6 +112,10 @@ def test_cosine_scale_starts_from_the_length(length, expected):
     assert round(expected, 3) in (1.0, 12.320, 12.438, 12.589)
 
 
+def test_length_that_is_not_given_is_that_of_the_paper():
+    assert AttentionConfig.parse("qknorm").initial_scale(64) == pytest.approx(12.320, abs=1e-3)
+
+
 def test_dot_scale_starts_from_the_width_or_the_given_number():
     assert AttentionConfig().initial_scale(64) == 0.125
     assert AttentionConfig(scale=2.0).initial_scale(64) == 2.0
@@ -121,7 +126,7 @@ INVALID = {
     "score": ["euclid", None],
     "scale": [0, -1.0, math.nan, math.inf, "1", True],
     "learned_scale": ["yes", 1, None],
-    "scale_length": [1, 72.0, True, None],
+    "scale_length": [1, 72.0, True],
     "query_key_norm": ["l2", True],
     "value_norm": ["layer_norm", None],
     "activation": ["tanh", "ReLU", None],
@@ -133,6 +138,7 @@ INVALID = {
     "output_norm": ["layer_norm", None],
     "output_norm_init": ["zeros", None],
     "output_norm_eps": [0, -1e-8, math.nan, "1e-8"],
+    "output_gate": ["sigmoid", True, None],
 }
 CHOICES = {
     "score": ("dot", "cosine"),
@@ -144,6 +150,7 @@ CHOICES = {
     ),
     "output_norm": ("none", "rms_norm", "gated_rms_norm"),
     "output_norm_init": ("ones", "uniform"),
+    "output_gate": ("none", "linear", "silu"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from modeling_cases import PRESETS, build_model, draw_batch
+from modeling_cases import PRESETS, build_model, draw_pairs
 from torch.nn import functional
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "word_dropout": 0.0}
@@ -14,15 +14,15 @@ def plain_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_evaluation_loss_is_plain_cross_entropy(preset):
-    output = build_model(preset)(**draw_batch())
-    torch.testing.assert_close(output.loss, plain_cross_entropy(output.logits, draw_batch()["labels"]))
+    output = build_model(preset)(**draw_pairs())
+    torch.testing.assert_close(output.loss, plain_cross_entropy(output.logits, draw_pairs()["labels"]))
     assert output.regularization_loss is None
     assert output.null_rate is None
 
 
 def test_smoothing_spreads_over_the_vocabulary():
     model = build_model(label_smoothing=0.2, **STILL).train()
-    output, labels = model(**draw_batch()), draw_batch()["labels"]
+    output, labels = model(**draw_pairs()), draw_pairs()["labels"]
     log_probabilities = output.logits.log_softmax(-1)
     expected = [
         0.8 * -log_probabilities[row, step, label] + 0.2 * -log_probabilities[row, step].mean()
@@ -35,7 +35,7 @@ def test_smoothing_spreads_over_the_vocabulary():
 
 def test_regularizer_is_the_mean_over_real_rows_of_all_sites():
     weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.7}
-    model, batch = build_model("reluformer", **weights, **STILL, label_smoothing=0.0).train(), draw_batch()
+    model, batch = build_model("reluformer", **weights, **STILL, label_smoothing=0.0).train(), draw_pairs()
     output = model(**batch, output_attentions=True)
     source, target = batch["attention_mask"].bool(), batch["labels"].ne(-100)
     causal = torch.ones(6, 6).tril()
@@ -66,7 +66,7 @@ def test_regularizer_is_the_mean_over_real_rows_of_all_sites():
 
 def test_accumulated_parts_of_equal_make_up_add_to_the_whole():
     """With one sentence twice, two batches of one must give loss and gradients of one batch of two."""
-    one = draw_batch((6,), (5,))
+    one = draw_pairs((6,), (5,))
     two = {key: value.repeat(2, 1) for key, value in one.items()}
     gradients = []
     for parts in ([two], [one, one]):
@@ -78,7 +78,7 @@ def test_accumulated_parts_of_equal_make_up_add_to_the_whole():
 
 
 def test_parts_of_unequal_length_weigh_by_their_tokens():
-    long, short = draw_batch((6,), (6,)), draw_batch((6,), (2,))
+    long, short = draw_pairs((6,), (6,)), draw_pairs((6,), (2,))
     model = build_model("softmax", **STILL, label_smoothing=0.0).train()
     losses = [model(**part).loss for part in (long, short)]
     parts = [model(**part, num_items_in_batch=8).loss for part in (long, short)]
@@ -86,14 +86,14 @@ def test_parts_of_unequal_length_weigh_by_their_tokens():
 
 
 def test_batch_without_targets_gives_no_nan():
-    batch = draw_batch()
+    batch = draw_pairs()
     batch["labels"] = torch.full_like(batch["labels"], -100)
     for model in (build_model("reluformer"), build_model("reluformer").train()):
         assert torch.isfinite(model(**batch).loss)
 
 
 def test_word_dropout_hides_source_and_target_words_in_training_only():
-    model, batch = build_model(word_dropout=0.99, dropout=0.0, attention_dropout=0.0), draw_batch()
+    model, batch = build_model(word_dropout=0.99, dropout=0.0, attention_dropout=0.0), draw_pairs()
     seen = []
     for side in (model.model.encoder, model.model.decoder):
         side.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))

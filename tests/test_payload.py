@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modeling_cases import FAMILY_PRESETS, build_model, draw_batch
+from modeling_cases import FAMILY_PRESETS, build_model, draw_pairs
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -48,7 +48,7 @@ def run_clean(code: str, cache: Path, *arguments: str) -> str:
 
 
 def test_every_family_opens_in_a_clean_process_with_equal_logits(tmp_path):
-    batch = draw_batch()
+    batch = draw_pairs()
     for preset in FAMILY_PRESETS:
         folder = tmp_path / preset
         model = build_model(preset)
@@ -105,7 +105,7 @@ def test_weights_are_safetensors_alone(tmp_path):
 
 def test_two_versions_of_the_code_side_by_side(tmp_path):
     """The old export doubles relu weights; each model must go on with the function of its own files."""
-    model, batch = build_model("relu"), draw_batch()
+    model, batch = build_model("relu"), draw_pairs()
     new, old = tmp_path / "new", tmp_path / "old"
     for folder in (new, old):
         model.save_pretrained(folder)

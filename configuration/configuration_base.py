@@ -1,0 +1,153 @@
+"""What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from .configuration_attention import DEFAULT_SCALE_LENGTH, SIGNED_ACTIVATIONS, AttentionConfig
+from .fields import FEED_FORWARD_ACTIVATIONS, NORM_TYPES, check_bool, check_choice, check_number
+
+FORMAT_VERSION = 1
+
+_CHOICES = {
+    "activation_function": FEED_FORWARD_ACTIVATIONS,
+    "feed_forward_norm": ("none", "layer_norm"),
+    "norm_type": NORM_TYPES,
+    "norm_position": ("pre", "post"),
+}
+_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+_WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
+_SWITCHES = ("learned_swish_beta", "attention_bias", "ffn_bias")
+
+
+class TransformerConfig(PreTrainedConfig):
+    r"""Fields that mean the same in every model; not used by itself.
+
+    A model names its sizes, dropouts and activation as its kind does in transformers (`d_model` or `hidden_size`) and
+    maps them in `attribute_map`, so that shared code reads `hidden_size`, `num_attention_heads`, `intermediate_size`,
+    `activation_function`, `dropout`, `attention_dropout`, `attention_bias` and `norm_eps` everywhere.
+
+    Args:
+        attention: a preset's name, a dict or an `AttentionConfig`, for every site that has none of its own.
+        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
+            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
+        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        ffn_bias: whether its linear maps add a bias.
+        swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
+        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer.
+        dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
+            `activation_dropout` inside the feed-forward network.
+        label_smoothing: ε, spread over all labels, in training only, in [0, 1).
+        normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
+        entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
+        format_version: of config.json; files of a newer version are refused.
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    # set by the installed library, so that every way of saving writes the code beside config.json
+    payload_writer: ClassVar[Any] = None
+    # where the model attends; `<site>_attention`, if there is such a field, goes before `attention`
+    sites: ClassVar[tuple[str, ...]] = ()
+
+    attention: Any = "softmax"
+    activation_dropout: float = 0.0
+    feed_forward_norm: str = "none"
+    ffn_bias: bool = True
+    swish_beta: float = 1.0
+    learned_swish_beta: bool = False
+    norm_type: str = "layer_norm"
+    norm_position: str = "pre"
+    label_smoothing: float = 0.0
+    normalization_loss_weight: float = 0.0
+    entropy_loss_weight: float = 0.0
+    entropy_bound: float = 0.7
+    initializer_range: float = 0.02
+    format_version: int = FORMAT_VERSION
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
+        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
+            value = AttentionConfig.parse(value)
+        super().__setattr__(name, value)
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        self.validate()
+
+    def attention_for(self, site: str) -> AttentionConfig:
+        """The attention of one of `sites`, with its L filled in.
+
+        Raises:
+            ValueError: the model has no such site.
+        """
+        check_choice(type(self).__name__, "site", site, self.sites)
+        value = getattr(self, f"{site}_attention", None)
+        return self._complete(self.attention if value is None else value)
+
+    @property
+    def has_regularizer(self) -> bool:
+        """Whether one of the two terms of ReLUFormer eq. 7 is trained with."""
+        return self.normalization_loss_weight > 0 or self.entropy_loss_weight > 0
+
+    @property
+    def default_scale_length(self) -> int:
+        """L of cosine attention that does not give one, in tokens."""
+        return DEFAULT_SCALE_LENGTH
+
+    def _complete(self, attention: AttentionConfig) -> AttentionConfig:
+        if attention.scale_length is not None:
+            return attention
+        return replace(attention, scale_length=self.default_scale_length)
+
+    def validate(self) -> None:
+        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
+        owner = type(self).__name__
+        for name, allowed in _CHOICES.items():
+            check_choice(owner, self._own_name(name), getattr(self, name), allowed)
+        for name in _PROBABILITIES:
+            check_number(owner, self._own_name(name), getattr(self, name), minimum=0, maximum=1, open_maximum=True)
+        for name in _WEIGHTS:
+            check_number(owner, name, getattr(self, name), minimum=0)
+        for name in ("swish_beta", "norm_eps", "initializer_range"):
+            check_number(owner, self._own_name(name), getattr(self, name), minimum=0, open_minimum=True)
+        for name in _SWITCHES:
+            check_bool(owner, self._own_name(name), getattr(self, name))
+        activations = [self.attention_for(site).activation for site in self.sites]
+        if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
+            raise ValueError(
+                f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
+                f"negative weights; the activations are {activations}"
+            )
+
+    def _own_name(self, name: str) -> str:
+        """The name that this model has for a shared field."""
+        return self.attribute_map.get(name, name)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers; a file of a newer format is refused before its fields are read."""
+        version = config_dict.get("format_version", FORMAT_VERSION)
+        check_number(cls.__name__, "format_version", version, minimum=1, integer=True)
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
+                "install a newer reluformers"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, nested ones as dicts and complete, so that the file says all."""
+        output = super().to_dict()
+        return {
+            name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
+            for name, value in output.items()
+        }
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
+        """Save config.json and, from the installed library, the code that opens the folder anywhere."""
+        if self.payload_writer is not None and self._auto_class is None:
+            type(self).payload_writer(self, save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)

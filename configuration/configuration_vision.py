@@ -1,0 +1,209 @@
+"""Configurations of the vision Transformers for image classification."""
+
+from typing import Any, ClassVar
+
+from .configuration_attention import ATTENTION_PRESETS
+from .configuration_base import TransformerConfig
+from .fields import check_choice, check_number
+
+# widths and depths as big_vision names them; behind the slash the patch size in pixels
+_WIDTHS = {
+    "Ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
+    "S": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
+    "B": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "L": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+VISION_SIZES: dict[str, dict[str, int]] = {
+    **{f"{width}/4": {**_WIDTHS[width], "image_size": 32, "patch_size": 4} for width in ("Ti", "S")},
+    **{
+        f"{width}/{patch}": {**_WIDTHS[width], "image_size": 224, "patch_size": patch}
+        for width, patch in (("Ti", 16), ("S", 32), ("S", 16), ("B", 32), ("B", 16), ("L", 16))
+    },
+}
+
+_CHOICES = {
+    "pooling": ("cls", "mean", "attention"),
+    "position_embedding_type": ("learned", "sincos2d"),
+    "initialization": ("normal", "big_vision"),
+}
+_POSITIVE_INTEGERS = (
+    "patch_size",
+    "num_channels",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+_PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
+
+
+class VisionTransformerConfig(TransformerConfig):
+    r"""Configuration of a vision Transformer; with its defaults the softmax baseline, ViT-B/16 as in big_vision.
+
+    Names follow ViT in transformers. Beside its own it has the fields of `TransformerConfig`.
+
+    Args:
+        image_size: height and width in pixels that positions are made for, one number or [height, width]; images of
+            another size get interpolated positions.
+        patch_size: side of a patch in pixels; divides the height and the width.
+        num_channels: colours.
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes, as in ViT.
+        pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
+            the patches, and a feed-forward network (Zhai et al. 2022, section 3).
+        pooling_attention: as `attention`, for that query; None for `attention`.
+        position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021). The class token has none.
+        representation_size: width of a further layer with tanh before the head, or None.
+        hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
+            `activation_function`, `dropout` (also after the positions), `attention_dropout`, `attention_bias` (of the
+            output projection too) and `norm_eps`.
+        drop_path_rate: share of images that skip a residual branch of the last layer in training, in [0, 1); it rises
+            linearly from 0 at the first layer (stochastic depth, Huang et al. 2016).
+        head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
+            the sigmoid loss.
+        problem_type: `"multi_label_classification"` for the sigmoid loss; else, and if None, softmax cross-entropy.
+        initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
+            learned positions N(0, 1/√d), the head 0; or `"normal"`, N(0, `initializer_range`).
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    model_type = "vision_transformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["regularization_loss", "null_rate"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "activation_function": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "attention_bias": "qkv_bias",
+        "norm_eps": "layer_norm_eps",
+    }
+    sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
+
+    image_size: int | list[int] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    pooling: str = "mean"
+    pooling_attention: Any = None
+    position_embedding_type: str = "learned"
+    representation_size: int | None = None
+    hidden_act: str = "gelu_pytorch_tanh"
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    drop_path_rate: float = 0.0
+    qkv_bias: bool = True
+    layer_norm_eps: float = 1e-6
+    head_bias_init: float = 0.0
+    initialization: str = "big_vision"
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image of `image_size`."""
+        height, width = self.image_size if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
+        return height // self.patch_size, width // self.patch_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence that an image of `image_size` becomes: patches, and perhaps the class token."""
+        rows, columns = self.grid_size
+        return rows * columns + (self.pooling == "cls")
+
+    @property
+    def default_scale_length(self) -> int:
+        """L of cosine attention: every image has the same length."""
+        return max(2, self.num_tokens)
+
+    def validate(self) -> None:
+        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
+        owner = type(self).__name__
+        for name, allowed in _CHOICES.items():
+            check_choice(owner, name, getattr(self, name), allowed)
+        check_choice(owner, "problem_type", self.problem_type, _PROBLEM_TYPES)
+        for name in _POSITIVE_INTEGERS:
+            check_number(owner, name, getattr(self, name), minimum=1, integer=True)
+        if self.representation_size is not None:
+            check_number(owner, "representation_size", self.representation_size, minimum=1, integer=True)
+        check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
+        check_number(owner, "head_bias_init", self.head_bias_init)
+        self._validate_sizes(owner)
+        super().validate()
+
+    def _validate_sizes(self, owner: str) -> None:
+        sides = self.image_size if isinstance(self.image_size, (list, tuple)) else [self.image_size]
+        if len(sides) > 2 or not sides:
+            raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
+        for side in sides:
+            check_number(owner, "image_size", side, minimum=1, integer=True)
+            if side % self.patch_size:
+                raise ValueError(
+                    f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "
+                    f"({self.patch_size})"
+                )
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"{owner}.num_attention_heads is {self.num_attention_heads}, but must divide hidden_size "
+                f"({self.hidden_size})"
+            )
+        if self.hidden_size % 4 and self.position_embedding_type == "sincos2d":
+            raise ValueError(f"{owner}.hidden_size is {self.hidden_size}, but must be a multiple of 4 with sincos2d")
+
+
+class ReLUViTConfig(VisionTransformerConfig):
+    """ReLU in ViT (Wortsman et al. 2023): weights relu(q·k/√d)/L."""
+
+    model_type = "relu_vit"
+
+    attention: Any = "relu-vit"
+
+
+class ReLAViTConfig(VisionTransformerConfig):
+    """Rectified linear attention with gated RMSNorm (ReLA, Zhang et al. 2021) for images."""
+
+    model_type = "rela_vit"
+
+    attention: Any = "rela-g"
+
+
+class QKNormViTConfig(VisionTransformerConfig):
+    """Cosine attention with a learned scale (QKNorm, Henry et al. 2020) for images."""
+
+    model_type = "qknorm_vit"
+
+    attention: Any = "qknorm"
+
+
+def vision_config_class(preset: str) -> type[VisionTransformerConfig]:
+    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
+
+    Raises:
+        ValueError: the preset is not one of `ATTENTION_PRESETS`.
+    """
+    check_choice("vision_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
+    families = {
+        "relu-vit": ReLUViTConfig,
+        "rela": ReLAViTConfig,
+        "rela-i": ReLAViTConfig,
+        "rela-g": ReLAViTConfig,
+        "qknorm": QKNormViTConfig,
+    }
+    return families.get(preset, VisionTransformerConfig)
+
+
+def vision_config(preset: str, size: str | None = None, **overrides) -> VisionTransformerConfig:
+    """A configuration with the attention of `preset`, in its family, the fields of a size, and any field overridden.
+
+    Args:
+        preset: a name of `ATTENTION_PRESETS`.
+        size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
+        overrides: fields.
+
+    Raises:
+        ValueError: there is no such preset or size, or a field has a value that is not allowed.
+    """
+    if size is not None:
+        check_choice("vision_config", "size", size, tuple(VISION_SIZES))
+        overrides = {**VISION_SIZES[size], **overrides}
+    return vision_config_class(preset)(**{"attention": preset, **overrides})

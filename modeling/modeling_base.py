@@ -1,0 +1,96 @@
+"""What all models share: abilities, the initialisation of shared modules, attention options and the regulariser."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from ..configuration.configuration_base import TransformerConfig
+from .attention import MultiHeadAttention
+from .feed_forward import FeedForward
+from .masks import count_visible_keys
+from .normalization import GatedRMSNorm, ScaleNorm
+from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
+
+# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
+_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
+_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+
+
+class TransformerPreTrainedModel(PreTrainedModel):
+    """Abilities of all models, and the initialisation of every module that several of them have."""
+
+    config: TransformerConfig
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: TransformerConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As in transformers, which in code from outside passes over modules that own no parameter themselves.
+
+        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
+        through `transformers.initialization`, which leaves loaded weights alone.
+        """
+        super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MultiHeadAttention):
+            self._init_attention(module)
+        elif isinstance(module, FeedForward):
+            self._init_feed_forward(module)
+        # after the projections: scalars and gates that transformers does not know
+        if isinstance(module, GatedRMSNorm):
+            module.reset_gate()
+        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
+            module.reset_parameters()
+
+    def _init_attention(self, module: MultiHeadAttention) -> None:
+        width, scheme = module.out_proj.out_features, self.config.initialization
+        for projection in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+            if projection is not None:
+                self._init_linear(projection, fan_out=_JOINED_INPUTS.get(scheme, 1) * width)
+        self._init_linear(module.out_proj, fan_out=_JOINED_OUTPUT.get(scheme, 1) * width)
+
+    def _init_feed_forward(self, module: FeedForward) -> None:
+        for linear in (module.fc1, module.fc_linear, module.fc2):
+            if linear is None:
+                continue
+            self._init_linear(linear, fan_out=linear.out_features)
+            if self.config.initialization == "big_vision" and linear.bias is not None:
+                init.normal_(linear.bias, std=1e-6)
+
+    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
+        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
+        total = linear.in_features + fan_out
+        if self.config.initialization in ("xavier", "big_vision"):
+            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
+        elif self.config.initialization == "small":
+            init.normal_(linear.weight, std=math.sqrt(2 / total))
+
+    def attention_options(self, mask: Tensor | None, key_len: int, query_mask: Tensor | None = None) -> dict:
+        """What all attention modules of one site are told; n_i is counted once for all layers."""
+        return {
+            "attention_mask": mask,
+            "key_counts": count_visible_keys(mask, key_len),
+            "query_mask": query_mask,
+            "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
+            "attn_implementation": self.config._attn_implementation,
+        }
+
+    def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
+        if statistics is None:
+            return None, None
+        means = statistics / statistics[ROWS].clamp_min(1)
+        if not self.config.has_regularizer:
+            return None, means[NULL_ROWS].detach()
+        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
+        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        return loss, means[NULL_ROWS].detach()

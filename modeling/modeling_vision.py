@@ -1,0 +1,275 @@
+"""Vision Transformers for image classification whose families differ by their configuration alone."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from ..configuration.configuration_vision import (
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUViTConfig,
+    VisionTransformerConfig,
+)
+from .attention import MultiHeadAttention
+from .feed_forward import FeedForward
+from .layers import EncoderLayer
+from .modeling_base import TransformerPreTrainedModel
+from .normalization import build_norm
+from .patch_embeddings import PatchEmbeddings
+from .regularization import add_statistics
+
+
+@dataclass
+class VisionTransformerOutput(BaseModelOutputWithPooling):
+    """Output of the model without head; `attention_statistics` [4] are sums over its modules, in training."""
+
+    attention_statistics: Tensor | None = None
+
+
+@dataclass
+class VisionTransformerClassifierOutput(ImageClassifierOutput):
+    """Output of the classifier; the last two are given in training only.
+
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`. `null_rate`: share of the query rows,
+    over heads and layers, that attend to nothing (ReLA, section 5.2).
+    """
+
+    regularization_loss: Tensor | None = None
+    null_rate: Tensor | None = None
+
+
+class AttentionPooling(nn.Module):
+    """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.probe = nn.Parameter(torch.empty(1, 1, width))
+        self.attention = MultiHeadAttention(
+            width,
+            config.num_attention_heads,
+            config.attention_for("pooling"),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+        )
+        self.norm = build_norm(config.norm_type, width, config.norm_eps)
+        self.mlp = FeedForward.from_config(config, config.intermediate_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The query Glorot-uniform; the maps keep the model's initialisation."""
+        bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
+        init.uniform_(self.probe, -bound, bound)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and statistics in training."""
+        query = self.probe.to(hidden_states.dtype).expand(len(hidden_states), -1, -1)
+        pooled, _, statistics = self.attention(query, hidden_states, **attention_options)
+        pooled = pooled + self.mlp(self.norm(pooled))
+        return pooled[:, 0], statistics
+
+
+class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
+    """Abilities, and the initialisation of what only image models have, of all vision families."""
+
+    config: VisionTransformerConfig
+    base_model_prefix = "vit"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
+    accepts_loss_kwargs = False
+    _no_split_modules = ["PatchEmbeddings", "EncoderLayer"]  # noqa: RUF012 - the form that transformers reads
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.Conv2d) and self.config.initialization == "big_vision":
+            # LeCun-normal: N(0, 1/√fan-in) cut at two standard deviations, which takes 12 % off the spread
+            std = 1 / math.sqrt(module.weight[0].numel()) / 0.87962566103423978
+            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        elif isinstance(module, (PatchEmbeddings, AttentionPooling)):
+            module.reset_parameters()
+
+
+class VisionTransformerModel(VisionTransformerPreTrainedModel):
+    """Patches, layers, norm and pooling, without a head; the softmax baseline and the code of every family."""
+
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__(config)
+        self.embeddings = PatchEmbeddings(config)
+        last = max(config.num_hidden_layers - 1, 1)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
+            for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = None
+        if config.norm_position == "pre":
+            self.norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.pooler = AttentionPooling(config) if config.pooling == "attention" else None
+        self.representation = None
+        if config.representation_size is not None:
+            self.representation = nn.Linear(config.hidden_size, config.representation_size)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The map of patches."""
+        return self.embeddings.projection
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self, pixel_values: Tensor, interpolate_pos_encoding: bool = True, **kwargs
+    ) -> VisionTransformerOutput:
+        """Encode images.
+
+        Args:
+            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
+            interpolate_pos_encoding: whether images may have another size than `config.image_size`; n_i, and with it
+                the divisor of the weights, follows the number of their patches.
+        """
+        hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
+        options = self.attention_options(None, hidden_states.shape[1])
+        statistics = []
+        for layer in self.layers:
+            hidden_states, layer_statistics = layer(hidden_states, options)
+            statistics.append(layer_statistics)
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        pooled, pooling_statistics = self.pool(hidden_states, options)
+        return VisionTransformerOutput(
+            last_hidden_state=hidden_states,
+            pooler_output=pooled,
+            attention_statistics=add_statistics([*statistics, pooling_statistics]),
+        )
+
+    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """One vector for each image [batch, hidden_size or representation_size], and statistics in training."""
+        statistics = None
+        if self.pooler is not None:
+            pooled, statistics = self.pooler(hidden_states, attention_options)
+        else:
+            pooled = hidden_states[:, 0] if self.config.pooling == "cls" else hidden_states.mean(1)
+        if self.representation is not None:
+            pooled = torch.tanh(self.representation(pooled))
+        return pooled, statistics
+
+
+class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
+    """Image classifier: the model and a linear head."""
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__(config)
+        self.vit = VisionTransformerModel(config)
+        self.classifier = nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self.classifier and self.config.initialization == "big_vision":
+            init.zeros_(module.weight)
+            init.constant_(module.bias, self.config.head_bias_init)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        interpolate_pos_encoding: bool = True,
+        **kwargs,
+    ) -> VisionTransformerClassifierOutput:
+        r"""Class logits, and with labels the loss.
+
+        loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of
+        Σ_c of the binary cross-entropies; in training with label smoothing, and plus the regulariser.
+
+        Args:
+            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
+            labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels], as Mixup and
+                several labels give.
+            interpolate_pos_encoding: whether images may have another size than `config.image_size`.
+        """
+        outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        regularization_loss, null_rate = self.regularize(outputs.attention_statistics)
+        loss = None
+        if labels is not None:
+            loss = self.compute_loss(logits, labels)
+            if regularization_loss is not None:
+                loss = loss + regularization_loss
+        return VisionTransformerClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            regularization_loss=regularization_loss,
+            null_rate=null_rate,
+        )
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only.
+
+        Raises:
+            ValueError: the labels are neither [batch] nor [batch, num_labels].
+        """
+        labels, logits = labels.to(logits.device), logits.float()
+        if labels.shape not in (logits.shape, logits.shape[:1]):
+            raise ValueError(
+                f"labels is {list(labels.shape)}, but must be {list(logits.shape[:1])} or {list(logits.shape)}"
+            )
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if self.config.problem_type != "multi_label_classification":
+            targets = labels if labels.dim() == 1 else labels.to(logits.dtype)
+            return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+        targets = functional.one_hot(labels, self.config.num_labels) if labels.dim() == 1 else labels
+        targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / self.config.num_labels
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+
+
+class ReLUViTModel(VisionTransformerModel):
+    """Vision Transformer with relu/L attention, without a head (Wortsman et al. 2023)."""
+
+    config: ReLUViTConfig
+
+
+class ReLUViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with relu/L attention for image classification (Wortsman et al. 2023)."""
+
+    config: ReLUViTConfig
+
+
+class ReLAViTModel(VisionTransformerModel):
+    """Vision Transformer with rectified linear attention, without a head (Zhang et al. 2021)."""
+
+    config: ReLAViTConfig
+
+
+class ReLAViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with rectified linear attention for image classification (Zhang et al. 2021)."""
+
+    config: ReLAViTConfig
+
+
+class QKNormViTModel(VisionTransformerModel):
+    """Vision Transformer with query-key normalisation, without a head (Henry et al. 2020)."""
+
+    config: QKNormViTConfig
+
+
+class QKNormViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with query-key normalisation for image classification (Henry et al. 2020)."""
+
+    config: QKNormViTConfig

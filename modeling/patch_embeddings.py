@@ -1,0 +1,98 @@
+"""Images as sequences: patches, their positions on a grid, and the class token."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import initialization as init
+
+from ..configuration.configuration_vision import VisionTransformerConfig
+
+
+def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
+    r"""Fixed positions of a grid, computed in float64    [rows · columns, dim].
+
+    The vector at column x and row y is [sin xω, cos xω, sin yω, cos yω] with ω_m = 10000^(−m/(d/4−1)), m < d/4
+    (Chen et al. 2021, as big_vision orders it).
+
+    Args:
+        rows, columns: of the grid.
+        dim: d, a multiple of 4.
+    """
+    quarter = dim // 4
+    exponents = torch.arange(quarter, dtype=torch.float64, device="cpu") / max(quarter - 1, 1)
+    frequencies = 10000.0**-exponents  # [d / 4]
+    x = torch.arange(columns, dtype=torch.float64, device="cpu").repeat(rows)[:, None] * frequencies
+    y = torch.arange(rows, dtype=torch.float64, device="cpu").repeat_interleave(columns)[:, None] * frequencies
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
+
+
+class PatchEmbeddings(nn.Module):
+    """Patches mapped to the width of the model, with positions and, for pooling `"cls"`, the class token in front.
+
+    The class token is added after the positions and has none (big_vision).
+    """
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__()
+        self.grid_size, self.dropout, width = config.grid_size, config.dropout, config.hidden_size
+        self.num_channels, self.patch_size = config.num_channels, config.patch_size
+        self.projection = nn.Conv2d(self.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.pooling == "cls" else None
+        positions = torch.empty(1, self.grid_size[0] * self.grid_size[1], width)
+        self.is_learned = config.position_embedding_type == "learned"
+        if self.is_learned:
+            self.position_embeddings = nn.Parameter(positions)
+        else:
+            self.register_buffer("position_embeddings", positions, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Positions, N(0, 1/√d) or the fixed table, and the class token 0; the patch map keeps the model's."""
+        width = self.position_embeddings.shape[-1]
+        if self.is_learned:
+            init.normal_(self.position_embeddings, std=width**-0.5)
+        else:
+            init.copy_(self.position_embeddings, sincos2d_table(*self.grid_size, width)[None])
+        if self.cls_token is not None:
+            init.zeros_(self.cls_token)
+
+    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
+        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
+
+        Raises:
+            ValueError: the images do not fit the model.
+        """
+        self._check(pixel_values, interpolate_pos_encoding)
+        patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
+        positions = self.positions(*patches.shape[2:]).to(patches.dtype)
+        hidden_states = patches.flatten(2).transpose(1, 2) + positions
+        if self.cls_token is not None:
+            cls_tokens = self.cls_token.to(hidden_states.dtype).expand(len(hidden_states), -1, -1)
+            hidden_states = torch.cat([cls_tokens, hidden_states], dim=1)
+        return functional.dropout(hidden_states, self.dropout, self.training)
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """Positions of a grid [1, rows · columns, hidden_size], bicubic between those of the model's own grid."""
+        if (rows, columns) == self.grid_size:
+            return self.position_embeddings
+        grid = self.position_embeddings.unflatten(1, self.grid_size).permute(0, 3, 1, 2)  # [1, width, rows, columns]
+        grid = functional.interpolate(grid.float(), size=(rows, columns), mode="bicubic", align_corners=False)
+        return grid.flatten(2).transpose(1, 2)
+
+    def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
+        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
+            )
+        height, width = pixel_values.shape[2:]
+        if height % self.patch_size or width % self.patch_size or not height * width:
+            raise ValueError(
+                f"an image is {height} x {width} pixels, but height and width must be multiples of patch_size "
+                f"({self.patch_size})"
+            )
+        if not interpolate_pos_encoding and (height // self.patch_size, width // self.patch_size) != self.grid_size:
+            rows, columns = self.grid_size
+            raise ValueError(
+                f"an image is {height} x {width} pixels, but the model's positions are for {rows * self.patch_size} x "
+                f"{columns * self.patch_size}: resize the image, or allow interpolate_pos_encoding"
+            )
