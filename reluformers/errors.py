@@ -22,6 +22,10 @@ _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpe
 class UserError(ValueError):
     """A fault in the user's data or settings; the message is one line that says what, where and what to do."""
 
+    def __init__(self, message: str):
+        # a DataLoader builds the error of a worker anew, with the worker's traceback before the message
+        super().__init__(message.rpartition(f"{__name__}.UserError: ")[2].rstrip())
+
 
 class _Terminated(KeyboardInterrupt):
     """The process was asked to end; libraries let it pass as they do Ctrl-C."""

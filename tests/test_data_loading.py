@@ -212,7 +212,7 @@ def test_hub_features_of_translation_sets():
     with pytest.MonkeyPatch.context() as patch:
         calls = []
         patch.setattr(
-            "reluformers.data.loading.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
+            "reluformers.data.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
         )
         dataset = load({"path": "wmt/wmt14", "name": "de-en", "revision": "abc"}, "train[:3]")
     assert pairs_of(dataset) == PAIRS

@@ -3,19 +3,27 @@
 import csv
 import json
 import os
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from datasets import Dataset, ReadInstruction, load_dataset
-from datasets import logging as datasets_logging
-from datasets.exceptions import DatasetsError
+from datasets import Dataset
 
-from ..errors import UserError, describe_error
+from ..errors import UserError
 from ..files import iterate_lines
+from .sources import (
+    check_file,
+    find_value,
+    names_in,
+    read_hub,
+    read_rows,
+    reason,
+    split_name,
+    take_options,
+    take_slice,
+    take_split,
+)
 from .tokenization import ROWS_PER_BLOCK
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -70,7 +78,7 @@ def load_translation_split(
         dataset = _read_parallel_text(location, split)
     else:
         is_local = isinstance(location, list)
-        dataset = _read_files(location, split) if is_local else _read_hub(location, split, options)
+        dataset = _read_files(location, split) if is_local else read_hub(location, split, options)
         dataset, names = _find_columns(dataset, place, translation_column, languages, document_column)
         dataset = dataset.select_columns(list(names)).rename_columns(names)
     _check_sentences(dataset, place, languages, location if isinstance(location, list) else None)
@@ -81,33 +89,17 @@ def _resolve(
     source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
-    options: dict[str, Any] = {}
-    if isinstance(source, dict) and "path" in source:
-        unknown = set(source) - {"path", "name", "revision"}
-        if unknown:
-            raise UserError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
-        options = {key: value for key, value in source.items() if key != "path" and value is not None}
-        source = source["path"]
-    name = _split_name(split)
+    source, options = take_options(source)
+    name = split_name(split)
     if isinstance(source, list) or (isinstance(source, dict) and set(source) == {"source", "target"}):
         return _check_files(source), options
     if isinstance(source, dict):
-        if source.get(name) is None:
-            raise UserError(f"no files for split {name!r}; there are: {', '.join(map(str, source))}")
-        return _check_files(source[name]), options
+        return _check_files(take_split(source, name)), options
     path = Path(source).expanduser()
     if path.is_dir():
         return _files_in_folder(path, name, languages), options
     looks_local = _format(path.name) is not None or str(source).startswith((".", "/", "~"))
     return (_check_files(str(path)) if path.exists() or looks_local else str(source)), options
-
-
-def _split_name(split: str) -> str:
-    return split.partition("[")[0]
-
-
-def _slice(split: str) -> str:
-    return split.removeprefix(_split_name(split))
 
 
 def _format(name: str) -> str | None:
@@ -119,15 +111,10 @@ def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str
     if isinstance(files, dict):
         if set(files) != {"source", "target"}:
             raise UserError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
-        checked: Any = {side: str(Path(path).expanduser()) for side, path in files.items()}
-    else:
-        checked = [str(Path(path).expanduser()) for path in (files if isinstance(files, list) else [files])]
-    for path in checked.values() if isinstance(checked, dict) else checked:
-        if not os.path.isfile(path):
-            raise UserError(f"{path}: no such file; check the path")
-        if os.path.getsize(path) == 0:
-            raise UserError(f"{path}: the file is empty; fetch or make it again")
-        if not isinstance(checked, dict) and _format(path) is None:
+        return {side: check_file(path) for side, path in files.items()}
+    checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
+    for path in checked:
+        if _format(path) is None:
             raise UserError(
                 f"{path}: unknown kind of file; allowed are {', '.join(FORMATS)}, or two text files given as source: "
                 "and target:"
@@ -145,10 +132,9 @@ def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> lis
         pair = [folder / f"{name}.{language}{ending}" for language in languages]
         if all(path.is_file() for path in pair):
             return _check_files(dict(zip(("source", "target"), pair, strict=True)))
-    there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise UserError(
         f"{folder}: no file {name} ({', '.join(FORMATS)}, also .gz), nor {name}.{languages[0]} and "
-        f"{name}.{languages[1]}; there is {textwrap.shorten(there, 200)}"
+        f"{name}.{languages[1]}; there is {names_in(folder)}"
     )
 
 
@@ -162,15 +148,6 @@ def _describe(location: str | list[str] | dict[str, str]) -> str:
     return location if isinstance(location, str) else ", ".join(location)
 
 
-def _read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset:
-    try:
-        return load_dataset(name, split=split, **options)
-    except (ValueError, RuntimeError, OSError, DatasetsError) as error:
-        raise UserError(
-            f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({_reason(error)})"
-        ) from error
-
-
 def _read_files(files: list[str], split: str) -> Dataset:
     place, kind = _describe(files), _format(files[0])
     tabs = [path.removesuffix(".gz").endswith(".tsv") for path in files]
@@ -178,13 +155,11 @@ def _read_files(files: list[str], split: str) -> Dataset:
         raise UserError(f"{place}: different kinds of files in one split; use one kind")
     options = {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
     try:
-        with _quiet():
-            # a name of its own, because names such as "test-2016" are none for `datasets`
-            dataset = load_dataset(kind, data_files={"data": files}, split=f"data{_slice(split)}", **options)
+        dataset = read_rows(kind, files, split, **options)
     except Exception as error:
         if kind != "parquet":
             _find_fault(files, kind)
-        raise UserError(f"{place}: could not be read as {kind} ({_reason(error)})") from error
+        raise UserError(f"{place}: could not be read as {kind} ({reason(error)})") from error
     if kind == "csv" and "__index_level_0__" in dataset.column_names:
         raise UserError(f"{place}: rows have more fields than the header; quote sentences that hold a comma")
     return dataset
@@ -200,8 +175,7 @@ def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
     # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
     stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in files.values()}
     dataset = Dataset.from_generator(_pairs, gen_kwargs={"files": files, "stamps": stamps})
-    part = ReadInstruction.from_spec(f"data{_slice(split)}").to_absolute({"data": len(dataset)})[0]
-    return dataset.select(range(part.from_ or 0, len(dataset) if part.to is None else part.to))
+    return take_slice(dataset, split)
 
 
 def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
@@ -234,23 +208,6 @@ def _check_json_line(line: str, path: str, number: int) -> None:
         raise UserError(f"{path}, line {number}, character {error.colno}: not JSON ({error.msg}); {advice}") from error
     if not isinstance(row, dict):
         raise UserError(f"{path}, line {number}: not a JSON object; {advice}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # `datasets` logs what it then raises, and our own line is to be the only one
-    verbosity = datasets_logging.get_verbosity()
-    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets_logging.set_verbosity(verbosity)
-
-
-def _reason(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return describe_error(error)
 
 
 def _find_columns(
@@ -290,7 +247,7 @@ def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: t
     def is_wrong(value: Any) -> bool:
         return not isinstance(value, dict) or any(language not in value for language in languages)
 
-    row, shown = _first(dataset, column, place, is_wrong)
+    row, shown = find_value(dataset, column, place, is_wrong, "dicts of sentences")
     value = dataset[row - 1][column]
     if not isinstance(value, dict):
         raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
@@ -307,7 +264,7 @@ def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str], f
             continue
         if files and _format(files[0]) != "parquet":
             _find_fault(files, _format(files[0]))
-        row, value = _first(dataset, column, place, lambda value: not isinstance(value, str))
+        row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
         raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; correct or remove the row")
 
 
@@ -322,16 +279,3 @@ def _is_text(dataset: Dataset, column: str) -> bool:
         except pa.ArrowInvalid:  # bytes that are not UTF-8
             return False
     return True
-
-
-def _first(dataset: Dataset, column: str, place: str, is_wrong: Callable[[Any], bool]) -> tuple[int, str]:
-    """Find the first wrong value: its row, counted from 1 as lines are, and how to show it."""
-    values = dataset.select_columns([column])
-    for row in range(len(values)):
-        try:
-            value = values[row][column]
-        except UnicodeDecodeError:
-            return row + 1, "bytes that are not UTF-8"
-        if is_wrong(value):
-            return row + 1, textwrap.shorten(repr(value), 60)
-    raise UserError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold sentences only")
