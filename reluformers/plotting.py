@@ -229,7 +229,7 @@ def _number_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray, font_size:
             column,
             row,
             str(counts[row, column]),
-            color="white" if shares[row, column] > 0.35 else "0.15",
+            color="white" if shares[row, column] > 0.28 else "0.15",
             fontsize=font_size,
             ha="center",
             va="center",

@@ -5,9 +5,16 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianMTModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
-from reluformers import seq2seq_config
+from reluformers import seq2seq_config, vision_config
 from reluformers.evaluation.attention_report import attention_report, format_attention_report, weight_sums
 
 
@@ -131,9 +138,22 @@ def summed(rows: list[dict[str, float]]) -> dict[str, float]:
     return {key: sum(row[key] for row in rows) for key in rows[0]}
 
 
-def check_report(model, batches) -> dict:
+def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
+    """The same for images, where every pair is visible."""
+    with torch.no_grad():
+        results = [model(pixel_values=batch["pixel_values"], output_attentions=True).attentions for batch in batches]
+    layers = []
+    for parts in zip(*results, strict=True):
+        masks = [torch.ones_like(weights[:, 0], dtype=torch.bool) for weights in parts]
+        layers.append(
+            summed([naive_counts(part, mask, mask[:, :, 0]) for part, mask in zip(parts, masks, strict=True)])
+        )
+    return {"encoder": layers}
+
+
+def check_report(model, batches, naive=naive_report) -> dict:
     report = attention_report(model, batches)
-    totals = naive_report(model.eval(), batches)
+    totals = naive(model.eval(), batches)
     assert set(report) == {*totals, "overall"}
     for site, layers in totals.items():
         assert len(report[site]["layers"]) == len(layers)
@@ -170,6 +190,52 @@ def test_report_of_our_models(preset):
     report = check_report(model, BATCHES)
     assert (report["overall"]["zeros"] > 0) == (preset != "qknorm")
     assert (report["overall"]["null_rate"] > 0) == (preset in ("reluformer", "rela-g"))
+
+
+TINY_VISION = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def image_batches() -> list[dict]:
+    return [{"pixel_values": torch.randn(size, 3, 8, 8), "labels": torch.zeros(size).long()} for size in (3, 1)]
+
+
+@pytest.mark.parametrize("preset", ["softmax", "relu-vit", "rela-g", "qknorm"])
+@pytest.mark.parametrize("pooling", ["cls", "attention"])
+def test_report_of_vision_models(preset, pooling):
+    config = vision_config(preset, **TINY_VISION, pooling=pooling, initialization="normal", initializer_range=1.0)
+    model = AutoModelForImageClassification.from_config(config)
+    report = check_report(model, image_batches(), naive_image_report)
+    tokens = 5 if pooling == "cls" else 4
+    assert [layer["rows"] for layer in report["encoder"]["layers"]] == [4 * 2 * tokens] * 2
+    assert report["overall"] == report["encoder"]["overall"]
+    assert (report["overall"]["zeros"] > 0) == (preset in ("relu-vit", "rela-g"))
+    if preset in ("softmax", "qknorm"):
+        assert report["overall"]["row_sum"] == pytest.approx(1)
+    assert [line.split()[:2] for line in format_attention_report(report).splitlines()[1:]] == [
+        ["encoder", "0"], ["encoder", "1"], ["encoder", "all"], ["all", "all"]
+    ]  # fmt: skip
+
+
+def test_report_of_a_stock_vision_model():
+    model = ViTForImageClassification(ViTConfig(**TINY_VISION, initializer_range=1.0))
+    batches = image_batches()
+    assert model.config._attn_implementation != "eager"
+    report = attention_report(model, batches)
+    model.set_attn_implementation("eager")
+    assert report == check_report(model, batches, naive_image_report)
+    assert report["overall"]["row_sum"] == pytest.approx(1)
+
+
+def test_images_for_a_translation_model_and_text_for_a_vision_model_are_refused():
+    with pytest.raises(ValueError, match="needs input_ids and labels, or pixel_values, got"):
+        attention_report(marian(), [{"images": torch.ones(1)}])
+    model = ViTForImageClassification(ViTConfig(**TINY_VISION))
+    model.forward = lambda **inputs: type("Outputs", (), {"attentions": (None,)})()
+    with pytest.raises(ValueError, match="returned no attentions"):
+        attention_report(model, image_batches())
 
 
 def test_model_comes_back_as_it_was():

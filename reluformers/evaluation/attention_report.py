@@ -13,10 +13,11 @@ from ..data.batching import TokenBudgetBatchSampler
 from ..data.tokenization import token_lengths, tokenize_pairs
 
 _SITES = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+_IMAGE_SITES = {"encoder": "attentions"}
 
 
 def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
-    """Measure the attention weights of teacher-forced forward passes.
+    """Measure the attention weights of forward passes, of translation models with teacher forcing.
 
     Over all heads, with s_ij the weight of visible key j for real query i, Σ_i = Σ_j s_ij and p_ij = s_ij / Σ_i:
         zeros     share of s_ij that are exactly 0 among the visible pairs (ReLUFormer T3, sparsity of ReLA F3)
@@ -27,18 +28,20 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torc
     leaves out rows with a negative weight, for which H has no meaning, and is None when no row is left.
 
     Args:
-        model: an encoder–decoder model; it is evaluated with the eager attention, which returns weights, and left in
-            the mode it came in.
+        model: an encoder–decoder or a vision model; it is evaluated with the eager attention, which returns weights,
+            and left in the mode it came in.
         batches: dicts with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 = padding) and, where
-            there is padding, `attention_mask` [batch, source_len] (1 = real).
+            there is padding, `attention_mask` [batch, source_len] (1 = real); or with `pixel_values` [batch, channels,
+            height, width], where all pairs are visible.
 
     Returns:
-        dict that json can write: for each site ("encoder", "decoder", "cross") {"layers": [statistics of layer 0, …],
-        "overall": statistics of the site}, and "overall" for all sites. Statistics are a dict of the four numbers
-        above and `rows`, the number of query rows times heads. Every row weighs the same, whatever its layer.
+        dict that json can write: for each site ("encoder", "decoder", "cross"; of a vision model "encoder" alone)
+        {"layers": [statistics of layer 0, …], "overall": statistics of the site}, and "overall" for all sites.
+        Statistics are a dict of the four numbers above and `rows`, the number of query rows times heads. Every row
+        weighs the same, whatever its layer.
 
     Raises:
-        ValueError: there are no batches, a batch has no labels, or the model returns no attention weights.
+        ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
     """
     totals: dict[str, torch.Tensor] = {}
     with _eager_evaluation(model), torch.inference_mode():
@@ -151,25 +154,43 @@ def _eager_evaluation(model: PreTrainedModel) -> Iterator[None]:
 
 def _batch_sums(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Run one batch; return float64 [layers, 7] for each site."""
-    if batch.get("labels") is None:
-        raise ValueError(f"A batch needs input_ids and labels, got {sorted(batch)}.")
-    batch = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "labels") if name in batch}
+    is_image = "pixel_values" in batch
+    if not is_image and batch.get("labels") is None:
+        raise ValueError(f"A batch needs input_ids and labels, or pixel_values, got {sorted(batch)}.")
+    wanted = ("pixel_values",) if is_image else ("input_ids", "attention_mask", "labels")
+    batch = {name: batch[name].to(model.device) for name in wanted if name in batch}
+    options = {} if is_image else {"use_cache": False}
+    outputs = model(**batch, output_attentions=True, return_dict=True, **options)
+    masks = {} if is_image else _text_masks(batch)
+    sums = {}
+    for site, field in (_IMAGE_SITES if is_image else _SITES).items():
+        layers = getattr(outputs, field, None)
+        if not layers or any(weights is None for weights in layers):
+            raise ValueError(
+                f"{type(model).__name__} returned no {field}; the report needs an encoder–decoder model, or a vision "
+                "model for pixel_values."
+            )
+        visible, real = masks[site] if masks else _nothing_masked(layers[0])
+        sums[site] = torch.stack([weight_sums(weights, visible, real) for weights in layers])
+    return sums
+
+
+def _text_masks(batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Which pairs [batch, query_len, key_len] are visible and which queries [batch, query_len] real, for each site."""
     source = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()  # [batch, source_len]
     target = batch["labels"] != -100  # [batch, target_len]
     past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
-    pairs = {
+    return {
         "encoder": (source.unsqueeze(2) & source.unsqueeze(1), source),
         "decoder": (target.unsqueeze(2) & target.unsqueeze(1) & past, target),
         "cross": (target.unsqueeze(2) & source.unsqueeze(1), target),
     }
-    outputs = model(**batch, output_attentions=True, use_cache=False, return_dict=True)
-    sums = {}
-    for site, field in _SITES.items():
-        layers = getattr(outputs, field, None)
-        if not layers or any(weights is None for weights in layers):
-            raise ValueError(f"{type(model).__name__} returned no {field}; the report needs an encoder–decoder model.")
-        sums[site] = torch.stack([weight_sums(weights, *pairs[site]) for weights in layers])
-    return sums
+
+
+def _nothing_masked(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The masks of weights [batch, heads, query_len, key_len] without padding: every pair is visible."""
+    visible = torch.ones_like(weights[:, 0], dtype=torch.bool)
+    return visible, visible[..., 0]
 
 
 def _statistics(sums: torch.Tensor) -> dict[str, float | int | None]:
