@@ -15,7 +15,7 @@ from .regularization import add_statistics
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
     """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
-    keeps = torch.rand(len(branch), *[1] * (branch.dim() - 1), device=branch.device) >= probability
+    keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
     return branch * (keeps / (1 - probability)).to(branch.dtype)
 
 

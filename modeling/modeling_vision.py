@@ -70,7 +70,7 @@ class AttentionPooling(nn.Module):
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
         """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and statistics in training."""
-        query = self.probe.to(hidden_states.dtype).expand(len(hidden_states), -1, -1)
+        query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
         pooled, _, statistics = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
         return pooled[:, 0], statistics
@@ -236,7 +236,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
         targets = functional.one_hot(labels, self.config.num_labels) if labels.dim() == 1 else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / self.config.num_labels
-        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(logits)
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[0]
 
 
 class ReLUViTModel(VisionTransformerModel):

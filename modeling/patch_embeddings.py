@@ -67,7 +67,7 @@ class PatchEmbeddings(nn.Module):
         positions = self.positions(*patches.shape[2:]).to(patches.dtype)
         hidden_states = patches.flatten(2).transpose(1, 2) + positions
         if self.cls_token is not None:
-            cls_tokens = self.cls_token.to(hidden_states.dtype).expand(len(hidden_states), -1, -1)
+            cls_tokens = self.cls_token.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
             hidden_states = torch.cat([cls_tokens, hidden_states], dim=1)
         return functional.dropout(hidden_states, self.dropout, self.training)
 

@@ -209,7 +209,7 @@ def test_every_family_is_covered():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_variant_needs_no_line_in_any_model(kind, monkeypatch, tmp_path):
-    """A function in the table, its name in the list and a preset: every kind of model trains, saves and loads with it."""
+    """A function in the table, its name in the list and a preset: every kind of model has it."""
     from reluformers.configuration import configuration_attention
     from reluformers.modeling import attention_functions
 
