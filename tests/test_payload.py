@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modeling_cases import FAMILY_PRESETS, build_model, draw_pairs
+from modeling_cases import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -48,47 +48,69 @@ def run_clean(code: str, cache: Path, *arguments: str) -> str:
 
 
 def test_every_family_opens_in_a_clean_process_with_equal_logits(tmp_path):
-    batch = draw_pairs()
-    for preset in FAMILY_PRESETS:
-        folder = tmp_path / preset
-        model = build_model(preset)
+    for kind, preset in FAMILY_MODELS:
+        folder = tmp_path / f"{kind}-{preset}"
+        model, batch = build_model(preset, kind), KINDS[kind].draw()
         model.save_pretrained(folder)
         torch.save({"batch": batch, "logits": model(**batch).logits}, folder / "expected.pt")
     code = """
         import torch
-        from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+        from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
         for folder in sys.argv[1:]:
             expected = torch.load(folder + "/expected.pt")
+            is_vision = "pixel_values" in expected["batch"]
+            auto_class = AutoModelForImageClassification if is_vision else AutoModelForSeq2SeqLM
             for path in (folder, folder + "-again"):
-                model = AutoModelForSeq2SeqLM.from_pretrained(path, trust_remote_code=True)
+                model = auto_class.from_pretrained(path, trust_remote_code=True)
                 torch.testing.assert_close(model(**expected["batch"]).logits, expected["logits"])
-                ids = expected["batch"]["input_ids"]
-                model.generate(input_ids=ids, num_beams=2, max_new_tokens=4)
+                if not is_vision:
+                    model.generate(input_ids=expected["batch"]["input_ids"], num_beams=2, max_new_tokens=4)
                 model.save_pretrained(folder + "-again")
             AutoModel.from_pretrained(path, trust_remote_code=True)
             print(type(model).__name__, AutoConfig.from_pretrained(path, trust_remote_code=True).model_type)
         assert "reluformers" not in sys.modules
     """
-    output = run_clean(code, tmp_path, *(str(tmp_path / preset) for preset in FAMILY_PRESETS))
-    assert output.split()[1::2] == ["seq2seq_transformer", "reluformer", "rela", "qknorm"]
+    output = run_clean(code, tmp_path, *(str(tmp_path / f"{kind}-{preset}") for kind, preset in FAMILY_MODELS))
+    translation = ["seq2seq_transformer", "reluformer", "rela", "qknorm"]
+    assert output.split()[1::2] == [*translation, "vision_transformer", "relu_vit", "rela_vit", "qknorm_vit"]
 
 
-def test_folder_holds_the_closure_and_nothing_else(tmp_path):
-    build_model("reluformer").save_pretrained(tmp_path)
+CLOSURES = {
+    "seq2seq": (
+        "reluformer",
+        {
+            "AutoConfig": "configuration_seq2seq.ReLUFormerConfig",
+            "AutoModel": "modeling_seq2seq.ReLUFormerModel",
+            "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
+        },
+        {"configuration_vision.py", "modeling_vision.py", "patch_embeddings.py"},
+    ),
+    "vision": (
+        "relu-vit",
+        {
+            "AutoConfig": "configuration_vision.ReLUViTConfig",
+            "AutoModel": "modeling_vision.ReLUViTModel",
+            "AutoModelForImageClassification": "modeling_vision.ReLUViTForImageClassification",
+        },
+        {"configuration_seq2seq.py", "modeling_seq2seq.py", "cache.py", "embeddings.py"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSURES)
+def test_folder_holds_the_closure_and_nothing_else(kind, tmp_path):
+    preset, auto_map, foreign = CLOSURES[kind]
+    build_model(preset, kind).save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.glob("*.py")}
-    assert written == set(payload_files(["modeling_seq2seq", "configuration_seq2seq"]))
+    assert written == set(payload_files([target.partition(".")[0] for target in auto_map.values()]))
+    assert not written & foreign
     for path in tmp_path.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
                 assert node.level == 1, path.name
                 assert f"{node.module}.py" in written, path.name
-    mapping = json.loads((tmp_path / "config.json").read_text())["auto_map"]
-    assert mapping == {
-        "AutoConfig": "configuration_seq2seq.ReLUFormerConfig",
-        "AutoModel": "modeling_seq2seq.ReLUFormerModel",
-        "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
-    }
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == auto_map
 
 
 def test_configuration_alone_brings_the_code_too(tmp_path):
