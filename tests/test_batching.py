@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from reluformers.data.batching import TokenBudgetBatchSampler, TokenBudgetDataLoader
+from reluformers.data.batching import DealtDataLoader, TokenBudgetBatchSampler
 from reluformers.errors import UserError
 
 
@@ -142,7 +142,7 @@ def loader_of(rows=60, world_size=1, **options):
     lengths = random_lengths(5, rows)
     dataset = Dataset.from_dict({"row": list(range(rows))})
     sampler = TokenBudgetBatchSampler(*lengths, 200, seed=1, world_size=world_size)
-    return TokenBudgetDataLoader(dataset, sampler, lambda rows: [row["row"] for row in rows], **options)
+    return DealtDataLoader(dataset, sampler, lambda rows: [row["row"] for row in rows], **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -174,5 +174,5 @@ def test_accelerate_leaves_the_loader_alone():
 
 
 def test_loader_wants_a_length_for_each_row():
-    with pytest.raises(ValueError, match="lengths of 2 rows, the dataset 3 rows"):
-        TokenBudgetDataLoader(Dataset.from_dict({"row": [0, 1, 2]}), TokenBudgetBatchSampler([1, 1], [1, 1], 5))
+    with pytest.raises(ValueError, match="of 2 rows, the dataset 3 rows"):
+        DealtDataLoader(Dataset.from_dict({"row": [0, 1, 2]}), TokenBudgetBatchSampler([1, 1], [1, 1], 5))

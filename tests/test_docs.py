@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from reluformers.training import TranslationRecipe
+from training_cases import recipe_class
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs" / "adding-a-variant.md"
@@ -33,5 +32,5 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
-    recipe = TranslationRecipe.load(path)
+    recipe = recipe_class(path).load(path)
     assert recipe.model_config().attention_for("encoder")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from training_cases import recipe_class
 
 from reluformers.errors import UserError
 from reluformers.training import TranslationRecipe
@@ -184,10 +185,13 @@ def test_training_values_that_do_not_go_together(tmp_path, training, message):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
-    recipe = TranslationRecipe.load(path)
+    recipe = recipe_class(path).load(path)
     recipe.training_arguments(tmp_path)
-    assert recipe.data.source_lang
-    assert recipe.data.target_lang
+    if isinstance(recipe, TranslationRecipe):
+        assert recipe.data.source_lang
+        assert recipe.data.target_lang
+    else:
+        assert "train" in recipe.data.sources()
 
 
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):

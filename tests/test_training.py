@@ -237,7 +237,7 @@ def test_the_length_of_qknorm_is_measured(prepared):
     assert config.attention_for("encoder").scale_length == 50
     assert config.attention_for("cross").scale_length == length
     softmax = make_recipe({}, preset="softmax")
-    assert build_model(softmax, prepared).config.attention_for("cross") == AttentionConfig()
+    assert build_model(softmax, prepared).config.attention == AttentionConfig()
 
 
 def test_separate_vocabularies(files, tmp_path):

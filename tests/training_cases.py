@@ -4,7 +4,8 @@ import json
 import random
 from pathlib import Path
 
-from reluformers.training import TranslationRecipe, TranslationTrainer
+from reluformers.training import ImageRecipe, TranslationRecipe, TranslationTrainer
+from reluformers.training.recipe import Recipe
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
 SIZES = {
@@ -18,6 +19,16 @@ SIZES = {
     "norm_position": "pre",
     "max_position_embeddings": 40,
 }
+
+# the command that a recipe of the repository names at its head → its class
+COMMANDS = {"train_translation.py": TranslationRecipe, "train_image_classification.py": ImageRecipe}
+
+
+def recipe_class(path: Path) -> type[Recipe]:
+    """The task of a recipe of the repository."""
+    text = path.read_text(encoding="utf-8")
+    (found,) = (recipe for command, recipe in COMMANDS.items() if command in text)
+    return found
 
 
 def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:

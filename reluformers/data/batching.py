@@ -1,8 +1,8 @@
-"""Batches of a fixed number of tokens, dealt evenly to several processes."""
+"""Batches of a fixed number of tokens or rows, dealt evenly to several processes."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -82,14 +82,75 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             yield rows[start:stop].tolist()
 
 
-class TokenBudgetDataLoader(DataLoader):
+class Draw(NamedTuple):
+    """A batch to be made: its rows, and a seed for everything random in it."""
+
+    rows: list[int]
+    seed: int
+
+
+class DrawnBatchSampler(Sampler[Draw]):
+    """Batches of a fixed number of rows in a new random order each epoch, with a seed for each batch.
+
+    The batches of all processes together are the order cut into pieces; what is left at the end of an epoch makes a
+    smaller one, unless `drop_last`, or a process would get nothing of it. Rows and seeds depend on (seed, epoch)
+    alone, so a run can be resumed by skipping batches, whatever the number of workers.
+
+    Args:
+        rows: Number of rows.
+        batch_size: Rows of a batch of one process.
+        seed: Seed of the order and of the batches' seeds.
+        drop_last: Leave out the smaller batch at the end.
+        rank: Index of this process.
+        world_size: Number of processes.
+
+    Raises:
+        UserError: If there is not one batch.
+    """
+
+    def __init__(
+        self, rows: int, batch_size: int, *, seed: int = 0, drop_last: bool = False, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+        self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
+        self.epoch = 0
+        self._piece = batch_size * world_size
+        whole, left = divmod(rows, self._piece)
+        self._pieces = whole + (not drop_last and left >= world_size)
+        if not self._pieces:
+            raise UserError(
+                f"{rows} rows make no batch of {batch_size} rows for each of {world_size} processes; "
+                "take smaller batches or fewer processes"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch; to be called before iterating, with the same number on every process."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Count the batches of this process in one epoch."""
+        return self._pieces
+
+    def __iter__(self) -> Iterator[Draw]:
+        """Yield the batches of this process."""
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.rows)
+        for piece in range(self._pieces):
+            rows = order[piece * self._piece : (piece + 1) * self._piece][self.rank :: self.world_size]
+            entropy = np.random.SeedSequence((self.seed, self.epoch, piece, self.rank))
+            yield Draw(rows.tolist(), int(entropy.generate_state(1, np.uint64)[0]))
+
+
+class DealtDataLoader(DataLoader):
     """A loader of the batches of one process, which Accelerate leaves as it is.
 
     The sampler deals the batches to the processes already; the mark below keeps `Accelerator.prepare` from dealing
     them once more. `accelerate.skip_first_batches`, with which the Trainer resumes, works. Batches stay on the CPU.
 
     Args:
-        dataset: Rows to collate, as many as the sampler has lengths.
+        dataset: Rows to collate, as many as the sampler has.
         batch_sampler: Decides the batches.
         collate_fn: Makes a batch of a list of rows.
         **kwargs: Further arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
@@ -100,16 +161,16 @@ class TokenBudgetDataLoader(DataLoader):
     def __init__(
         self,
         dataset: Dataset,
-        batch_sampler: TokenBudgetBatchSampler,
+        batch_sampler: TokenBudgetBatchSampler | DrawnBatchSampler,
         collate_fn: Callable[[list], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if len(dataset) != batch_sampler.rows:
-            raise ValueError(f"the sampler has lengths of {batch_sampler.rows} rows, the dataset {len(dataset)} rows")
+            raise ValueError(f"the sampler is of {batch_sampler.rows} rows, the dataset {len(dataset)} rows")
         super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch; see `TokenBudgetBatchSampler.set_epoch`."""
+        """Choose the order of an epoch; see `set_epoch` of the sampler."""
         self.batch_sampler.set_epoch(epoch)
 
 

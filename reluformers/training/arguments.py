@@ -10,16 +10,19 @@ from .schedules import SCHEDULE_OPTIONS, SCHEDULES
 
 @dataclass
 class TaskTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with what every task adds: checkpoint averaging and defaults that suit our models.
+    """`TrainingArguments` with what every task adds: averaged weights and defaults that suit our models.
 
     Args:
         average_last: number of last checkpoints whose weights are averaged at the end; 0 or 1 for no averaging.
+        ema_decay: keep a moving average of the weights with this decay per update, in (0, 1); evaluations and the
+            finished model have the average; None for none.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
     """
 
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
+    ema_decay: float | None = field(default=None, metadata={"help": "Decay of a moving average of the weights."})
     # a loss that is not finite belongs in the log, and looking for it would make the host wait for every step
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
     # every parameter of our models takes part in every step
@@ -39,15 +42,33 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
             )
-        self._check_averaging()
+        self._check_final_weights()
+        self._check_checkpoint_averaging()
+        self._check_moving_average()
 
-    def _check_averaging(self) -> None:
+    def _check_final_weights(self) -> None:
+        choices = {
+            "average_last": self.average_last > 1,
+            "ema_decay": self.ema_decay is not None,
+            "load_best_model_at_end": self.load_best_model_at_end,
+        }
+        chosen = [name for name, is_set in choices.items() if is_set]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} all choose the final weights: set only one")
+
+    def _check_moving_average(self) -> None:
+        if self.ema_decay is None:
+            return
+        if not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay}, but must be in (0, 1), or null for no average")
+        if self.fsdp or self.deepspeed:
+            raise ValueError("ema_decay needs whole weights on each device: leave it out, or fsdp and deepspeed")
+
+    def _check_checkpoint_averaging(self) -> None:
         if self.average_last < 0:
             raise ValueError(f"average_last is {self.average_last}, but must be 0 or more")
         if self.average_last < 2:
             return
-        if self.load_best_model_at_end:
-            raise ValueError("average_last and load_best_model_at_end both choose the final weights: set only one")
         if self.save_strategy == "no":
             raise ValueError(f"average_last is {self.average_last}, but save_strategy 'no' leaves no checkpoints")
         if self.save_total_limit is not None and self.save_total_limit < self.average_last:

@@ -12,6 +12,8 @@ from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.errors import UserError
 
+from .weight_average import WEIGHT_AVERAGE_FILE
+
 logger = logging.getLogger(__name__)
 
 # all that a run writes before its first checkpoint
@@ -29,7 +31,9 @@ def check_checkpoint(folder: str | Path) -> None:
     for file, found in (("model.safetensors", weights), ("rng_state.pth", states)):
         if not found:
             raise _damaged(folder / file, "is missing")
-    for path in (folder / OPTIMIZER_NAME, folder / SCHEDULER_NAME, *states):
+    # there only if the run keeps a moving average
+    averages = folder.glob(WEIGHT_AVERAGE_FILE)
+    for path in (folder / OPTIMIZER_NAME, folder / SCHEDULER_NAME, *states, *averages):
         # torch.save writes a zip archive, whose table of contents comes last
         if not zipfile.is_zipfile(path):
             raise _damaged(path, "is cut short" if path.exists() else "is missing")

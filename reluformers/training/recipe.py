@@ -154,7 +154,12 @@ class Recipe(ABC):
         if name == "training":
             return _check_fields(name, values, cls.arguments_class, ("output_dir",))
         owner = typing.get_type_hints(cls)[name]
-        return owner(**_check_fields(name, values, owner))
+        try:
+            return owner(**_check_fields(name, values, owner))
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"{name}: {_one_line(error)}") from error
 
     @classmethod
     def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _check_name(name: str, allowed: Iterable[str], kind: str) -> None:
 
 
 def _check_fields(section: str, values: dict[str, Any], owner: type, excluded: Iterable[str] = ()) -> dict[str, Any]:
-    """The values, whole numbers as floats where floats are meant, if they fit the fields of a dataclass."""
+    """The values, in the types that YAML lacks where these are meant, if they fit the fields of a dataclass."""
     hints = typing.get_type_hints(owner)
     allowed = [f"{section}.{item.name}" for item in dataclasses.fields(owner) if item.name not in excluded]
     checked = {}
@@ -268,6 +273,8 @@ def _check_fields(section: str, values: dict[str, Any], owner: type, excluded: I
             raise UserError(f"{key} is {value!r}, but must be one of {', '.join(map(str, choices))}")
         if type(value) is int and (hint is float or float in typing.get_args(hint)):
             value = float(value)
+        if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in typing.get_args(hint)):
+            value = tuple(value)
         try:
             type_validator(name, value, hint)
         except (TypeError, ValueError) as error:

@@ -119,6 +119,8 @@ class TaskRun(ABC):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if self.args.average_last > 1:
             _load_average(trainer)
+        if trainer.weight_average:
+            trainer.weight_average.replace_weights()
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
         results |= self.evaluate(trainer)
         self._save(trainer, results)
@@ -187,6 +189,8 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
     trainer.state = state
     best = Path(state.best_model_checkpoint or checkpoint)
     _load_weights(trainer, best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint)
+    if trainer.weight_average:
+        trainer.weight_average.load(checkpoint)
     # with the autocast that training would have left
     trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
 

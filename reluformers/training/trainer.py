@@ -1,24 +1,29 @@
-"""What the trainers of all tasks share: more in the log, and evaluations that gather no outputs."""
+"""What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
 
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint, speed_metrics
 
 from .arguments import TaskTrainingArguments
 from .meter import TrainingMeter
+from .weight_average import WeightAverage
 
 
 class TaskTrainer(Trainer):
     """`Trainer` whose log also holds the speed, and the regulariser and null rate of models that report them.
 
-    A task says what a batch holds (`count`, `count_tokens`) and what an evaluation measures (`measure`).
+    With `args.ema_decay` it keeps a moving average of the weights, which evaluations use and checkpoints hold beside
+    the weights themselves. A task says what a batch holds (`count`, `count_tokens`) and what an evaluation measures
+    (`measure`).
 
     Args:
         options: of `Trainer`.
@@ -30,6 +35,10 @@ class TaskTrainer(Trainer):
         self.meter = TrainingMeter(self.count)
         super().__init__(*arguments, **options)
         self.add_callback(_StopMeter(self.meter))
+        self.weight_average = None
+        if self.args.ema_decay is not None:
+            self.weight_average = WeightAverage(self.model, self.args.ema_decay)
+            self.add_callback(self.weight_average)
 
     @staticmethod
     @abstractmethod
@@ -107,11 +116,40 @@ class TaskTrainer(Trainer):
             return {name: value for result in results for name, value in result.items()}
         start = time.time()
         self.model.eval()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measure(dataset, **options).items()}
+        with self.weight_average.applied() if self.weight_average else nullcontext():
+            measured = self.measure(dataset, **options)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         metrics.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
+        """Train as `Trainer` does; a resumed average of the weights goes on from the checkpoint's."""
+        if self.weight_average and resume_from_checkpoint:
+            is_path = not isinstance(resume_from_checkpoint, bool)
+            folder = resume_from_checkpoint if is_path else get_last_checkpoint(self.args.output_dir)
+            if folder is not None:
+                self.weight_average.load(folder)
+        return super().train(resume_from_checkpoint, *args, **options)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; a checkpoint also holds the average of the weights."""
+        super().save_model(output_dir, _internal_call)
+        if self.weight_average and _internal_call and self.args.should_save:
+            self.weight_average.save(output_dir or self.args.output_dir)
+
+    def loader_options(self) -> dict[str, Any]:
+        """What the arguments say of data loaders, for loaders of one process's batches."""
+        args = self.args
+        return {
+            # the global random state stays as it is, so that dropout is the same in a resumed run
+            "generator": torch.Generator(),
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and args.device.type != "cpu",
+            "persistent_workers": args.dataloader_persistent_workers,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+        }
 
 
 class _StopMeter(TrainerCallback):

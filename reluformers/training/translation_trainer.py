@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
-from reluformers.data.batching import TokenBudgetBatchSampler, TokenBudgetDataLoader
+from reluformers.data.batching import DealtDataLoader, TokenBudgetBatchSampler
 from reluformers.data.tokenization import save_tokenizers, token_lengths
 from reluformers.evaluation.metrics import SacreBLEU
 from reluformers.evaluation.translation import translate
@@ -95,16 +95,11 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             rank=args.process_index,
             world_size=args.world_size,
         )
-        return TokenBudgetDataLoader(
+        return DealtDataLoader(
             dataset.select_columns(["input_ids", "labels"]),
             sampler,
             collate_fn=self.data_collator,
-            # the global random state stays as it is, so that dropout is the same in a resumed run
-            generator=torch.Generator(),
-            num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
-            persistent_workers=args.dataloader_persistent_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
+            **self.loader_options(),
         )
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:

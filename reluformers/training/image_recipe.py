@@ -1,0 +1,122 @@
+"""Recipes of image classification: their sections and checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reluformers.configuration.configuration_vision import (
+    VisionTransformerConfig,
+    vision_config,
+    vision_config_class,
+)
+from reluformers.data.augmentation import Augmentation
+from reluformers.errors import UserError
+
+from .arguments import TaskTrainingArguments
+from .recipe import Recipe
+
+
+@dataclass
+class ImageDataSection:
+    """Which labelled images.
+
+    Args:
+        path: Hub id of a data set, folder or file; None if `train` and the others are files or folders.
+        name: configuration of the data set on the Hub.
+        revision: branch, tag or commit on the Hub.
+        train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`; without it
+            a parquet file, a list of them, or a folder with one folder of images for each class. `train` is
+            `"train"` by default. Without `validation` nothing is evaluated in training, without `test` nothing
+            afterwards; the test set chooses nothing.
+        image_column, label_column: of the data set; None for the only one of that type.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str | list[str] | None = None
+    validation: str | list[str] | None = None
+    test: str | list[str] | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+
+    def __post_init__(self):
+        for name, source in self.sources().items():
+            if source == []:
+                raise UserError(f"data.{name} is {source!r}, but must name a file or split")
+            if self.path is not None and isinstance(source, list):
+                raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+        self._check_overlap()
+
+    def sources(self) -> dict[str, str | list[str]]:
+        """Where each split is that the recipe names."""
+        train = self.train or ("train" if self.path is not None else None)
+        sources = {"train": train, "validation": self.validation, "test": self.test}
+        return {name: source for name, source in sources.items() if source is not None}
+
+    def _check_overlap(self) -> None:
+        """Refuse to evaluate on what is trained on, as far as the names of splits show it."""
+        sources = self.sources()
+        train = sources.pop("train", None)
+        if not isinstance(train, str):
+            return
+        for name, source in sources.items():
+            is_part = isinstance(source, str) and train in (source, source.partition("[")[0])
+            if is_part:
+                raise UserError(
+                    f"data.{name} is {source}, which data.train, {train}, holds too: name parts that share no image, "
+                    "such as data.train=train[5000:] data.validation=train[:5000]"
+                )
+
+
+@dataclass
+class ImageRecipe(Recipe):
+    """Everything that defines the training of an image classifier.
+
+    Args:
+        model: `preset` (a name of `ATTENTION_PRESETS`, "softmax" if missing), `size` (a name of `VISION_SIZES`) and
+            fields of its configuration class.
+        data, augmentation: see the sections.
+        training: fields of `TaskTrainingArguments`, all but `output_dir`.
+    """
+
+    arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
+    model_options: ClassVar[tuple[str, ...]] = ("preset", "size")
+    decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("id2label", "label2id", "num_labels"), "follows from the classes of the data: leave it out"
+    )
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: ImageDataSection = field(default_factory=ImageDataSection)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def config_class(preset: str) -> type[VisionTransformerConfig]:
+        """Configuration class of a preset."""
+        return vision_config_class(preset)
+
+    @staticmethod
+    def make_config(preset: str, **fields: Any) -> VisionTransformerConfig:
+        """Configuration of a preset and perhaps a size with some fields."""
+        return vision_config(preset, **fields)
+
+    @staticmethod
+    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
+        """What evaluations measure."""
+        return "loss", "accuracy", "top5_accuracy"
+
+    def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
+        """Arguments of the trainer, for an output folder.
+
+        Raises:
+            UserError: a field has a value that is not allowed, or there is nothing to evaluate on.
+        """
+        args = super().training_arguments(output_dir)
+        if args.eval_strategy != "no" and "validation" not in self.data.sources():
+            raise UserError(
+                f"training.eval_strategy is {str(args.eval_strategy.value)!r}, but there is no data.validation: name "
+                "one, or set training.eval_strategy=no"
+            )
+        return args

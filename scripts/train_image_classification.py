@@ -1,0 +1,18 @@
+"""Train an image classifier from a recipe.
+
+Example:
+    python scripts/train_image_classification.py scripts/recipes/cifar10.yaml \
+        data.path=data/cifar10 model.preset=relu-vit --output_dir runs/relu-vit
+"""
+
+from reluformers.errors import run_main
+from reluformers.training import ImageRecipe, train_image_classification
+from reluformers.training.command import run_training_command
+
+
+def main() -> None:
+    run_training_command(ImageRecipe, train_image_classification, "Train an image classifier from a recipe.")
+
+
+if __name__ == "__main__":
+    run_main(main)
