@@ -9,7 +9,7 @@ INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", 
 
 # Each extra names one job; each package in it has one reason.
 EXTRAS_REQUIRE = {
-    # data, training, scoring and curves of translation models
+    # data, training, scoring and curves of models
     "train": [
         "accelerate>=1.4",  # Trainer
         "datasets>=4.8",  # Hub and local data
@@ -17,6 +17,7 @@ EXTRAS_REQUIRE = {
         "sacrebleu>=2.4",  # BLEU and chrF with signatures
         "pyyaml>=6.0",  # recipes
         "matplotlib>=3.9",  # curves
+        "pillow>=11.0",  # images
         "tqdm>=4.66.3",  # progress
     ],
     # sparsemax and 1.5-entmax attention

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformers import ViTImageProcessorPil
 
-from .image_processing import decode_image, fit_image, target_size, to_pixel_values
+from reluformers.configuration.fields import check_bool, check_choice, check_number
+
+from .image_processing import check_image_processor, decode_image, fit_image, target_size, to_pixel_values
 from .images import IMAGE, LABEL, PLACE
 from .rand_augment import rand_augment
 
@@ -33,8 +35,8 @@ class Augmentation:
         min_area: smallest share of the picture in a "resized" crop, above 0 and up to 1.
         flip: mirror half of the images, left to right.
         rand_augment: [number of operations, strength from 0 to 10] of RandAugment, or None.
-        mixup: parameter p of Mixup, 0 for none: with a ~ Beta(p, p) and a ← max(a, 1 − a), images and labels become
-            a·x + (1 − a)·(x of the batch rolled by one), one a for the batch (big_vision).
+        mixup: parameter p of Mixup, at least 0.01, or 0 for none: with a ~ Beta(p, p) and a ← max(a, 1 − a), images
+            and labels become a·x + (1 − a)·(x of the batch rolled by one), one a for the batch (big_vision).
 
     Raises:
         ValueError: a field has a value that is not allowed.
@@ -44,27 +46,26 @@ class Augmentation:
     padding: int = 4
     min_area: float = 0.05
     flip: bool = False
-    rand_augment: tuple[int, int] | None = None
+    rand_augment: list[int] | None = None
     mixup: float = 0.0
 
     def __post_init__(self):
-        if self.crop not in CROPS:
-            raise ValueError(f"crop is {self.crop!r}, but must be one of {', '.join(CROPS)}")
-        if not isinstance(self.padding, int) or self.padding < 0:
-            raise ValueError(f"padding is {self.padding!r}, but must be a number of pixels, 0 or more")
-        if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area is {self.min_area}, but must be above 0 and at most 1")
-        if self.mixup < 0:
-            raise ValueError(f"mixup is {self.mixup}, but must be 0 or more")
+        owner = type(self).__name__
+        check_choice(owner, "crop", self.crop, CROPS)
+        check_number(owner, "padding", self.padding, minimum=0, integer=True)
+        check_number(owner, "min_area", self.min_area, minimum=0, maximum=1, open_minimum=True)
+        check_bool(owner, "flip", self.flip)
+        # below, numbers of the Beta distribution round to 0 and 1
+        check_number(owner, "mixup", self.mixup, minimum=0.01 if self.mixup else 0)
         if self.rand_augment is None:
             return
-        number, strength = [*self.rand_augment, None, None][:2]
-        if len(self.rand_augment) != 2 or not isinstance(number, int) or number < 1 or not 0 <= strength <= 10:
+        if not isinstance(self.rand_augment, list | tuple) or len(self.rand_augment) != 2:
             raise ValueError(
-                f"rand_augment is {self.rand_augment}, but must be null or [operations, strength], 1 or more and from "
-                "0 to 10"
+                f"{owner}.rand_augment is {self.rand_augment!r}, but must be [number of operations, strength] or null"
             )
-        self.rand_augment = (number, strength)
+        number, strength = self.rand_augment
+        check_number(owner, "rand_augment[0]", number, minimum=1, integer=True)
+        check_number(owner, "rand_augment[1]", strength, minimum=0, maximum=10)
 
     def change(self, picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
         """Crop, flip and distort one image.
@@ -127,7 +128,7 @@ class ImageCollator:
         num_labels: number of classes, needed for Mixup.
 
     Raises:
-        ValueError: Mixup is asked for without `num_labels`.
+        ValueError: Mixup is asked for without `num_labels`, or the processor does what is not known here.
     """
 
     processor: ViTImageProcessorPil
@@ -135,6 +136,7 @@ class ImageCollator:
     num_labels: int | None = None
 
     def __post_init__(self):
+        check_image_processor(self.processor)
         if self.augmentation is not None and self.augmentation.mixup and self.num_labels is None:
             raise ValueError("Mixup mixes labels: num_labels must say how many classes there are")
 

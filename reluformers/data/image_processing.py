@@ -68,7 +68,10 @@ def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
         if values.min() < 0 or values.max() > 0xFFFF:
             raise UserError(f"{place}: its pixels are integers of more than 16 bits; convert it to 8 or 16 bits")
         picture = Image.fromarray((values >> 8).astype(np.uint8))
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
+    if picture.mode == "RGB":
+        return picture
+    picture.info.pop("transparency", None)  # dropped anyway, and Pillow warns of it in palettes
+    return picture.convert("RGB")
 
 
 def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None = None) -> ViTImageProcessorPil:
@@ -105,10 +108,22 @@ def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None 
     )
 
 
+def check_image_processor(processor: ViTImageProcessorPil) -> None:
+    """Raise a `ValueError` unless `fit_image` and `to_pixel_values` can do what the processor does."""
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not getattr(processor, name):
+            raise ValueError(f"{name} of the image processor is {getattr(processor, name)}, but must be True")
+    size = processor.size
+    if not (size.height and size.width) and (not size.shortest_edge or size.longest_edge):
+        raise ValueError(f"the image processor resizes to {size}, but must to a height and width or a shortest_edge")
+    if processor.do_pad or (size.shortest_edge and not processor.do_center_crop):
+        raise ValueError("the image processor gives images of many sizes or pads them; let it crop the centre")
+
+
 def target_size(processor: ViTImageProcessorPil) -> tuple[int, int]:
     """Height and width of the images that a processor makes."""
     size = processor.crop_size if processor.do_center_crop else processor.size
-    return size["height"], size["width"]
+    return size.height, size.width
 
 
 def fit_image(picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
@@ -121,12 +136,10 @@ def fit_image(picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Im
     Returns:
         The image in the size that the model takes.
     """
-    width, height = picture.size
-    if processor.do_center_crop:
-        shorter, length = min(width, height), processor.size["shortest_edge"]
-        width, height = (length if side == shorter else int(length * side / shorter) for side in (width, height))
-    else:
-        height, width = target_size(processor)
+    width, height = processor.size.width, processor.size.height
+    if processor.size.shortest_edge:
+        shorter, length = min(picture.size), processor.size.shortest_edge
+        width, height = (length if side == shorter else int(length * side / shorter) for side in picture.size)
     if (width, height) != picture.size:
         picture = picture.resize((width, height), processor.resample)
     rows, columns = target_size(processor)

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from .sources import (
 )
 
 logger = logging.getLogger(__name__)
+
+ROWS_PER_BLOCK = 1000
 
 IMAGE = "image"
 LABEL = "label"
@@ -72,7 +75,7 @@ def load_image_split(
     if isinstance(location, Path):
         dataset = take_slice(_read_folder(location), split)
     elif isinstance(location, list):
-        dataset = _read_parquet(location, split)
+        dataset = take_slice(_read_parquet(location), split)
     else:
         dataset = read_hub(location, split, options)
     if not len(dataset):
@@ -182,9 +185,9 @@ def _read_folder(folder: Path) -> Dataset:
     return Dataset.from_dict({IMAGE: list(paths), LABEL: list(labels)}, features=features)
 
 
-def _read_parquet(files: list[str], split: str) -> Dataset:
+def _read_parquet(files: list[str]) -> Dataset:
     try:
-        return read_rows("parquet", files, split)
+        return read_rows("parquet", files)
     except Exception as error:
         raise UserError(f"{_describe(files)}: could not be read as parquet ({reason(error)})") from error
 
@@ -233,14 +236,14 @@ def _find_column(
 
 
 def _check_images(images: Dataset, place: str, column: str) -> None:
-    table = images.with_format("arrow")
-    for block in table.iter(batch_size=10_000):
-        values = block[IMAGE].combine_chunks()
+    def is_wrong(value: Any) -> bool:
+        return value is None or value["bytes"] is value["path"] is None
+
+    blocks = images.with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
+    for values in chain.from_iterable(block[IMAGE].chunks for block in blocks):
         empty = pc.and_(pc.is_null(pc.struct_field(values, "bytes")), pc.is_null(pc.struct_field(values, "path")))
         if values.null_count or pc.any(empty).as_py():
-            row, _ = find_value(
-                images, IMAGE, place, lambda value: not value or value["bytes"] is value["path"] is None, "images"
-            )
+            row, _ = find_value(images, IMAGE, place, is_wrong, "images")
             raise UserError(f"{place}, row {row}: {column!r} holds no image; correct or remove the row")
 
 

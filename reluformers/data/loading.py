@@ -155,14 +155,14 @@ def _read_files(files: list[str], split: str) -> Dataset:
         raise UserError(f"{place}: different kinds of files in one split; use one kind")
     options = {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
     try:
-        dataset = read_rows(kind, files, split, **options)
+        dataset = read_rows(kind, files, **options)
     except Exception as error:
         if kind != "parquet":
             _find_fault(files, kind)
         raise UserError(f"{place}: could not be read as {kind} ({reason(error)})") from error
     if kind == "csv" and "__index_level_0__" in dataset.column_names:
         raise UserError(f"{place}: rows have more fields than the header; quote sentences that hold a comma")
-    return dataset
+    return take_slice(dataset, split)
 
 
 def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:

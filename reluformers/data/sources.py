@@ -19,11 +19,6 @@ def split_name(split: str) -> str:
     return split.partition("[")[0]
 
 
-def split_slice(split: str) -> str:
-    """Slice of a split: "[:1000]" of "train[:1000]", "" of "train"."""
-    return split.removeprefix(split_name(split))
-
-
 def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
     """Take {"path": …, "name": …, "revision": …} apart into the path and the options of `load_dataset`.
 
@@ -76,17 +71,26 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset:
         ) from error
 
 
-def read_rows(kind: str, files: list[str], split: str, **options: Any) -> Dataset:
-    """Load the rows of files of one kind ("json", "csv", "parquet"), and of these the slice of `split`."""
+def read_rows(kind: str, files: list[str], **options: Any) -> Dataset:
+    """Load the rows of files of one kind: "json", "csv" or "parquet"."""
     with _quiet():
-        # a name of its own, because names such as "test-2016" are none for `datasets`
-        return load_dataset(kind, data_files={"data": files}, split=f"data{split_slice(split)}", **options)
+        return load_dataset(kind, data_files={"data": files}, split="data", **options)
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:
-    """Rows of the slice in `split`, counted as `datasets` does it."""
-    part = ReadInstruction.from_spec(f"data{split_slice(split)}").to_absolute({"data": len(dataset)})[0]
-    return dataset.select(range(part.from_ or 0, len(dataset) if part.to is None else part.to))
+    """Rows of the slice in `split`, such as "train[:90%]", counted as `datasets` does it."""
+    name = split_name(split)
+    try:
+        # a name of its own, because names such as "test-2016" are none for `datasets`
+        part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": len(dataset)})[0]
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"split {split!r}: no such part of {len(dataset)} rows; write it like {name}[:1000] or {name}[90%:]"
+        ) from error
+    rows = range(part.from_ or 0, len(dataset) if part.to is None else part.to)
+    if not rows:
+        raise UserError(f"split {split!r}: this part of {len(dataset)} rows is empty; choose a bigger one")
+    return dataset.select(rows)
 
 
 def reason(error: BaseException) -> str:
