@@ -106,6 +106,7 @@ def test_folders_of_splits(tmp_path):
     (tmp_path / "train" / "dog" / "notes.txt").write_text("x")
     (tmp_path / "train" / "dog" / "._0.png").write_text("x")
     (tmp_path / "train" / ".cache").mkdir()
+    (tmp_path / "train" / "dog" / "puppies.png").mkdir()
     dataset = load_image_split(tmp_path, "train")
     assert class_names(dataset) == ["cat", "dog"]
     for row in dataset:
@@ -259,7 +260,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     assert "x.parquet: could not be read as parquet" in fault(tmp_path / "x.parquet")
     (tmp_path / "y.parquet").write_bytes(b"")
     assert "y.parquet: the file is empty" in fault(tmp_path / "y.parquet")
-    write_set(tmp_path / "z.parquet", {"image": [], "label": []})
+    write_plain(tmp_path / "z.parquet", image=[], label=[])
     assert "z.parquet: could not be read as parquet" in fault(tmp_path / "z.parquet")
 
 

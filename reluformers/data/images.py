@@ -164,7 +164,7 @@ def _images_in(folder: Path) -> list[str]:
     return sorted(
         entry.path
         for entry in os.scandir(folder)
-        if os.path.splitext(entry.name)[1].lower() in endings and not entry.name.startswith(".")
+        if os.path.splitext(entry.name)[1].lower() in endings and not (entry.name.startswith(".") or entry.is_dir())
     )
 
 
