@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from reluformers.data.batching import DealtDataLoader, TokenBudgetBatchSampler
+from reluformers.data.batching import DealtDataLoader, DrawnBatchSampler, TokenBudgetBatchSampler
 from reluformers.errors import UserError
 
 
@@ -176,3 +176,55 @@ def test_accelerate_leaves_the_loader_alone():
 def test_loader_wants_a_length_for_each_row():
     with pytest.raises(ValueError, match="of 2 rows, the dataset 3 rows"):
         DealtDataLoader(Dataset.from_dict({"row": [0, 1, 2]}), TokenBudgetBatchSampler([1, 1], [1, 1], 5))
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "world_size"), [(20, 4, 1), (23, 4, 1), (23, 4, 2), (29, 3, 4), (3, 8, 2)]
+)
+def test_every_row_is_drawn_once_by_one_process(rows, batch_size, world_size):
+    samplers = [
+        DrawnBatchSampler(rows, batch_size, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    orders = []
+    for epoch in (0, 1, 0):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        batches = [list(sampler) for sampler in samplers]
+        assert {len(part) for part in batches} == {len(samplers[0])}
+        for together in zip(*batches, strict=True):
+            sizes = [len(draw.rows) for draw in together]
+            assert min(sizes) > 0
+            assert max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= batch_size
+        drawn = [row for part in batches for draw in part for row in draw.rows]
+        assert sorted(drawn) == list(range(rows))
+        seeds = [draw.seed for part in batches for draw in part]
+        assert len(set(seeds)) == len(seeds)
+        orders.append((drawn, seeds))
+    assert orders[0] == orders[2]
+    assert orders[0][0] != orders[1][0]
+    assert not set(orders[0][1]) & set(orders[1][1])
+
+
+def test_what_is_left_of_the_rows_can_be_dropped():
+    assert [len(draw.rows) for draw in DrawnBatchSampler(11, 4)] == [4, 4, 3]
+    assert [len(draw.rows) for draw in DrawnBatchSampler(11, 4, drop_last=True)] == [4, 4]
+    # one row is left for two processes
+    assert [len(draw.rows) for draw in DrawnBatchSampler(9, 2, world_size=2)] == [2, 2]
+
+
+def test_processes_draw_what_one_would_draw_in_larger_batches():
+    alone = [draw.rows for draw in DrawnBatchSampler(24, 6)]
+    parts = [[draw.rows for draw in DrawnBatchSampler(24, 3, rank=rank, world_size=2)] for rank in range(2)]
+    assert [sorted(one + other) for one, other in zip(*parts, strict=True)] == [sorted(rows) for rows in alone]
+
+
+def test_draws_that_cannot_be_made_are_refused():
+    with pytest.raises(UserError, match="3 rows make no batch of 4 rows for each of 1 processes"):
+        DrawnBatchSampler(3, 4, drop_last=True)
+    with pytest.raises(UserError, match="1 rows make no batch of 4 rows for each of 2 processes"):
+        DrawnBatchSampler(1, 4, world_size=2)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        DrawnBatchSampler(3, 0)
+    with pytest.raises(ValueError, match="got 2"):
+        DrawnBatchSampler(9, 1, rank=2, world_size=2)

@@ -7,7 +7,7 @@ from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from training_cases import recipe_class
 
 from reluformers.errors import UserError
-from reluformers.training import TranslationRecipe
+from reluformers.training import ImageRecipe, TranslationRecipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "scripts" / "recipes").glob("*.yaml"))
 
@@ -190,8 +190,6 @@ def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
     if isinstance(recipe, TranslationRecipe):
         assert recipe.data.source_lang
         assert recipe.data.target_lang
-    else:
-        assert "train" in recipe.data.sources()
 
 
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):
@@ -227,3 +225,43 @@ def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         TranslationRecipe.load(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"size": "XL/7"}}, "model: .*size is 'XL/7', but must be one of 'Ti/4'"),
+        ({"model": {"sise": "S/16"}}, "unknown key 'model.sise'; the nearest allowed is 'model.size'"),
+        ({"model": {"num_labels": 3}}, "model.num_labels follows from the classes of the data: leave it out"),
+        ({"model": {"image_size": 30}}, "image_size is 30, but must be a multiple of patch_size"),
+        ({"augmentation": {"crop": "square"}}, "augmentation: .*crop is 'square', but must be one of"),
+        ({"augmentation": {"rand_augment": [2, 10, 3]}}, "augmentation: .*rand_augment"),
+        ({"augmentation": {"mixup": "some"}}, "augmentation.mixup is 'some', but must be float"),
+        ({"tokenizer": {}}, "unknown section 'tokenizer'"),
+        ({"training": {"max_tokens": 8}}, "unknown key 'training.max_tokens'"),
+        ({"data": {"train": []}}, r"data.train is \[\], but must name a file or split"),
+        ({"data": {"path": "x", "test": ["a.parquet"]}}, "with data.path it must be the name of a split"),
+        ({"data": {"path": "x", "validation": "train[:9]"}}, r"train\[:9\], which data.train, train, holds too"),
+        ({"data": {"train": "a.parquet", "test": "a.parquet"}}, "data.test is a.parquet, which data.train, a.parquet"),
+    ],
+)
+def test_a_wrong_image_recipe_is_named_in_one_line(sections, message):
+    with pytest.raises(UserError, match=message) as caught:
+        ImageRecipe.from_dict(sections)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_image_recipe_by_size_and_fields(tmp_path):
+    recipe = ImageRecipe.from_dict(
+        {
+            "model": {"preset": "rela", "size": "S/16", "num_hidden_layers": 3},
+            "data": {"path": "folder", "validation": "train[:9]", "train": "train[9:]"},
+            "augmentation": {"rand_augment": [2, 10]},
+        }
+    )
+    config = recipe.model_config(num_labels=7)
+    assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("rela_vit", 384, 3)
+    assert recipe.data.sources() == {"train": "train[9:]", "validation": "train[:9]"}
+    recipe.save(tmp_path / "saved.yaml")
+    assert ImageRecipe.load(tmp_path / "saved.yaml") == recipe
+    assert ImageRecipe.from_dict({"data": {"path": "folder"}}).data.sources() == {"train": "train"}

@@ -54,7 +54,7 @@ class TaskTrainingArguments(TrainingArguments):
         }
         chosen = [name for name, is_set in choices.items() if is_set]
         if len(chosen) > 1:
-            raise ValueError(f"{' and '.join(chosen)} all choose the final weights: set only one")
+            raise ValueError(f"{' and '.join(chosen[:2])} both choose the final weights: set only one")
 
     def _check_moving_average(self) -> None:
         if self.ema_decay is None:

@@ -51,8 +51,12 @@ class ImageDataSection:
 
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""
-        train = self.train or ("train" if self.path is not None else None)
-        sources = {"train": train, "validation": self.validation, "test": self.test}
+        default = None if self.path is None else "train"
+        sources = {
+            "train": default if self.train is None else self.train,
+            "validation": self.validation,
+            "test": self.test,
+        }
         return {name: source for name, source in sources.items() if source is not None}
 
     def _check_overlap(self) -> None:
@@ -116,7 +120,7 @@ class ImageRecipe(Recipe):
         args = super().training_arguments(output_dir)
         if args.eval_strategy != "no" and "validation" not in self.data.sources():
             raise UserError(
-                f"training.eval_strategy is {str(args.eval_strategy.value)!r}, but there is no data.validation: name "
+                f"training.eval_strategy is {args.eval_strategy.value!r}, but there is no data.validation: name "
                 "one, or set training.eval_strategy=no"
             )
         return args

@@ -95,7 +95,7 @@ class ImageTrainer(TaskTrainer):
         args = self.args
         sampler = DrawnBatchSampler(
             len(self.train_dataset),
-            args.train_batch_size,
+            self._train_batch_size,  # as given, or as `auto_find_batch_size` lowered it
             seed=args.seed if args.data_seed is None else args.data_seed,
             drop_last=args.dataloader_drop_last,
             rank=args.process_index,

@@ -260,7 +260,7 @@ def _check_name(name: str, allowed: Iterable[str], kind: str) -> None:
 
 
 def _check_fields(section: str, values: dict[str, Any], owner: type, excluded: Iterable[str] = ()) -> dict[str, Any]:
-    """The values, in the types that YAML lacks where these are meant, if they fit the fields of a dataclass."""
+    """The values, whole numbers as floats where floats are meant, if they fit the fields of a dataclass."""
     hints = typing.get_type_hints(owner)
     allowed = [f"{section}.{item.name}" for item in dataclasses.fields(owner) if item.name not in excluded]
     checked = {}
@@ -273,8 +273,6 @@ def _check_fields(section: str, values: dict[str, Any], owner: type, excluded: I
             raise UserError(f"{key} is {value!r}, but must be one of {', '.join(map(str, choices))}")
         if type(value) is int and (hint is float or float in typing.get_args(hint)):
             value = float(value)
-        if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in typing.get_args(hint)):
-            value = tuple(value)
         try:
             type_validator(name, value, hint)
         except (TypeError, ValueError) as error:

@@ -136,8 +136,9 @@ class TaskTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights."""
         super().save_model(output_dir, _internal_call)
-        if self.weight_average and _internal_call and self.args.should_save:
-            self.weight_average.save(output_dir or self.args.output_dir)
+        # the Trainer's own calls name a folder for checkpoints alone
+        if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
+            self.weight_average.save(output_dir)
 
     def loader_options(self) -> dict[str, Any]:
         """What the arguments say of data loaders, for loaders of one process's batches."""
