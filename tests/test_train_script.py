@@ -1,28 +1,14 @@
 """The command `scripts/train_translation.py`: from files to a model, its errors, and several processes."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from reluformers.errors import run_main
+from training_cases import launch, run_script
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_translation.py"
-
-
-def run_script(monkeypatch, *arguments: str) -> None:
-    """Run the command in this process."""
-    spec = importlib.util.spec_from_file_location("train_translation", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-    run_main(module.main)
 
 
 @pytest.fixture
@@ -51,7 +37,7 @@ decoding: {{num_beams: 1}}
 
 def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    run_script(monkeypatch, recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
+    run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
     printed = capsys.readouterr().out
     assert "training set: kept 8 of 8 pairs" in printed
     assert "model: ReLAForConditionalGeneration" in printed
@@ -77,7 +63,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit) as caught:
-        run_script(monkeypatch, recipe_file, "--output_dir", tmp_path / "out", *arguments)
+        run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", tmp_path / "out", *arguments)
     assert caught.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
@@ -88,16 +74,9 @@ def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypa
 @pytest.mark.slow
 def test_two_processes_train_like_one(recipe_file, tmp_path):
     """The same loss, gradient norm and weights from one batch of 8 rows and from 2 × 4 rows."""
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launchers = {"one": [sys.executable], "two": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]}
     histories, weights, printed = {}, {}, {}
-    for name, launcher in launchers.items():
-        if name == "two":
-            launcher += ["--master_addr=127.0.0.1", "--rdzv_endpoint=127.0.0.1:0", "--rdzv_backend=c10d"]
-        command = [*launcher, str(SCRIPT), str(recipe_file), "--output_dir", str(tmp_path / name)]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert process.returncode == 0, process.stderr
-        printed[name] = process.stdout
+    for name, processes in (("one", 1), ("two", 2)):
+        printed[name] = launch(SCRIPT, processes, recipe_file, "--output_dir", tmp_path / name)
         history = json.loads((tmp_path / name / "log_history.json").read_text())
         histories[name] = [entry for entry in history if "loss" in entry]
         weights[name] = load_file(tmp_path / name / "model.safetensors")
@@ -107,7 +86,7 @@ def test_two_processes_train_like_one(recipe_file, tmp_path):
             assert two[key] == pytest.approx(one[key], rel=1e-4), key
     for name, weight in weights["one"].items():
         torch.testing.assert_close(weights["two"][name], weight, rtol=1e-3, atol=1e-5)
-    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in launchers)
+    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
     assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-4)
     assert two["validation_bleu"] == pytest.approx(one["validation_bleu"], abs=0.01)
     assert printed["two"].count("training set: kept") == 1

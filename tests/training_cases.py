@@ -1,9 +1,14 @@
-"""A toy language and a tiny recipe for the tests of training."""
+"""A toy language, a tiny recipe and the commands, for the tests of training."""
 
+import importlib.util
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
+from reluformers.errors import run_main
 from reluformers.training import ImageRecipe, TranslationRecipe, TranslationTrainer
 from reluformers.training.recipe import Recipe
 
@@ -69,3 +74,31 @@ def training_logs(folder_or_trainer: Path | TranslationTrainer) -> list[dict]:
     else:
         history = folder_or_trainer.state.log_history
     return [entry for entry in history if "loss" in entry]
+
+
+def run_script(monkeypatch, script: Path, *arguments) -> None:
+    """Run a command in this process."""
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+    run_main(module.main)
+
+
+def launch(script: Path, processes: int, *arguments) -> str:
+    """Output of a command in processes of its own on the CPU."""
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
+        launcher += ["--rdzv_endpoint=127.0.0.1:0", "--rdzv_backend=c10d"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.run(
+        [*launcher, str(script), *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
