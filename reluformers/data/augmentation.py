@@ -34,7 +34,7 @@ class Augmentation:
         padding: width of the border of "pad", in pixels.
         min_area: smallest share of the picture in a "resized" crop, above 0 and up to 1.
         flip: mirror half of the images, left to right.
-        rand_augment: [number of operations, strength from 0 to 10] of RandAugment, or None.
+        rand_augment: [number of operations, strength from 0 to 20] of RandAugment, or None.
         mixup: parameter p of Mixup, at least 0.01, or 0 for none: with a ~ Beta(p, p) and a ← max(a, 1 − a), images
             and labels become a·x + (1 − a)·(x of the batch rolled by one), one a for the batch (big_vision).
 
@@ -65,7 +65,7 @@ class Augmentation:
             )
         number, strength = self.rand_augment
         check_number(owner, "rand_augment[0]", number, minimum=1, integer=True)
-        check_number(owner, "rand_augment[1]", strength, minimum=0, maximum=10)
+        check_number(owner, "rand_augment[1]", strength, minimum=0, maximum=20)
 
     def change(self, picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
         """Crop, flip and distort one image.
