@@ -14,7 +14,7 @@ from test_payload import run_clean
 from training_cases import training_logs
 
 from reluformers.errors import UserError
-from reluformers.training import ImageRecipe, train_image_classification
+from reluformers.training import ImageRecipe, ImageTrainer, train_image_classification
 from reluformers.training.image_batches import check_batch
 from reluformers.training.image_run import load_splits
 from reluformers.training.image_trainer import Classified
@@ -221,6 +221,34 @@ def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
         assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-5)
+
+
+def test_images_are_counted_where_they_are():
+    count = ImageTrainer.count({"pixel_values": torch.empty(3, 3, 8, 8, dtype=torch.bfloat16, device="meta")})
+    assert count["images"].device.type == "meta"
+    assert ImageTrainer.count({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_best_weights_can_be_kept(files, tmp_path, resumed):
+    recipe = make_image_recipe(
+        files,
+        max_steps=4,
+        learning_rate=0.05,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+    )
+    results = train_image_classification(recipe, tmp_path / "run")
+    if resumed:
+        assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
+    history = json.loads((tmp_path / "run" / "log_history.json").read_text())
+    accuracies = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
+    assert len(set(accuracies)) > 1
+    assert results["validation_accuracy"] == max(accuracies)
 
 
 AUGMENTED = {"crop": "resized", "min_area": 0.5, "flip": True, "rand_augment": [1, 9], "mixup": 0.2}

@@ -1,5 +1,6 @@
 """Recipes: overrides, checks with helpful messages, and the recipes of the repository."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,14 @@ def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
     if isinstance(recipe, TranslationRecipe):
         assert recipe.data.source_lang
         assert recipe.data.target_lang
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_changes_that_a_recipe_names_are_valid(path):
+    comments = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    key = r"(?:model|tokenizer|data|augmentation|training|decoding)\.[\w.]+="
+    for quoted, plain in re.findall(rf"'({key}[^']+)'|(?<!')({key}[^\s\\]+)", comments):
+        recipe_class(path).load(path, [quoted or plain]).model_config()
 
 
 def test_the_main_comparison_differs_by_attention_alone(tmp_path):

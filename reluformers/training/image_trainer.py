@@ -131,9 +131,11 @@ class ImageTrainer(TaskTrainer):
         return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _KERNELS)]
 
     @staticmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`images`."""
-        return {"images": len(inputs["pixel_values"])}
+        images = inputs["pixel_values"]
+        # where the statistics of the model are, which are added up beside it
+        return {"images": images.new_full((), len(images), dtype=torch.float32)}
 
     def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
         """Patches."""

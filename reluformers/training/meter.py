@@ -15,10 +15,10 @@ class TrainingMeter:
     `start` and `stop` bracket an update with its data loading; evaluation and saving stay outside.
 
     Args:
-        count: says what a batch holds, name → number; the number may be a tensor on the device.
+        count: says what a batch holds, name → number, a scalar on the device of the batch.
     """
 
-    def __init__(self, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor | int]]):
+    def __init__(self, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]):
         self.count = count
         self.reset()
 
@@ -27,7 +27,7 @@ class TrainingMeter:
         self._seconds = 0.0
         self._started: float | None = None
         self._batches = 0
-        self._sums: dict[str, Tensor | float] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def start(self) -> None:
         """An update begins."""
@@ -54,7 +54,7 @@ class TrainingMeter:
             if value is not None:
                 self._sum(name, value.detach().float())
 
-    def _sum(self, name: str, value: Tensor | int) -> None:
+    def _sum(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0) + value
 
     def summary(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
@@ -70,7 +70,7 @@ class TrainingMeter:
         if not self._batches:
             return {}
         names = list(self._sums)
-        totals = torch.stack([torch.as_tensor(value, dtype=torch.float32) for value in self._sums.values()])
+        totals = torch.stack([value.float() for value in self._sums.values()])
         totals = torch.cat([totals, totals.new_tensor([self._batches])])
         *sums, batches = (reduce(totals) if reduce else totals).tolist()
         logs = {}

@@ -42,8 +42,8 @@ class TaskTrainer(Trainer):
 
     @staticmethod
     @abstractmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor | int]:
-        """What the log gives per second: name → number in a batch."""
+    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the log gives per second: name → number in a batch, a scalar on the device of the batch."""
 
     @abstractmethod
     def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
