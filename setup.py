@@ -22,8 +22,11 @@ EXTRAS_REQUIRE = {
     ],
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
-    # the corpus of `make demo`
-    "demo": ["babel>=2.14"],
+    # what `make demo` trains on
+    "demo": [
+        "babel>=2.14",  # lines of the Unicode locale data
+        "scikit-learn>=1.5",  # handwritten digits
+    ],
 }
 EXTRAS_REQUIRE["test"] = [
     *(package for extra in ("train", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),

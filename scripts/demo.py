@@ -1,4 +1,6 @@
-"""Train a small ReLUFormer on lines of the Unicode locale data, score it, save it and open it without this library.
+"""Train a small ReLUFormer on lines of the Unicode locale data and a small ReLU-ViT on handwritten digits.
+
+Both are scored, saved and opened without this library.
 
 Example:
     python scripts/demo.py --text "Germany, France, and Italy: in 5 days"
@@ -12,42 +14,38 @@ import datasets
 import transformers
 
 from reluformers.demo.corpus import build_corpus
-from reluformers.demo.pipeline import (
-    check_output,
-    check_text,
-    train_model,
-    translate_examples,
-    translate_in_clean_process,
-    write_corpus,
-)
+from reluformers.demo.digits import classify_in_clean_process, first_digit, write_digits
+from reluformers.demo.steps import check_output, train_model
+from reluformers.demo.translation import check_text, translate_examples, translate_in_clean_process, write_corpus
 from reluformers.errors import run_main
-from reluformers.training import TranslationRecipe
+from reluformers.training import ImageRecipe, TranslationRecipe, train_image_classification, train_translation
 
-RECIPE = Path(__file__).with_name("recipes") / "demo.yaml"
+RECIPES = Path(__file__).with_name("recipes")
 DEFAULT_TEXT = "Vienna, Rome, and Tokyo: Wednesday, January 3, 2024, 3:04 PM; 3 hours and 20 minutes"
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Train a small ReLUFormer from English to German and translate a line with the saved folder.",
+        description="Train a small ReLUFormer from English to German and translate a line with the saved folder; "
+        "then train a small ReLU-ViT on handwritten digits.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--text", default=DEFAULT_TEXT, help="English line to translate at the end")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/demo"), help="folder of the model")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/demo"), help="folder of the translation model")
     parser.add_argument("--saved", action="store_true", help="translate with the saved model, train nothing")
     return parser.parse_args()
 
 
-def train(folder: Path) -> None:
+def train_translator(folder: Path) -> None:
     """All that comes before the last translation."""
-    check_output(folder)
     start = time.perf_counter()
     corpus = build_corpus()
     files = write_corpus(corpus, folder.with_name(f"{folder.name}_corpus"))
     print(
         f"corpus: {len(corpus.train):,} training and {len(corpus.held_out)} held-out lines in {files['train'].parent}"
     )
-    results = train_model(TranslationRecipe.load(RECIPE), files, folder, report=print)
+    recipe = TranslationRecipe.load(RECIPES / "demo.yaml")
+    results = train_model(train_translation, recipe, files, folder, report=print)
     minutes = (time.perf_counter() - start) / 60
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
     print(f"after {minutes:.1f} minutes; saved in {folder}\n\nTen held-out lines:")
@@ -56,17 +54,44 @@ def train(folder: Path) -> None:
         print(f"  {row.kind + ':':15} {row.source}\n{'':18}{translation}{verdict}")
 
 
+def show_translation(folder: Path, text: str) -> None:
+    """Translate a line with the saved folder and nothing else."""
+    answer = translate_in_clean_process(folder, text)
+    print(f"\n{folder} opened in a process without reluformers, by {answer.model_class}:")
+    print(f"  {text}\n  {answer.text}")
+
+
+def train_classifier(folder: Path) -> None:
+    """The image model from digits to its answer."""
+    print("\nHandwritten digits of 8 x 8 pixels:")
+    start = time.perf_counter()
+    files = write_digits(folder.with_name(f"{folder.name}_data"))
+    recipe = ImageRecipe.load(RECIPES / "demo_digits.yaml")
+    results = train_model(train_image_classification, recipe, files, folder, report=print)
+    seconds = time.perf_counter() - start
+    print(f"\naccuracy on held-out digits: {results['validation_accuracy']:.1%}")
+    print(f"after {seconds:.0f} seconds; saved in {folder}, with its confusion matrix")
+    picture, truth = first_digit(files["validation"])
+    answer = classify_in_clean_process(folder, picture)
+    print(f"\n{folder} opened in a process without reluformers, by {answer.model_class}:")
+    print(f"  a held-out {truth} is taken for {answer.label} ({answer.score:.1%})")
+
+
 def main() -> None:
     options = parse_arguments()
     # before any work: a bad text is known now
     text = check_text(options.text)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    if not options.saved:
-        train(options.output_dir)
-    answer = translate_in_clean_process(options.output_dir, text)
-    print(f"\n{options.output_dir} opened in a process without reluformers, by {answer.model_class}:")
-    print(f"  {text}\n  {answer.text}")
+    if options.saved:
+        show_translation(options.output_dir, text)
+        return
+    digits_dir = options.output_dir.with_name(f"{options.output_dir.name}_digits")
+    for folder in (options.output_dir, digits_dir):
+        check_output(folder)
+    train_translator(options.output_dir)
+    show_translation(options.output_dir, text)
+    train_classifier(digits_dir)
 
 
 if __name__ == "__main__":

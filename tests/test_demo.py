@@ -13,9 +13,9 @@ from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformers.data.loading import load_translation_split
 from reluformers.data.tokenization import train_tokenizer
 from reluformers.demo.corpus import KINDS, DemoCorpus, Row, build_corpus
-from reluformers.demo.pipeline import (
+from reluformers.demo.steps import check_output
+from reluformers.demo.translation import (
     MAX_TEXT_LENGTH,
-    check_output,
     check_text,
     translate_examples,
     translate_in_clean_process,

@@ -1,31 +1,42 @@
-"""Opens a saved model as somebody would who has transformers and no reluformers, and translates one line.
+"""Opens a saved model as somebody would who has transformers and no reluformers, and uses it once.
 
-Run by its path in a process of its own (`pipeline.translate_in_clean_process`): `python -I clean_process.py FOLDER`,
-the text on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else can.
+Run by its path in a process of its own (`steps.answer_in_clean_process`): `python -I clean_process.py TASK FOLDER`,
+a text or an image on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else can.
 """
 
 import importlib.util
+import io
 import json
 import sys
 
 # what Python itself takes for "there is no such package", however it is installed
 sys.modules["reluformers"] = None
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, logging  # noqa: E402
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, logging, pipeline  # noqa: E402
+
+
+def translate(folder: str, data: bytes) -> tuple[object, dict]:
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    tokens = model.generate(**tokenizer(data.decode(), return_tensors="pt"), num_beams=5)
+    return model, {"translation": tokenizer.decode(tokens[0], skip_special_tokens=True)}
+
+
+def classify(folder: str, data: bytes) -> tuple[object, dict]:
+    from PIL import Image
+
+    classifier = pipeline("image-classification", model=folder, trust_remote_code=True)
+    return classifier.model, classifier(Image.open(io.BytesIO(data)), top_k=1)[0]
 
 
 def main() -> None:
-    folder, text = sys.argv[1], sys.stdin.buffer.read().decode()
+    task, folder = sys.argv[1:]
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-    tokens = model.generate(**tokenizer(text, return_tensors="pt"), num_beams=5)
-    answer = {
-        "translation": tokenizer.decode(tokens[0], skip_special_tokens=True),
-        "model_class": f"{type(model).__module__}.{type(model).__name__}",
-        "has_library": importlib.util.find_spec("reluformers") is not None,
-    }
+    use = {"translation": translate, "image-classification": classify}[task]
+    model, answer = use(folder, sys.stdin.buffer.read())
+    answer["model_class"] = f"{type(model).__module__}.{type(model).__name__}"
+    answer["has_library"] = importlib.util.find_spec("reluformers") is not None
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 

@@ -1,28 +1,21 @@
-"""The demo from corpus to translation: each step is the library's own, as in any other training run."""
+"""The translation demo from corpus to answer: each step is the library's own, as in any other training run."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from reluformers.errors import UserError
 from reluformers.evaluation.translation import load_translation_model, translate
 from reluformers.files import atomic_directory, iterate_lines
-from reluformers.training import TranslationRecipe, train_translation
-from reluformers.training.run import RECIPE_FILE
 
 from .corpus import KINDS, DemoCorpus, Row
+from .steps import answer_in_clean_process
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
 CORPUS_FILES = ("train.jsonl", "validation.jsonl")
-CLEAN_PROCESS = Path(__file__).with_name("clean_process.py")
 
 
 class CleanTranslation(NamedTuple):
@@ -81,19 +74,6 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
     return {split: folder / f"{split}.jsonl" for split in splits}
 
 
-def check_output(folder: Path) -> None:
-    """Refuse to replace a folder that no training run has made.
-
-    Args:
-        folder: where the model is to go.
-
-    Raises:
-        UserError: the folder holds something else.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECIPE_FILE).is_file():
-        raise UserError(f"{folder}: holds something that is no trained model; choose another folder")
-
-
 def _check_corpus_folder(folder: Path) -> None:
     """Refuse to replace files that `write_corpus` has not written."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -102,23 +82,6 @@ def _check_corpus_folder(folder: Path) -> None:
             raise UserError(
                 f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
             )
-
-
-def train_model(recipe: TranslationRecipe, files: dict[str, Path], folder: Path, report: Callable[[str], None]) -> dict:
-    """Train, score on the held-out rows and save, whole or not at all.
-
-    Args:
-        recipe: with everything but the data.
-        files: "train" and "validation", as `write_corpus` returns them.
-        folder: where the model goes; an earlier one is replaced when the new one is finished.
-        report: takes lines for the user.
-
-    Returns:
-        Results of `train_translation`.
-    """
-    data = replace(recipe.data, **{split: str(file) for split, file in files.items()})
-    with atomic_directory(folder, overwrite=True) as temporary:
-        return train_translation(replace(recipe, data=data), temporary, report=report)
 
 
 def translate_examples(folder: Path, rows: Iterable[Row], count: int = 10) -> list[tuple[Row, str]]:
@@ -141,9 +104,6 @@ def translate_examples(folder: Path, rows: Iterable[Row], count: int = 10) -> li
 def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
     """Open a saved folder where `reluformers` cannot be imported, and translate with 5 beams.
 
-    The process is offline and isolated (`python -I`: no PYTHONPATH, no current folder); transformers runs the code
-    that lies in the folder.
-
     Args:
         folder: of the model.
         text: one line, as `check_text` returns it.
@@ -155,19 +115,5 @@ def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
         UserError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds no model; run make demo first")
-    with tempfile.TemporaryDirectory() as modules:
-        process = subprocess.run(
-            [sys.executable, "-I", str(CLEAN_PROCESS), str(folder.resolve())],
-            input=text.encode(),
-            capture_output=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules},
-            check=False,
-        )
-    if process.returncode:
-        raise RuntimeError(f"{folder} cannot be opened without reluformers:\n{process.stderr.decode()[-2000:]}")
-    answer = json.loads(process.stdout)
-    if answer["has_library"]:
-        raise RuntimeError("the clean process can import reluformers, so it shows nothing")
+    answer = answer_in_clean_process("translation", folder, text.encode())
     return CleanTranslation(answer["translation"], answer["model_class"])
