@@ -250,8 +250,10 @@ def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
         ({"training": {"max_tokens": 8}}, "unknown key 'training.max_tokens'"),
         ({"data": {"train": []}}, r"data.train is \[\], but must name a file or split"),
         ({"data": {"path": "x", "test": ["a.parquet"]}}, "with data.path it must be the name of a split"),
-        ({"data": {"path": "x", "validation": "train[:9]"}}, r"train\[:9\], which data.train, train, holds too"),
-        ({"data": {"train": "a.parquet", "test": "a.parquet"}}, "data.test is a.parquet, which data.train, a.parquet"),
+        (
+            {"data": {"train": "a.parquet", "test": "a.parquet"}},
+            "data.test is a.parquet, which shares images with data.train, a.parquet",
+        ),
     ],
 )
 def test_a_wrong_image_recipe_is_named_in_one_line(sections, message):
@@ -274,3 +276,37 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
     recipe.save(tmp_path / "saved.yaml")
     assert ImageRecipe.load(tmp_path / "saved.yaml") == recipe
     assert ImageRecipe.from_dict({"data": {"path": "folder"}}).data.sources() == {"train": "train"}
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        (None, "train"),
+        (None, "train[:9]"),
+        ("train[5:]", "train"),
+        ("train[5:]", "train[:6]"),
+        ("train[10:20]", "train[19:30]"),
+        ("train[:91%]", "train[90%:]"),
+        ("train[:-5]", "train[-6:]"),
+    ],
+)
+def test_parts_that_share_images_are_refused(train, validation):
+    with pytest.raises(UserError, match=r"data.validation is train.*, which shares images with data.train"):
+        ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        (None, "validation"),
+        ("train[5:]", "train[:5]"),
+        ("train[:90%]", "train[90%:]"),
+        ("train[5:-5]", "train[-5:]"),
+        ("train[:45]", "train[-5:]"),
+        ("train[:90%]", "train[-5:]"),
+        ("train[5:]", "test[:10]"),
+        ("train[5", "train[5:]"),
+    ],
+)
+def test_parts_that_share_no_images_are_taken(train, validation):
+    ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})

@@ -5,16 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from datasets import ReadInstruction
+
 from reluformers.configuration.configuration_vision import (
     VisionTransformerConfig,
     vision_config,
     vision_config_class,
 )
 from reluformers.data.augmentation import Augmentation
+from reluformers.data.sources import split_name
 from reluformers.errors import UserError
 
 from .arguments import TaskTrainingArguments
 from .recipe import Recipe
+
+# more than any data set has
+_MANY_ROWS = 10**12
 
 
 @dataclass
@@ -63,15 +69,28 @@ class ImageDataSection:
         """Refuse to evaluate on what is trained on, as far as the names of splits show it."""
         sources = self.sources()
         train = sources.pop("train", None)
-        if not isinstance(train, str):
-            return
         for name, source in sources.items():
-            is_part = isinstance(source, str) and train in (source, source.partition("[")[0])
-            if is_part:
+            if source == train or (self.path is not None and _share_rows(train, source)):
                 raise UserError(
-                    f"data.{name} is {source}, which data.train, {train}, holds too: name parts that share no image, "
+                    f"data.{name} is {source}, which shares images with data.train, {train}: name parts that do not, "
                     "such as data.train=train[5000:] data.validation=train[:5000]"
                 )
+
+
+def _share_rows(*splits: str) -> bool:
+    """Whether two splits with slices have rows in common; False where that hangs on the number of rows."""
+    if len({split_name(split) for split in splits}) > 1:
+        return False
+    slices = [split.removeprefix(split_name(split)) for split in splits]
+    # counted from the start, from the end or in percent
+    kinds = {("%" in part, "-" in part) for part in slices if part}
+    if len(kinds) > 1:
+        return False
+    try:
+        parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
+    except (ValueError, AssertionError):  # no slice at all, which the loader puts into words
+        return False
+    return max(part.from_ or 0 for part in parts) < min(part.to or _MANY_ROWS for part in parts)
 
 
 @dataclass
