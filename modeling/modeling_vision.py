@@ -45,7 +45,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
-class AttentionPooling(nn.Module):
+class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
     def __init__(self, config: VisionTransformerConfig):
@@ -94,7 +94,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
             # LeCun-normal: N(0, 1/√fan-in) cut at two standard deviations, which takes 12 % off the spread
             std = 1 / math.sqrt(module.weight[0].numel()) / 0.87962566103423978
             init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-        elif isinstance(module, (PatchEmbeddings, AttentionPooling)):
+        elif isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
 
 
@@ -117,7 +117,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self.norm = None
         if config.norm_position == "pre":
             self.norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
-        self.pooler = AttentionPooling(config) if config.pooling == "attention" else None
+        self.pooler = ProbePooling(config) if config.pooling == "attention" else None
         self.representation = None
         if config.representation_size is not None:
             self.representation = nn.Linear(config.hidden_size, config.representation_size)

@@ -176,6 +176,18 @@ def test_implementations_that_compute_softmax_are_refused(kind, implementation):
         KINDS[kind].auto_class.from_config(config, attn_implementation=implementation)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_implementation_can_be_set_later(kind):
+    model = build_model("relu-vit", kind)
+    expected = logits_of(model)
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+    torch.testing.assert_close(logits_of(model), expected)
+    assert type(model)._can_set_attn_implementation()
+    with pytest.raises((ValueError, ImportError)):
+        model.set_attn_implementation("sdpa")
+
+
 @all_models
 def test_evaluation_tells_no_statistics_and_training_does(kind, preset):
     model, batch = build_model(preset, kind), KINDS[kind].draw()
