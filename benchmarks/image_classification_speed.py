@@ -6,8 +6,9 @@
 A step is forward, loss, backward and AdamW on a batch of random pixels. All models have one shape: class token,
 learned positions, PreNorm, biases, tanh-GELU, no dropout. Peers are `ViTForImageClassification` with the attention
 implementations `sdpa` and `eager`, and timm's `VisionTransformer`. Every round runs all candidates once, in turn;
-ratios to the peer with the highest median are taken inside a round. `--profile` lists where the time of a step goes.
-On a machine that other work shares, set OMP_WAIT_POLICY=PASSIVE: spinning threads make a step many times as long.
+ratios to the peer with the highest median are taken inside a round, of speed and, on CPUs, of processor time, which
+neighbours on the machine cannot stretch as they do the wall's; above 1 is faster than the peer. There set
+OMP_WAIT_POLICY=PASSIVE too: spinning threads make a step many times as long. `--profile` lists where the time goes.
 """
 
 import argparse
@@ -172,14 +173,14 @@ class Candidate:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def seconds(self, steps: int) -> float:
-        """Seconds of some updates."""
-        start = time.perf_counter()
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Wall time and processor time of some updates."""
+        wall, processor = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self.step()
         if DEVICE == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - wall, time.process_time() - processor
 
     def print_profile(self, name: str, steps: int, rows: int) -> None:
         """The operations that take most of the time of a step, without those that they call."""
@@ -210,36 +211,41 @@ def candidates(options: argparse.Namespace) -> dict[str, Candidate]:
     return found
 
 
-def measure(found: dict[str, Candidate], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Images a second of each candidate, round by round."""
+def measure(found: dict[str, Candidate], options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Wall time and processor time of each candidate, round by round."""
     names = list(found)
-    speeds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for candidate in found.values():
         candidate.seconds(WARMUP)
     for number in range(options.rounds):
         # the order turns, so that no candidate always runs behind the same one
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            speeds[name].append(options.batch_size * options.steps / found[name].seconds(options.steps))
-    return speeds
+            seconds[name].append(found[name].seconds(options.steps))
+    return seconds
 
 
-def print_table(found: dict[str, Candidate], speeds: dict[str, list[float]]) -> None:
-    """Median speed and its ratio to the faster peer's, taken round by round."""
-    peer = max((name for name in PEERS if name in speeds), key=lambda name: statistics.median(speeds[name]))
-    print(f"| model | parameters | images/s, median | ratio to {peer}, median (min–max) |\n|---|---|---|---|")
-    for name, values in speeds.items():
-        ratios = sorted(value / other for value, other in zip(values, speeds[peer], strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-        print(f"| {name} | {found[name].parameters:,} | {statistics.median(values):,.1f} | {spread} |")
+def print_table(found: dict[str, Candidate], seconds: dict[str, list[tuple[float, float]]], images: int) -> None:
+    """Median speed and ratios to the faster peer, taken round by round; `images` in each."""
+    walls = {name: statistics.median(wall for wall, _ in values) for name, values in seconds.items()}
+    peer = min((name for name in PEERS if name in walls), key=walls.get)
+    kinds = ("speed", "processor time") if DEVICE == "cpu" else ("speed",)
+    headers = ("model", "parameters", "images/s, median", *(f"{kind} to {peer}, median (min–max)" for kind in kinds))
+    print(f"| {' | '.join(headers)} |\n|{'---|' * len(headers)}")
+    for name, values in seconds.items():
+        cells = [name, f"{found[name].parameters:,}", f"{images / walls[name]:,.1f}"]
+        for kind in range(len(kinds)):
+            ratios = sorted(other[kind] / own[kind] for other, own in zip(seconds[peer], values, strict=True))
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})")
+        print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     found = candidates(options)
-    speeds = measure(found, options)
+    seconds = measure(found, options)
     print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
-    print_table(found, speeds)
+    print_table(found, seconds, options.batch_size * options.steps)
     if options.profile:
         for name, candidate in found.items():
             candidate.print_profile(name, options.steps, options.profile)
