@@ -69,9 +69,16 @@ class TransformerConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
-        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
+        if name == "attention" or (value is not None and name in (f"{site}_attention" for site in self.sites)):
+            if isinstance(value, dict):
+                value = self._with_preset(value)
             value = AttentionConfig.parse(value)
         super().__setattr__(name, value)
+
+    def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
+        """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
+        default = type(self).attention
+        return {"preset": default, **attention} if isinstance(default, str) else attention
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

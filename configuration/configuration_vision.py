@@ -50,7 +50,7 @@ class VisionTransformerConfig(TransformerConfig):
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes, as in ViT.
         pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
             the patches, and a feed-forward network (Zhai et al. 2022, section 3).
-        pooling_attention: as `attention`, for that query; None for `attention`.
+        encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021). The class token has none.
         representation_size: width of a further layer with tanh before the head, or None.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
@@ -62,7 +62,7 @@ class VisionTransformerConfig(TransformerConfig):
             the sigmoid loss.
         problem_type: `"multi_label_classification"` for the sigmoid loss; else, and if None, softmax cross-entropy.
         initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
-            learned positions N(0, 1/√d), the head 0; or `"normal"`, N(0, `initializer_range`).
+            the head 0; or `"normal"`, these maps N(0, `initializer_range`). Learned positions N(0, 1/√d) in both.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
@@ -87,6 +87,7 @@ class VisionTransformerConfig(TransformerConfig):
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     pooling: str = "mean"
+    encoder_attention: Any = None
     pooling_attention: Any = None
     position_embedding_type: str = "learned"
     representation_size: int | None = None
@@ -102,7 +103,7 @@ class VisionTransformerConfig(TransformerConfig):
     @property
     def grid_size(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
-        height, width = self.image_size if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
+        height, width = self._sides()
         return height // self.patch_size, width // self.patch_size
 
     @property
@@ -119,6 +120,8 @@ class VisionTransformerConfig(TransformerConfig):
     def validate(self) -> None:
         """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
+        if self.pooling_attention is not None and self.pooling != "attention":
+            raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
         for name, allowed in _CHOICES.items():
             check_choice(owner, name, getattr(self, name), allowed)
         check_choice(owner, "problem_type", self.problem_type, _PROBLEM_TYPES)
@@ -131,9 +134,13 @@ class VisionTransformerConfig(TransformerConfig):
         self._validate_sizes(owner)
         super().validate()
 
+    def _sides(self) -> list[int]:
+        """Height and width."""
+        return list(self.image_size) if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
+
     def _validate_sizes(self, owner: str) -> None:
-        sides = self.image_size if isinstance(self.image_size, (list, tuple)) else [self.image_size]
-        if len(sides) > 2 or not sides:
+        sides = self._sides()
+        if len(sides) != 2:
             raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
         for side in sides:
             check_number(owner, "image_size", side, minimum=1, integer=True)
@@ -198,7 +205,7 @@ def vision_config(preset: str, size: str | None = None, **overrides) -> VisionTr
     Args:
         preset: a name of `ATTENTION_PRESETS`.
         size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
-        overrides: fields.
+        overrides: fields. The regulariser of ReLUFormer is off unless its weights are given.
 
     Raises:
         ValueError: there is no such preset or size, or a field has a value that is not allowed.

@@ -45,6 +45,7 @@ class VisionTransformerClassifierOutput(ImageClassifierOutput):
     null_rate: Tensor | None = None
 
 
+# no "Attention" in its name: where transformers reads of such a class, it expects its own registry to be asked
 class ProbePooling(nn.Module):
     """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
 
@@ -76,6 +77,12 @@ class ProbePooling(nn.Module):
         return pooled[:, 0], statistics
 
 
+def lecun_normal_(weight: Tensor) -> None:
+    """LeCun-normal as flax draws it: N(0, 1/√fan-in) cut at two standard deviations, of the full spread again."""
+    std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978
+    init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
 class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     """Abilities, and the initialisation of what only image models have, of all vision families."""
 
@@ -85,16 +92,15 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     input_modalities = ("image",)
     # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
     accepts_loss_kwargs = False
-    _no_split_modules = ["PatchEmbeddings", "EncoderLayer"]  # noqa: RUF012 - the form that transformers reads
+    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]  # noqa: RUF012 - the form that transformers reads
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Conv2d) and self.config.initialization == "big_vision":
-            # LeCun-normal: N(0, 1/√fan-in) cut at two standard deviations, which takes 12 % off the spread
-            std = 1 / math.sqrt(module.weight[0].numel()) / 0.87962566103423978
-            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-        elif isinstance(module, (PatchEmbeddings, ProbePooling)):
+        is_representation = isinstance(module, VisionTransformerModel) and module.representation is not None
+        if self.config.initialization == "big_vision" and (isinstance(module, nn.Conv2d) or is_representation):
+            lecun_normal_(module.representation.weight if is_representation else module.weight)
+        if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
 
 
@@ -129,7 +135,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         return self.embeddings.projection
 
     @merge_with_config_defaults
-    @capture_outputs
+    @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
     def forward(
         self, pixel_values: Tensor, interpolate_pos_encoding: bool = True, **kwargs
     ) -> VisionTransformerOutput:
@@ -179,9 +185,10 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if module is self.classifier and self.config.initialization == "big_vision":
-            init.zeros_(module.weight)
+        if module is self.classifier:
             init.constant_(module.bias, self.config.head_bias_init)
+            if self.config.initialization == "big_vision":
+                init.zeros_(module.weight)
 
     @can_return_tuple
     def forward(
@@ -198,8 +205,8 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
 
         Args:
             pixel_values: [batch, num_channels, height, width], as the image processor makes them.
-            labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels], as Mixup and
-                several labels give.
+            labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels]: shares that
+                sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels.
             interpolate_pos_encoding: whether images may have another size than `config.image_size`.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
@@ -226,9 +233,15 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             ValueError: the labels are neither [batch] nor [batch, num_labels].
         """
         labels, logits = labels.to(logits.device), logits.float()
-        if labels.shape not in (logits.shape, logits.shape[:1]):
+        if self.config.num_labels < 2 and self.config.problem_type != "multi_label_classification":
             raise ValueError(
-                f"labels is {list(labels.shape)}, but must be {list(logits.shape[:1])} or {list(logits.shape)}"
+                f"num_labels is {self.config.num_labels}, but softmax needs 2 or more: set problem_type to "
+                "'multi_label_classification' for one label that is there or not"
+            )
+        if labels.shape not in (logits.shape, logits.shape[:1]) or (labels.dim() == 1 and labels.is_floating_point()):
+            raise ValueError(
+                f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
+                f"floats {list(logits.shape)}"
             )
         smoothing = self.config.label_smoothing if self.training else 0.0
         if self.config.problem_type != "multi_label_classification":

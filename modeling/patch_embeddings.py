@@ -6,6 +6,9 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_vision import VisionTransformerConfig
+from .normalization import at_least_float32
+
+CLS_TOKEN_STD = 0.02
 
 
 def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
@@ -29,7 +32,9 @@ def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
 class PatchEmbeddings(nn.Module):
     """Patches mapped to the width of the model, with positions and, for pooling `"cls"`, the class token in front.
 
-    The class token is added after the positions and has none (big_vision).
+    The class token is added after the positions and has none (big_vision). It starts from N(0, 0.02), not from
+    big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind, but relu
+    weights and the unit vectors of QKNorm have no usable gradient there.
     """
 
     def __init__(self, config: VisionTransformerConfig):
@@ -47,14 +52,14 @@ class PatchEmbeddings(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Positions, N(0, 1/√d) or the fixed table, and the class token 0; the patch map keeps the model's."""
+        """Positions, N(0, 1/√d) or the fixed table, and the class token; the patch map keeps the model's."""
         width = self.position_embeddings.shape[-1]
         if self.is_learned:
             init.normal_(self.position_embeddings, std=width**-0.5)
         else:
             init.copy_(self.position_embeddings, sincos2d_table(*self.grid_size, width)[None])
         if self.cls_token is not None:
-            init.zeros_(self.cls_token)
+            init.normal_(self.cls_token, std=CLS_TOKEN_STD)
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
@@ -64,20 +69,24 @@ class PatchEmbeddings(nn.Module):
         """
         self._check(pixel_values, interpolate_pos_encoding)
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
-        positions = self.positions(*patches.shape[2:]).to(patches.dtype)
-        hidden_states = patches.flatten(2).transpose(1, 2) + positions
+        # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
+        hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
         if self.cls_token is not None:
             cls_tokens = self.cls_token.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
             hidden_states = torch.cat([cls_tokens, hidden_states], dim=1)
         return functional.dropout(hidden_states, self.dropout, self.training)
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """Positions of a grid [1, rows · columns, hidden_size], bicubic between those of the model's own grid."""
+        """Positions of a grid [1, rows · columns, hidden_size]; learned ones bicubic between those of the own grid."""
+        positions = self.position_embeddings
         if (rows, columns) == self.grid_size:
-            return self.position_embeddings
-        grid = self.position_embeddings.unflatten(1, self.grid_size).permute(0, 3, 1, 2)  # [1, width, rows, columns]
-        grid = functional.interpolate(grid.float(), size=(rows, columns), mode="bicubic", align_corners=False)
-        return grid.flatten(2).transpose(1, 2)
+            return positions
+        if not self.is_learned:
+            table = sincos2d_table(rows, columns, positions.shape[-1])
+            return table[None].to(positions.device, positions.dtype)
+        grid = at_least_float32(positions.unflatten(1, self.grid_size)).permute(0, 3, 1, 2)
+        grid = functional.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
+        return grid.flatten(2).transpose(1, 2).to(positions.dtype)
 
     def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:

@@ -11,8 +11,10 @@ from transformers import AutoConfig, AutoModelForImageClassification
 
 from reluformers import (
     VISION_SIZES,
+    AttentionConfig,
     QKNormViTConfig,
     ReLAViTConfig,
+    ReLUFormerConfig,
     ReLUViTConfig,
     VisionTransformerConfig,
     vision_config,
@@ -22,6 +24,9 @@ BAD_FIELDS = [
     ({"image_size": 30}, r"image_size is 30, but must be a multiple of patch_size \(16\)"),
     ({"image_size": [32, 20]}, r"image_size is \[32, 20\], but must be a multiple"),
     ({"image_size": [32, 32, 3]}, r"image_size is \[32, 32, 3\], but must be one number or \[height, width\]"),
+    ({"image_size": [64]}, r"image_size is \[64\], but must be one number or \[height, width\]"),
+    ({"attention": None}, r"attention is None, but must be a preset's name"),
+    ({"pooling_attention": "relu"}, r"pooling_attention is given, but pooling is 'mean'"),
     ({"image_size": 0}, r"image_size is 0, but must be an integer in \[1"),
     ({"patch_size": 1.5}, r"patch_size is 1\.5, but must be an integer"),
     ({"num_attention_heads": 5}, r"num_attention_heads is 5, but must divide hidden_size \(768\)"),
@@ -119,8 +124,18 @@ def test_cosine_scale_starts_from_the_number_of_tokens():
 
 
 def test_site_without_its_own_attention_takes_the_common_one():
-    config = VisionTransformerConfig(attention="rela", pooling_attention="softmax")
+    config = VisionTransformerConfig(attention="rela", pooling="attention", pooling_attention="softmax")
     assert [config.attention_for(site).preset_name for site in ("encoder", "pooling")] == ["rela", "softmax"]
     assert VisionTransformerConfig(attention="rela").attention_for("pooling").preset_name == "rela"
     with pytest.raises(ValueError, match="site is 'cross', but must be one of 'encoder', 'pooling'"):
         config.attention_for("cross")
+
+
+def test_single_fields_change_the_attention_of_the_family(tmp_path):
+    config = ReLUViTConfig(attention={"query_key_norm": "layer_norm"})
+    assert config.attention == AttentionConfig.parse({"preset": "relu-vit", "query_key_norm": "layer_norm"})
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path, attention={"threshold": 0.1})
+    assert (loaded.attention.activation, loaded.attention.threshold) == ("relu", 0.1)
+    assert ReLUViTConfig(attention={"preset": "rela"}).attention == AttentionConfig.parse("rela")
+    assert ReLUFormerConfig(cross_attention={"scale": 2.0}).attention_for("cross").activation == "relu"

@@ -52,9 +52,15 @@ def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.T
 
     for number in range(config.num_hidden_layers):
         layer = f"vit.layers.{number}"
-        states = states + attend(f"{layer}.self_attn", "encoder", norm(parameters, f"{layer}.self_attn_norm", states))
-        states = states + feed_forward(f"{layer}.mlp", norm(parameters, f"{layer}.mlp_norm", states))
-    states = norm(parameters, "vit.norm", states)
+        attention_norm, mlp_norm = f"{layer}.self_attn_norm", f"{layer}.mlp_norm"
+        if config.norm_position == "pre":
+            states = states + attend(f"{layer}.self_attn", "encoder", norm(parameters, attention_norm, states))
+            states = states + feed_forward(f"{layer}.mlp", norm(parameters, mlp_norm, states))
+        else:
+            states = norm(parameters, attention_norm, states + attend(f"{layer}.self_attn", "encoder", states))
+            states = norm(parameters, mlp_norm, states + feed_forward(f"{layer}.mlp", states))
+    if config.norm_position == "pre":
+        states = norm(parameters, "vit.norm", states)
     if config.pooling == "attention":
         query = parameters["vit.pooler.probe"].expand(len(states), -1, -1)
         pooled = attend("vit.pooler.attention", "pooling", query, states)
@@ -82,7 +88,8 @@ def test_forward_is_the_naive_one(preset, pooling):
         {"attention": {"activation": "relu2", "length_exponent": 1.5, "output_gate": "linear"}},
         {"attention": "relu-vit", "pooling_attention": "softmax"},
         {"attention": {"activation": "gelu", "length_exponent": 0.5, "learned_length_exponent": True}},
-        {"hidden_act": "swiglu", "num_channels": 3},
+        {"hidden_act": "swiglu"},
+        {"norm_position": "post"},
     ],
 )
 def test_fields_reach_the_formula(fields):
@@ -130,13 +137,20 @@ def test_other_image_sizes_get_positions_between(kind, pooling):
     model = build_model("relu-vit", "vision", position_embedding_type=kind, pooling=pooling)
     embeddings = model.vit.embeddings
     smooth = torch.linspace(0, 1, 2)[:, None] + torch.linspace(0, 2, 3)  # grid of 2 x 3, linear in both directions
-    with torch.no_grad():
-        embeddings.position_embeddings.copy_(smooth.flatten()[None, :, None].expand(-1, -1, 16))
-    grid = embeddings.positions(4, 6).view(4, 6, 16)[..., 0]
-    assert (grid.diff(dim=0) >= -1e-6).all()
-    assert (grid.diff(dim=1) >= -1e-6).all()
-    assert grid[0, 0] < grid[1, 1] < grid[-1, -1]
-    assert grid.mean().item() == pytest.approx(smooth.mean().item(), abs=0.05)
+    if kind == "sincos2d":
+        torch.testing.assert_close(embeddings.positions(4, 6)[0], sincos2d_table(4, 6, 16).float())
+    else:
+        with torch.no_grad():
+            embeddings.position_embeddings.copy_(smooth.flatten()[None, :, None].expand(-1, -1, 16))
+        grid = embeddings.positions(4, 6).view(4, 6, 16)[..., 0]
+        assert (grid.diff(dim=0) >= -1e-6).all()
+        assert (grid.diff(dim=1) >= -1e-6).all()
+        assert grid[0, 0] < grid[1, 1] < grid[-1, -1]
+        random = torch.randn(1, 16, 2, 3)
+        with torch.no_grad():
+            embeddings.position_embeddings.copy_(random.flatten(2).transpose(1, 2))
+        wanted = functional.interpolate(random, size=(4, 6), mode="bicubic", align_corners=False)
+        torch.testing.assert_close(embeddings.positions(4, 6), wanted.flatten(2).transpose(1, 2))
     bigger = draw_images(height=16, width=24)["pixel_values"]
     assert model(bigger).logits.shape == (3, 5)
     with pytest.raises(ValueError, match="16 x 24 pixels, but the model's positions are for 8 x 12"):
@@ -165,21 +179,24 @@ def test_gradients_reach_learned_positions_through_interpolation():
 
 def test_initialisation_is_that_of_big_vision():
     fields = {"hidden_size": 128, "intermediate_size": 256, "image_size": 64, "patch_size": 8, "num_labels": 7}
-    config = vision_config("relu-vit", **{**TINY_VISION, **fields}, head_bias_init=-10.0)
+    fields |= {"representation_size": 300, "head_bias_init": -10.0}
+    config = vision_config("relu-vit", **{**TINY_VISION, **fields})
     config.attention = {"preset": "relu-vit", "output_gate": "silu"}
     model = AutoModelForImageClassification.from_config(config)
     spreads = {
         **{f"{name}_proj.weight": (2 / 256) ** 0.5 for name in ("q", "k", "v", "out", "gate")},  # each map by itself
         "fc1.weight": (2 / 384) ** 0.5,
         "fc2.weight": (2 / 384) ** 0.5,
-        "fc1.bias": 1e-6,
         "projection.weight": (3 * 64) ** -0.5,
+        "representation.weight": 128**-0.5,
         "position_embeddings": 128**-0.5,
         "probe": (2 / 129) ** 0.5,
     }
     for name, spread in spreads.items():
         weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(name)])
-        assert weights.std().item() == pytest.approx(spread, rel=0.15), name
+        assert weights.std().item() == pytest.approx(spread, rel=0.03 if "." in name else 0.15), name
+    biases = torch.cat([p for key, p in model.named_parameters() if key.endswith("fc1.bias")])
+    assert biases.std().item() == pytest.approx(1e-6, rel=0.15)
     assert model.classifier.weight.count_nonzero() == 0
     assert (model.classifier.bias == -10).all()
     bound = 2 / 0.87962566103423978 * (3 * 64) ** -0.5
@@ -189,6 +206,33 @@ def test_initialisation_is_that_of_big_vision():
     )
     for weights in (normal.classifier.weight, normal.vit.layers[0].self_attn.q_proj.weight):
         assert weights.std().item() == pytest.approx(0.02, rel=0.15)
+    assert (normal.classifier.bias == -10).all()
+
+
+@all_presets
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_training_starts_with_gradients_of_a_usable_size(preset, pooling):
+    """From the initial values themselves: `build_model` moves parameters off them."""
+    torch.manual_seed(0)
+    config = vision_config(preset, **{**TINY_VISION, "pooling": pooling}, initialization="big_vision")
+    model = AutoModelForImageClassification.from_config(config).train()
+    with torch.no_grad():
+        model.classifier.weight.normal_(std=0.02)  # as after a few updates; it starts from 0
+    pixels = draw_images()["pixel_values"]
+    weights = model(pixels, output_attentions=True).attentions[0]
+    assert (weights[:, :, 0] != 0).any()  # the class token attends to something
+    model(**draw_images()).loss.backward()
+    assert torch.stack([p.grad.norm() for p in model.parameters()]).norm() < 100
+
+
+def test_residual_stream_stays_in_single_precision_under_autocast():
+    model = build_model("relu-vit", "vision", pooling="cls")
+    entering = []
+    model.vit.layers[1].register_forward_pre_hook(lambda module, inputs: entering.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_of(model)
+    logits_of(model.bfloat16())
+    assert entering == [torch.float32, torch.bfloat16]
 
 
 def test_dropped_paths_are_whole_and_keep_the_mean():
@@ -249,6 +293,39 @@ def test_sigmoid_loss_sums_over_classes():
     )
 
 
+@pytest.mark.parametrize("fields", [{"qkv_bias": False}, {"ffn_bias": False}])
+def test_maps_without_bias(fields):
+    model = build_model("relu-vit", "vision", **fields)
+    names = {"qkv_bias": ("q_proj", "k_proj", "v_proj", "out_proj"), "ffn_bias": ("fc1", "fc2")}[next(iter(fields))]
+    assert not [key for key in model.state_dict() if key.endswith(tuple(f"{name}.bias" for name in names))]
+
+
+def test_statistics_count_every_row_of_every_module():
+    model = build_model("relu-vit", "vision").train()
+    rows = model.vit(draw_images()["pixel_values"]).attention_statistics[-1]
+    assert rows == 3 * 2 * 3 * 6 + 3 * 2 * 1  # images x heads x (layers x tokens + the query of the pooling)
+
+
+def test_regularizer_sends_its_gradient():
+    weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.2}
+    model = build_model("reluformer", "vision", **weights).train()
+    output = model(**draw_images())
+    plain = functional.cross_entropy(output.logits, draw_images()["labels"])
+    query = model.vit.layers[1].self_attn.q_proj.weight
+    whole, part = (torch.autograd.grad(loss, query, retain_graph=True)[0] for loss in (output.loss, plain))
+    regularizer = torch.autograd.grad(output.regularization_loss, query)[0]
+    assert regularizer.abs().max() > 0
+    torch.testing.assert_close(whole, part + regularizer)
+
+
+def test_one_class_is_refused_where_nothing_could_be_learned():
+    model = build_model("relu-vit", "vision", num_labels=1)
+    with pytest.raises(ValueError, match=r"num_labels is 1, but softmax needs 2 or more"):
+        model(draw_images()["pixel_values"], labels=torch.zeros(3, dtype=torch.long))
+    fields = {"num_labels": 1, "problem_type": "multi_label_classification"}
+    assert build_model("relu-vit", "vision", **fields)(draw_images()["pixel_values"], labels=torch.ones(3, 1)).loss > 0
+
+
 def test_bad_inputs_are_named():
     model = build_model("relu-vit", "vision")
     with pytest.raises(ValueError, match=r"pixel_values is \[3, 1, 8, 12\], but must be \[batch, 3, height, width\]"):
@@ -257,7 +334,9 @@ def test_bad_inputs_are_named():
         model(torch.zeros(3, 8, 12))
     with pytest.raises(ValueError, match=r"9 x 12 pixels, but height and width must be multiples of patch_size \(4\)"):
         model(torch.zeros(1, 3, 9, 12))
-    with pytest.raises(ValueError, match=r"labels is \[2\], but must be \[3\] or \[3, 5\]"):
+    with pytest.raises(ValueError, match=r"labels is torch.float32 \[3\], but must be integers \[3\] or floats"):
+        model(draw_images()["pixel_values"], labels=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"labels is torch.int64 \[2\], .* \[3\] or floats \[3, 5\]"):
         model(draw_images()["pixel_values"], labels=torch.zeros(2, dtype=torch.long))
 
 
@@ -266,6 +345,7 @@ def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_return
     pixels = draw_images()["pixel_values"]
     output = model.vit(pixels, output_hidden_states=True)
     torch.testing.assert_close(output.hidden_states[0], model.vit.embeddings(pixels))
+    torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean(1))
     assert isinstance(model.vit(pixels, return_dict=False), tuple)
 
