@@ -69,7 +69,8 @@ class TransformerConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
-        if name == "attention" or (value is not None and name in (f"{site}_attention" for site in self.sites)):
+        # transformers makes a copy for generation whose `attention` is `decoder_attention`, which may be None
+        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
             if isinstance(value, dict):
                 value = self._with_preset(value)
             value = AttentionConfig.parse(value)
@@ -112,6 +113,7 @@ class TransformerConfig(PreTrainedConfig):
     def validate(self) -> None:
         """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
+        AttentionConfig.parse(self.attention)  # refuses None
         for name, allowed in _CHOICES.items():
             check_choice(owner, self._own_name(name), getattr(self, name), allowed)
         for name in _PROBABILITIES:
