@@ -13,13 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, EncoderDecoderCache
 from transformers import initialization as init
+from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.fields import check_choice
-from .attention_functions import ATTENTION_ACTIVATIONS
-from .masks import count_visible_keys
-from .normalization import GatedRMSNorm, RMSNorm, at_least_float32, unit_length
-from .regularization import attention_statistics
+from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
+from .masks import AttentionMask
+from .normalization import GatedRMSNorm, RMSNorm, unit_length
+from .rectified_attention import ELEMENTWISE_ACTIVATIONS, RowStatistics, attend, in_one_dtype
+from .regularization import attention_statistics, row_statistics
+
+logger = logging.get_logger(__name__)
+
+# output [batch, query_len, heads, head_dim], weights if they are kept, sums over them if they are asked for
+AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
 def eager_attention(
@@ -27,44 +34,118 @@ def eager_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    mask: AttentionMask,
     scaling: float | Tensor = 1.0,
     dropout: float = 0.0,
-    key_counts: Tensor | int | None = None,
-    **kwargs,
-) -> tuple[Tensor, Tensor]:
+    statistics: str = "none",
+) -> AttentionOutput:
     r"""The reference: o_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α), every weight kept.
 
     Args:
         module: holds φ, θ, c and α.
         query: [batch, heads, query_len, head_dim], of any strides.
         key, value: [batch, heads, key_len, head_dim].
-        attention_mask: bool, True = may attend, broadcasting to [batch, heads, query_len, key_len]; None = all may.
+        mask: which keys a query may see, and n_i.
         scaling: a.
         dropout: share of weights dropped, 0 outside of training.
-        key_counts: n_i, counted from the mask if not given.
+        statistics: `"none"`, `"sums"` of the rows, or `"entropy"` for Σ_j s_ij·log s_ij too.
 
     Returns:
-        output [batch, query_len, heads, head_dim] and the weights before dropout [batch, heads, query_len, key_len].
+        output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
+        the statistics.
     """
     scores = query @ key.transpose(-1, -2) * scaling
     threshold = module.current_threshold()
-    if threshold is not None:
+    if isinstance(threshold, Tensor) or threshold != 0:
         scores = scores - threshold
-    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, attention_mask)
-    if key_counts is None:
-        key_counts = count_visible_keys(attention_mask, key.shape[-2])
-    divisor = module.length_divisor(key_counts, weights.dtype)
+    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.matrix())
+    divisor = module.length_divisor(mask.key_counts(), weights.dtype)
     if divisor is not None:
-        weights = weights / divisor
+        weights = (weights / divisor).to(weights.dtype)
     dropped = functional.dropout(weights, dropout) if dropout > 0 else weights
-    return (dropped @ value).transpose(1, 2), weights
+    rows = None if statistics == "none" else RowStatistics(*row_statistics(weights, statistics == "entropy"))
+    return (dropped @ value).transpose(1, 2), weights, rows
 
 
-ATTENTION_BACKENDS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"eager": eager_attention}
+def fused_attention(
+    module: "MultiHeadAttention",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    scaling: float | Tensor = 1.0,
+    dropout: float = 0.0,
+    statistics: str = "none",
+) -> AttentionOutput:
+    """The same in memory linear in the length, by the fastest exact way that there is; the weights are not kept.
+
+    Elementwise φ go to `rectified_attention`, softmax to `scaled_dot_product_attention`. What needs whole rows of
+    weights stays eager: sparsemax and entmax, the entropy of softmax, masks that are no padding or causality.
+    """
+    options = {"scaling": scaling, "dropout": dropout, "statistics": statistics}
+    activation = module.attention.activation
+    # an exported program is to hold PyTorch's plain operators alone
+    is_exporting = torch.compiler.is_exporting()
+    if activation == "softmax" and statistics != "entropy" and not is_exporting:
+        return _softmax_attention(module, query, key, value, mask, **options)
+    if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not is_exporting:
+        output, rows = attend(
+            query,
+            key,
+            value,
+            mask,
+            activation=activation,
+            scale=scaling,
+            threshold=module.current_threshold(),
+            divisor=module.length_divisor(mask.key_counts(), query.dtype),
+            dropout=dropout,
+            statistics=statistics != "none",
+        )
+        return output.transpose(1, 2), None, rows
+    if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
+        logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
+    output, _, rows = eager_attention(module, query, key, value, mask, **options)
+    return output, None, rows
 
 
-def attention_backend(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _softmax_attention(
+    module: "MultiHeadAttention",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    scaling: float | Tensor,
+    dropout: float,
+    statistics: str,
+) -> AttentionOutput:
+    """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
+    if isinstance(scaling, Tensor):
+        query, scaling = query * scaling, 1.0
+    query, key, value = in_one_dtype(query, key, value)
+    is_square = mask.is_structured and mask.real_keys is None and mask.causal_offset == 0
+    is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
+    matrix = None if is_causal else mask.matrix()
+    output = functional.scaled_dot_product_attention(
+        query, key, value, matrix, dropout_p=dropout, is_causal=is_causal, scale=scaling
+    )
+    key_counts = mask.key_counts()
+    divisor = module.length_divisor(key_counts, query.dtype)
+    if divisor is not None:
+        output = (output / divisor).to(output.dtype)
+    rows = None
+    if statistics != "none":
+        shape = (query.shape[0], query.shape[1], query.shape[2], 1)
+        is_used = torch.as_tensor(key_counts, device=query.device) > 0
+        row_sums = is_used.expand(shape).to(torch.promote_types(query.dtype, torch.float32))
+        rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
+    return output.transpose(1, 2), None, rows
+
+
+ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
+DEFAULT_BACKEND = "fused"
+
+
+def attention_backend(name: str) -> Callable[..., AttentionOutput]:
     """The function behind an `attn_implementation`.
 
     Only those of this file: the registry of transformers belongs to the process, where another checkpoint's code may
@@ -150,9 +231,8 @@ class MultiHeadAttention(nn.Module):
         self,
         hidden_states: Tensor,
         key_value_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | AttentionMask | None = None,
         past_key_values: Cache | None = None,
-        key_counts: Tensor | int | None = None,
         query_mask: Tensor | None = None,
         entropy_bound: float | None = None,
         attn_implementation: str = "eager",
@@ -162,30 +242,29 @@ class MultiHeadAttention(nn.Module):
         Args:
             hidden_states: [batch, query_len, embed_dim].
             key_value_states: [batch, key_len, embed_dim] for cross-attention.
-            attention_mask: bool, True = may attend, broadcasting to [batch, heads, query_len, key_len].
+            attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
+                key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            key_counts: n_i, if the caller has counted them.
             query_mask: bool, True = real query [batch, query_len]; only for the statistics.
             entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
             attn_implementation: backend.
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; in training the statistics of `attention_statistics` if there are weights.
+            from a backend that keeps none; in training the statistics of `attention_statistics`.
         """
         query = self._normalize(self._split_heads(self.q_proj(hidden_states)), self.query_norm)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        if key_counts is None:
-            key_counts = count_visible_keys(attention_mask, key.shape[-2])
-        output, weights = attention_backend(attn_implementation)(
+        mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        output, weights, rows = attention_backend(attn_implementation)(
             self,
             query,
             key,
             value,
-            attention_mask,
+            mask,
             scaling=self.attention.initial_scale(self.head_dim) if self.scale is None else self.scale,
             dropout=self.dropout if self.training else 0.0,
-            key_counts=key_counts,
+            statistics="none" if not self.training else "sums" if entropy_bound is None else "entropy",
         )
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:
@@ -194,27 +273,20 @@ class MultiHeadAttention(nn.Module):
             gate = self.gate_proj(hidden_states)
             output = output * (functional.silu(gate) if self.attention.output_gate == "silu" else gate)
         statistics = None
-        if self.training and weights is not None:
-            statistics = attention_statistics(weights, key_counts, query_mask, entropy_bound)
+        if rows is not None:
+            statistics = attention_statistics(
+                rows.row_sums, rows.weighted_logs, mask.key_counts(), query_mask, entropy_bound
+            )
         return self.out_proj(output), weights, statistics
 
     def length_divisor(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α in that dtype, or None where it is 1. A row without keys counts as one: its weights are 0 anyway."""
-        coefficient, exponent = self.attention.length_coefficient, self.attention.length_exponent
-        if self.length_exponent is not None:
-            exponent = at_least_float32(self.length_exponent)
-        elif exponent == 0:
-            return None if coefficient == 1 else coefficient
-        if isinstance(key_counts, Tensor):
-            key_counts = key_counts.clamp_min(1).to(torch.promote_types(dtype, torch.float32))
-        divisor = coefficient * key_counts**exponent
-        return divisor.to(dtype) if isinstance(divisor, Tensor) else divisor
+        """c·n_i^α as `attention_functions.length_divisor` gives it."""
+        exponent = self.attention.length_exponent if self.length_exponent is None else self.length_exponent
+        return length_divisor(key_counts, self.attention.length_coefficient, exponent, dtype)
 
-    def current_threshold(self) -> Tensor | float | None:
-        """θ, or None where it is 0 and fixed."""
-        if self.threshold is not None:
-            return self.threshold
-        return self.attention.threshold or None
+    def current_threshold(self) -> Tensor | float:
+        """θ."""
+        return self.attention.threshold if self.threshold is None else self.threshold
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None

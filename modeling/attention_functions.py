@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from .normalization import at_least_float32
 
+aten = torch.ops.aten
+
 try:
     from entmax import entmax15 as _entmax15
     from entmax import sparsemax as _sparsemax
@@ -88,6 +90,40 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "sigmoid": sigmoid,
     "identity": identity,
 }
+
+
+# φ that take each score by itself → gradient of the score z from those of the weight w = φ(z); these can be fused
+ELEMENTWISE_GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "relu": lambda gradient, z, w: aten.threshold_backward(gradient, w, 0),
+    "relu2": lambda gradient, z, w: gradient * functional.relu(z).mul_(2),
+    "relu6": lambda gradient, z, w: aten.hardtanh_backward(gradient, z, 0, 6),
+    "leaky_relu": lambda gradient, z, w: aten.leaky_relu_backward(gradient, z, 0.01, False),
+    "gelu": lambda gradient, z, w: aten.gelu_backward(gradient, z),
+    "softplus": lambda gradient, z, w: aten.softplus_backward(gradient, z, 1, 20),
+    "sigmoid": lambda gradient, z, w: aten.sigmoid_backward(gradient, w),
+    "identity": lambda gradient, z, w: gradient,
+}
+
+
+def length_divisor(
+    key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
+) -> Tensor | float | None:
+    """c·n_i^α, in at least fp32 and in fp64 for weights of that dtype, or None where it is 1.
+
+    A row without keys counts as one: its weights are 0 anyway.
+
+    Args:
+        key_counts: n_i, one number or a tensor of integers.
+        coefficient, exponent: c and α, which may be trained.
+        dtype: of the weights.
+    """
+    if not isinstance(exponent, Tensor) and exponent == 0:
+        return None if coefficient == 1 else coefficient
+    if isinstance(exponent, Tensor):
+        exponent = at_least_float32(exponent)
+    if isinstance(key_counts, Tensor):
+        key_counts = key_counts.clamp_min(1).to(torch.promote_types(dtype, torch.float32))
+    return coefficient * key_counts**exponent
 
 
 def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:

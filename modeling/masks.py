@@ -1,41 +1,118 @@
-"""Boolean attention masks, True = may attend, and the number of keys that each query may see.
+"""Which keys a query may see, and how many they are.
 
-They are built here and not by an `AttentionMaskInterface`: that registry belongs to the process, while two checkpoints
-may carry two versions of this code, and n_i needs the boolean mask anyway.
+Masks are boolean, True = may attend. They are described by padding and causality and only laid out, query by key, for
+a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry belongs to
+the process, while two checkpoints may carry two versions of this code.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
-def padding_mask(attention_mask: Tensor | None, is_cross: bool = False) -> Tensor | None:
+@dataclass(frozen=True)
+class AttentionMask:
+    """Query i sees key j if the key is real, and with causality j ≤ i + causal_offset.
+
+    Args:
+        query_len, key_len: number of queries and of keys, cached ones included.
+        device: where the queries are.
+        real_keys: bool [batch, key_len]; None if all are real.
+        causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
+            if the future is visible.
+        laid_out: bool, broadcasting to [batch, heads, query_len, key_len]: the same as a matrix, or a mask that the
+            caller made, which then says all.
+    """
+
+    query_len: int
+    key_len: int
+    device: torch.device
+    real_keys: Tensor | None = None
+    causal_offset: int | Tensor | None = None
+    laid_out: Tensor | None = None
+
+    @classmethod
+    def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
+        """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
+        if isinstance(mask, cls):
+            return mask
+        is_padding = mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len)
+        if is_padding:
+            return cls(query_len, key_len, device, real_keys=mask[:, 0, 0])
+        return cls(query_len, key_len, device, laid_out=mask)
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether padding and a causal offset known on the host say all of it."""
+        is_ready = self.laid_out is not None and self.real_keys is None and self.causal_offset is None
+        return not is_ready and not isinstance(self.causal_offset, Tensor)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether some key is in the future of some query, as far as the host knows."""
+        if isinstance(self.causal_offset, Tensor):
+            return True
+        return self.causal_offset is not None and self.causal_offset < self.key_len - 1
+
+    def matrix(self) -> Tensor | None:
+        """Bool [batch or 1, heads or 1, query_len or 1, key_len], or None if every query sees every key."""
+        if self.laid_out is not None:
+            return self.laid_out
+        mask = None if self.real_keys is None else self.real_keys[:, None, None, :]
+        if not self.is_causal:
+            return mask
+        last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
+        causal = (torch.arange(self.key_len, device=self.device) <= last)[None, None]
+        return causal if mask is None else causal & mask
+
+    def lay_out(self) -> "AttentionMask":
+        """The same with its matrix made, for layers that each would make it."""
+        return replace(self, laid_out=self.matrix())
+
+    def key_counts(self) -> Tensor | int:
+        """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
+        if not self.is_structured:
+            matrix = self.matrix()
+            return self.key_len if matrix is None else matrix.sum(-1, keepdim=True)
+        if not self.is_causal:
+            return self.key_len if self.real_keys is None else self.real_keys.sum(-1)[:, None, None, None]
+        seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)
+        seen = seen.clamp(0, self.key_len)
+        if self.real_keys is None:
+            return seen[None, None, :, None]
+        return functional.pad(self.real_keys.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
+
+
+def padding_mask(
+    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
+) -> AttentionMask:
     """The mask of a sequence that every query sees the same way.
 
     Args:
         attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
+        query_len, key_len, device: as in `AttentionMask`.
         is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
-
-    Returns:
-        bool [batch, 1, 1, key_len], the ready mask, or None where all is visible.
 
     Raises:
         ValueError: a ready mask is not boolean, or has rows for the queries of another sequence.
     """
     if attention_mask is None:
-        return None
+        return AttentionMask(query_len, key_len, device)
     if attention_mask.dim() != 4:
-        return attention_mask.bool()[:, None, None, :]
+        return AttentionMask(query_len, key_len, device, attention_mask.bool())
     if is_cross and attention_mask.shape[2] != 1:
         raise ValueError(
             f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
             "[batch, 1, 1, source_len]"
         )
-    return _ready_mask(attention_mask)
+    return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
 
 
 def causal_mask(
     query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
-) -> Tensor | None:
+) -> AttentionMask:
     """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
 
     Args:
@@ -43,22 +120,17 @@ def causal_mask(
         key_len: number of keys, cached ones included; a static cache counts its empty places too.
         past_len: number of tokens before the new ones.
         attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
-
-    Returns:
-        bool [batch or 1, 1, query_len, key_len], or None if every query sees every key.
+        device: where the queries are.
 
     Raises:
         ValueError: the mask does not cover the past and new tokens.
     """
     if attention_mask is not None and attention_mask.dim() == 4:
-        return _ready_mask(attention_mask)
-    if attention_mask is None and query_len == 1 and isinstance(past_len, int) and key_len == past_len + 1:
-        return None
-    query_positions = torch.arange(query_len, device=device) + past_len
-    mask = torch.arange(key_len, device=device) <= query_positions[:, None]  # [query_len, key_len]
-    mask = mask[None, None]
+        return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
+    if isinstance(past_len, Tensor):
+        past_len = past_len.clone()  # the cache counts on in place, before the mask is laid out
     if attention_mask is None:
-        return mask
+        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
         raise ValueError(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
@@ -66,13 +138,8 @@ def causal_mask(
         )
     real_keys = attention_mask.bool()
     if real_keys.shape[-1] < key_len:  # places of a static cache that no token has reached
-        real_keys = torch.nn.functional.pad(real_keys, (0, key_len - real_keys.shape[-1]))
-    return mask & real_keys[:, None, None, :key_len]
-
-
-def count_visible_keys(mask: Tensor | None, key_len: int) -> Tensor | int:
-    """n_i: one number without a mask, else [batch, 1 or heads, query_len or 1, 1]."""
-    return key_len if mask is None else mask.sum(-1, keepdim=True)
+        real_keys = functional.pad(real_keys, (0, key_len - real_keys.shape[-1]))
+    return AttentionMask(query_len, key_len, device, real_keys[:, :key_len], past_len)
 
 
 def token_positions(

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
-from .attention import MultiHeadAttention
+from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
 from .feed_forward import FeedForward
-from .masks import count_visible_keys
+from .masks import AttentionMask
 from .normalization import GatedRMSNorm, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
@@ -74,14 +74,22 @@ class TransformerPreTrainedModel(PreTrainedModel):
         elif self.config.initialization == "small":
             init.normal_(linear.weight, std=math.sqrt(2 / total))
 
-    def attention_options(self, mask: Tensor | None, key_len: int, query_mask: Tensor | None = None) -> dict:
-        """What all attention modules of one site are told; n_i is counted once for all layers."""
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend of that name, `fused` if none is named; transformers' own compute softmax and are refused."""
+        name = DEFAULT_BACKEND if requested_attention is None else requested_attention
+        attention_backend(name)
+        return name
+
+    def attention_options(
+        self, mask: AttentionMask, query_mask: Tensor | None = None, output_attentions: bool | None = None
+    ) -> dict:
+        """What all attention modules of one site are told; only `eager` keeps weights, and takes the mask laid out."""
+        implementation = "eager" if output_attentions else self.config._attn_implementation
         return {
-            "attention_mask": mask,
-            "key_counts": count_visible_keys(mask, key_len),
+            "attention_mask": mask.lay_out() if implementation == "eager" else mask,
             "query_mask": query_mask,
             "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
-            "attn_implementation": self.config._attn_implementation,
+            "attn_implementation": implementation,
         }
 
     def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -190,7 +190,9 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         self.check_length(length)
         hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
-        options = self.attention_options(padding_mask(attention_mask), length, query_mask)
+        options = self.attention_options(
+            padding_mask(attention_mask, length, length, device), query_mask, kwargs.get("output_attentions")
+        )
         statistics = []
         for layer in self.layers:
             hidden_states, layer_statistics = layer(hidden_states, options)
@@ -248,9 +250,11 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
-        self_options = self.attention_options(mask, key_len, query_mask)
-        cross_options = self.attention_options(
-            padding_mask(encoder_attention_mask, is_cross=True), encoder_hidden_states.shape[1], query_mask
+        source_len = encoder_hidden_states.shape[1]
+        source_mask = padding_mask(encoder_attention_mask, length, source_len, device, is_cross=True)
+        self_options, cross_options = (
+            self.attention_options(site_mask, query_mask, kwargs.get("output_attentions"))
+            for site_mask in (mask, source_mask)
         )
         statistics = []
         for layer in self.layers:

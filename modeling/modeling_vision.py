@@ -20,6 +20,7 @@ from ..configuration.configuration_vision import (
 from .attention import MultiHeadAttention
 from .feed_forward import FeedForward
 from .layers import EncoderLayer
+from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
@@ -147,14 +148,17 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
                 the divisor of the weights, follows the number of their patches.
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
-        options = self.attention_options(None, hidden_states.shape[1])
+        length, device = hidden_states.shape[1], hidden_states.device
+        options = self.attention_options(
+            AttentionMask(length, length, device), output_attentions=kwargs.get("output_attentions")
+        )
         statistics = []
         for layer in self.layers:
             hidden_states, layer_statistics = layer(hidden_states, options)
             statistics.append(layer_statistics)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        pooled, pooling_statistics = self.pool(hidden_states, options)
+        pooled, pooling_statistics = self.pool(hidden_states, self.attention_options(AttentionMask(1, length, device)))
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,

@@ -9,8 +9,21 @@ from .normalization import at_least_float32
 NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
 
 
+def row_statistics(weights: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Σ_j s_ij and, if asked for, Σ_j s_ij·log s_ij of weights [batch, heads, query_len, key_len]."""
+    weights = at_least_float32(weights)
+    if not with_entropy:
+        return weights.sum(-1), None
+    # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+    return weights.sum(-1), (weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
+
+
 def attention_statistics(
-    weights: Tensor, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+    row_sums: Tensor,
+    weighted_logs: Tensor | None,
+    key_counts: Tensor | int,
+    query_mask: Tensor | None,
+    entropy_bound: float | None,
 ) -> Tensor:
     r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
 
@@ -18,7 +31,8 @@ def attention_statistics(
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
 
     Args:
-        weights: s, before dropout    [batch, heads, query_len, key_len]
+        row_sums: Σ_j s_ij, before dropout    [batch, heads, query_len]
+        weighted_logs: Σ_j s_ij·log s_ij, of the same shape; needed with an entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
         query_mask: bool, True = real query, or None for all    [batch, query_len]
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
@@ -26,8 +40,6 @@ def attention_statistics(
     Returns:
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
-    weights = at_least_float32(weights)
-    row_sums = weights.sum(-1)  # [batch, heads, query_len]
     is_real = torch.ones_like(row_sums, dtype=torch.bool)
     if query_mask is not None:
         is_real = is_real & query_mask[:, None, :]
@@ -37,14 +49,12 @@ def attention_statistics(
     if entropy_bound is not None:
         safe_sums = torch.where(is_used, row_sums, 1.0)
         log_sums = safe_sums.log()
-        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
-        weighted_logs = (weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
         entropy = log_sums - weighted_logs / safe_sums
-        visible = torch.as_tensor(key_counts, dtype=weights.dtype, device=weights.device)
+        visible = torch.as_tensor(key_counts, dtype=row_sums.dtype, device=row_sums.device)
         bounds = entropy_bound * visible.clamp_min(1).log().squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
         entropy_excess = torch.where(is_used, (entropy - bounds).clamp_min(0), 0.0).sum()
-    counts = (null_rows.to(weights.dtype), is_real.sum().to(weights.dtype))
+    counts = (null_rows.to(row_sums.dtype), is_real.sum().to(row_sums.dtype))
     return torch.stack([normalization, entropy_excess, *counts])
 
 

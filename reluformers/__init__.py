@@ -37,6 +37,7 @@ from .modeling.modeling_vision import (
     VisionTransformerForImageClassification,
     VisionTransformerModel,
 )
+from .modeling.rectified_attention import rectified_attention
 from .registry import register
 
 __version__ = "0.1.0.dev0"
@@ -70,6 +71,7 @@ __all__ = [
     "VisionTransformerConfig",
     "VisionTransformerForImageClassification",
     "VisionTransformerModel",
+    "rectified_attention",
     "seq2seq_config",
     "vision_config",
 ]

@@ -1,7 +1,7 @@
 """MultiHeadAttention of every preset and field against the naive reference: values, gradients, masks, caches."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import reference
@@ -9,6 +9,7 @@ import torch
 from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTENTION_PRESETS, AttentionConfig
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
+from reluformers.modeling.masks import AttentionMask
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
@@ -36,18 +37,24 @@ PADDINGS = ("none", "right", "left")
 HALVES = (torch.bfloat16, torch.float16)
 all_presets = pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 all_sites = pytest.mark.parametrize("site", ["self", "causal", "cross"])
+all_backends = pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
 all_paddings = pytest.mark.parametrize("padding", PADDINGS)
 
 
 @dataclass
 class Case:
-    """One input: states, the mask as it is passed, what it means for every pair, and the real queries."""
+    """One input: states, the mask as a tensor and as a description, what it means, and the real queries."""
 
     hidden: Tensor
     source: Tensor | None
     mask: Tensor | None
+    structured: AttentionMask
     visible: Tensor
     queries: Tensor
+
+    def mask_for(self, backend: str) -> Tensor | AttentionMask | None:
+        """Backends other than the reference get what models give them."""
+        return self.mask if backend == "eager" else self.structured
 
 
 def draw_case(site: str, padding: str, dtype=torch.float64, query_len: int = LENGTH, key_len: int = SOURCE_LENGTH):
@@ -63,7 +70,14 @@ def draw_case(site: str, padding: str, dtype=torch.float64, query_len: int = LEN
     whole = torch.ones(2, 1, query_len, key_len, dtype=torch.bool)
     visible = (whole if mask is None else whole & mask)[:, 0]
     queries = torch.ones(2, query_len, dtype=torch.bool) if site == "cross" else real
-    return Case(hidden, source if site == "cross" else None, mask, visible, queries)
+    structured = AttentionMask(
+        query_len,
+        key_len,
+        torch.device("cpu"),
+        None if padding == "none" else real,
+        0 if site == "causal" else None,
+    )
+    return Case(hidden, source if site == "cross" else None, mask, structured, visible, queries)
 
 
 def build(attention, dtype=torch.float64, **options) -> MultiHeadAttention:
@@ -82,23 +96,28 @@ def static_cache(places: int) -> StaticCache:
     return StaticCache(Seq2SeqTransformerConfig(vocab_size=9, decoder_layers=1), max_cache_len=places)
 
 
-def one_shot(module, case, **options):
-    return module(case.hidden, case.source, attention_mask=case.mask, **options)[:2]
+def one_shot(module, case, attn_implementation="eager"):
+    mask = case.mask_for(attn_implementation)
+    return module(case.hidden, case.source, mask, attn_implementation=attn_implementation)[:2]
 
 
-def cached(module, case, **options):
+def cached(module, case, attn_implementation="eager"):
     """Three tokens, then one by one; bidirectional self-attention fills an empty cache at once."""
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    options = {"past_key_values": cache, "attn_implementation": attn_implementation}
     if case.source is None and case.visible[0, 0].all():
-        return module(case.hidden, attention_mask=case.mask, past_key_values=cache, **options)[:2]
+        return module(case.hidden, attention_mask=case.mask_for(attn_implementation), **options)[:2]
     outputs, weights, start = [], [], 0
     for stop in range(3, case.hidden.shape[1] + 1):
-        mask = case.mask
-        if case.source is None:
+        mask = case.mask_for(attn_implementation)
+        if isinstance(mask, AttentionMask):
+            mask = replace(mask, query_len=stop - start)
+            if case.source is None:
+                real = None if mask.real_keys is None else mask.real_keys[:, :stop]
+                mask = replace(mask, key_len=stop, real_keys=real, causal_offset=start)
+        elif case.source is None:
             mask = mask[:, :, start:stop, :stop]
-        output, step, _ = module(
-            case.hidden[:, start:stop], case.source, attention_mask=mask, past_key_values=cache, **options
-        )
+        output, step, _ = module(case.hidden[:, start:stop], case.source, attention_mask=mask, **options)
         outputs.append(output)
         if step is not None:
             weights.append(torch.nn.functional.pad(step, (0, case.visible.shape[-1] - step.shape[-1])))
@@ -134,7 +153,7 @@ def check(module, case, run=one_shot, **options):
 
 
 @pytest.mark.parametrize("run", [one_shot, cached], ids=lambda run: run.__name__)
-@pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
+@all_backends
 @all_paddings
 @all_sites
 @all_presets
@@ -142,7 +161,7 @@ def test_preset_is_the_formula(preset, site, padding, backend, run):
     check(build(preset), draw_case(site, padding), run, attn_implementation=backend)
 
 
-@pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
+@all_backends
 @all_sites
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_is_the_formula(variant, site, backend):
@@ -174,14 +193,15 @@ def test_number_of_heads(preset, heads):
     torch.testing.assert_close((output, weights), expected, rtol=1e-9, atol=1e-9)
 
 
+@all_backends
 @all_sites
 @all_presets
-def test_float32_is_near(preset, site):
+def test_float32_is_near(preset, site, backend):
     module, case = build(preset, torch.float32), draw_case(site, "left", torch.float32)
     exact, exact_case = copy.deepcopy(module).double(), copy.copy(case)
     exact_case.hidden = case.hidden.detach().double().requires_grad_()
     exact_case.source = None if case.source is None else case.source.detach().double().requires_grad_()
-    (output, _), (expected, _) = one_shot(module, case), naive(exact, exact_case)
+    (output, _), (expected, _) = one_shot(module, case, backend), naive(exact, exact_case)
     torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
     direction = torch.randn_like(output)
     pairs = zip(
@@ -192,12 +212,13 @@ def test_float32_is_near(preset, site):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@all_backends
 @all_sites
 @all_presets
-def test_half_precision_is_finite_and_near(preset, site, dtype):
+def test_half_precision_is_finite_and_near(preset, site, backend, dtype):
     module, case = build(preset, dtype), draw_case(site, "left", dtype)
-    output, weights = one_shot(module, case)
-    assert output.dtype == weights.dtype == dtype
+    output, weights = one_shot(module, case, backend)
+    assert output.dtype == dtype
     expected, expected_weights = reference.multi_head_attention(
         parameters_of(module, torch.float64),
         module.attention,
@@ -207,7 +228,9 @@ def test_half_precision_is_finite_and_near(preset, site, dtype):
         None if case.source is None else case.source.double(),
     )
     tolerance = 16 * torch.finfo(dtype).eps
-    assert (weights.double() - expected_weights).norm() < tolerance * expected_weights.norm()
+    if weights is not None:
+        assert weights.dtype == dtype
+        assert (weights.double() - expected_weights).norm() < tolerance * expected_weights.norm()
     # a null row turns into a unit vector or back when rounding moves a score over 0, so only typical rows must be near
     error = (output.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < tolerance
@@ -215,13 +238,16 @@ def test_half_precision_is_finite_and_near(preset, site, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # nn.RMSNorm, which then computes the same unfused
+@all_backends
 @all_sites
 @all_presets
-def test_autocast_is_finite_and_near(preset, site):
+def test_autocast_is_finite_and_near(preset, site, backend):
     module, case = build(preset, torch.float32).train(), draw_case(site, "left", torch.float32)
     expected, _ = one_shot(module, case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, _, statistics = module(case.hidden, case.source, case.mask, entropy_bound=0.7)
+        output, _, statistics = module(
+            case.hidden, case.source, case.mask_for(backend), entropy_bound=0.7, attn_implementation=backend
+        )
     error = (output - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < 0.03
     total = output.float().square().sum() + statistics[:2].sum()
@@ -245,11 +271,13 @@ def test_row_that_sees_nothing_is_zero(preset, run, dtype):
     assert all(x.isfinite().all() for x in gradients(output, module, case, torch.ones_like(output)))
 
 
+@all_backends
 @all_presets
-def test_sequence_of_padding_alone_is_finite(preset):
+def test_sequence_of_padding_alone_is_finite(preset, backend):
     module, case = build(preset), draw_case("cross", "right")
-    output, weights, _ = module(case.hidden, case.source, torch.zeros(2, 1, 1, SOURCE_LENGTH, dtype=torch.bool))
-    assert not weights.any()
+    nothing = torch.zeros(2, 1, 1, SOURCE_LENGTH, dtype=torch.bool)
+    output, weights, _ = module(case.hidden, case.source, nothing, attn_implementation=backend)
+    assert weights is None or not weights.any()
     torch.testing.assert_close(output, module.out_proj.bias.expand_as(output), rtol=0, atol=0)
     assert all(x.isfinite().all() for x in gradients(output, module, case, torch.ones_like(output)))
 
@@ -329,12 +357,14 @@ def test_dropout_leaves_the_returned_weights_alone(preset):
 
 
 @pytest.mark.parametrize("bound", [None, 0.7], ids="bound={}".format)
+@all_backends
 @all_paddings
 @all_sites
 @all_presets
-def test_statistics_in_training(preset, site, padding, bound):
+def test_statistics_in_training(preset, site, padding, bound, backend):
     module, case = build(preset), draw_case(site, padding)
-    options = {"attention_mask": case.mask, "query_mask": case.queries, "entropy_bound": bound}
+    options = {"query_mask": case.queries, "entropy_bound": bound, "attn_implementation": backend}
+    options["attention_mask"] = case.mask_for(backend)
     assert module(case.hidden, case.source, **options)[2] is None
     statistics = module.train()(case.hidden, case.source, **options)[2]
     weights = naive(module, case)[1].detach()

@@ -6,8 +6,8 @@ import pytest
 import reference
 import torch
 from reluformers.configuration.configuration_seq2seq import ReLUFormerConfig
+from reluformers.modeling import regularization
 from reluformers.modeling.modeling_seq2seq import ReLUFormerForConditionalGeneration
-from reluformers.modeling.regularization import attention_statistics
 
 LENGTH = 7
 
@@ -25,6 +25,13 @@ def weigh(scores, visible):
     """ReLUFormer's weights relu(z) / √(n/2), masked ones 0."""
     counts = visible.sum(-1)[:, None, :, None]
     return torch.relu(scores).masked_fill(~visible[:, None], 0) / (counts / 2).sqrt().clamp(min=0.5), counts
+
+
+def attention_statistics(weights, counts, tokens, bound):
+    """Of weights, by way of the sums over their rows."""
+    return regularization.attention_statistics(
+        *regularization.row_statistics(weights, bound is not None), counts, tokens, bound
+    )
 
 
 def numbers(statistics):

@@ -1,0 +1,303 @@
+"""Attention with an elementwise φ in pure PyTorch, block by block: exact, and in memory linear in the length.
+
+    out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
+
+A block of weights is made from some queries and all keys that they may see, used and forgotten; the backward pass
+makes it again. There is no softmax, so a block needs nothing of the others. D is 1, or with dropout 0 or 1/(1 − p),
+drawn for each block from a seed that both passes share.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
+from .normalization import at_least_float32
+
+# elements of a block of weights, which together with its operands has to stay in the cache of a core
+_FORWARD_ELEMENTS = 2**20
+_BACKWARD_ELEMENTS = 2**19
+# queries of a block: with causality fewer, as the square on the diagonal is half in vain
+_ROWS = 256
+_CAUSAL_ROWS = 128
+_SHORT_CAUSAL_ROWS = 64
+_SHORT = 256
+
+
+@dataclass
+class _Part:
+    """Rows of the batch, or heads of one row, that see the same keys: 3-dimensional views [rows, length, head_dim]."""
+
+    batch: slice
+    heads: slice
+    keys: slice
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
+
+    def take(self, states: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:
+        """These rows of queries, or of what belongs to them    [rows, block, width]."""
+        return states[self.batch, self.heads, rows].flatten(0, 1).to(dtype)
+
+
+@dataclass
+class _Block:
+    """Queries `rows` of a part and the first `num_keys` of its keys, of which the last form the causal triangle."""
+
+    part: _Part
+    rows: slice
+    num_keys: int
+    number: int
+    diagonal: int | None  # query row t sees the keys before diagonal + t + 1; None: all
+
+    def weights(
+        self, query: Tensor, activation: str, threshold: float | Tensor, scratch: "_Scratch"
+    ) -> tuple[Tensor, Tensor | None]:
+        """w of scaled queries [rows, block, head_dim], and z where φ′ needs it    [rows, block, num_keys]."""
+        scores = scratch.bmm(query, self.part.key[:, : self.num_keys].transpose(1, 2))
+        if isinstance(threshold, Tensor) or threshold:
+            scores -= threshold
+        if activation == "relu":  # in place: φ′ can be read off w
+            return self.hide(scores.relu_()), None
+        return self.hide(ATTENTION_ACTIVATIONS[activation](scores, None)), scores
+
+    def hide(self, weights: Tensor) -> Tensor:
+        """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
+        if self.part.mask is not None:
+            weights = weights.masked_fill(~self.part.mask[..., : self.num_keys], 0.0)
+        if self.diagonal is not None and self.diagonal + 1 < self.num_keys:
+            first = max(self.diagonal, 0)  # keys before it are seen by every query of the block
+            columns = torch.arange(first, self.num_keys, device=weights.device)
+            limits = torch.arange(weights.shape[1], device=weights.device)[:, None] + self.diagonal
+            weights[..., first:].masked_fill_(columns > limits, 0.0)
+        return weights
+
+    def keep(self, weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
+        """D of this block, the same whenever it is asked for."""
+        generator = torch.Generator(weights.device).manual_seed(int(seed) + self.number)
+        return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+
+
+class _Scratch:
+    """Memory for one block after the other: fresh megabytes cost more than the sums that are put into them."""
+
+    def __init__(self):
+        self.memory: Tensor | None = None
+
+    def bmm(self, left: Tensor, right: Tensor) -> Tensor:
+        """left @ right, valid until the next call."""
+        shape = (left.shape[0], left.shape[1], right.shape[2])
+        elements = shape[0] * shape[1] * shape[2]
+        if self.memory is None or self.memory.numel() < elements:
+            self.memory = left.new_empty(elements)
+        return torch.bmm(left, right, out=self.memory[:elements].view(shape))
+
+
+def _compute_dtype(states: Tensor) -> torch.dtype:
+    """The dtype of products and weights: bf16 and fp16 as they are only where the processor multiplies them."""
+    if states.device.type != "cpu" or states.dtype in (torch.float32, torch.float64):
+        return states.dtype
+    if states.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False):
+        return states.dtype
+    return torch.float32
+
+
+def _parts(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, elements: int
+) -> Iterator[_Part]:
+    """Split batch and heads so that a block of a part is neither too big nor copied to be made."""
+    batch, heads, query_len, _ = query.shape
+    dtype = _compute_dtype(query)
+    small = heads * query_len * key.shape[2] * batch <= elements
+    flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
+    if (small and flat) or key.shape[2] == 0:
+        mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)[:, None]
+        whole = slice(None)
+        yield _Part(whole, whole, whole, key.flatten(0, 1).to(dtype), value.flatten(0, 1).to(dtype), mask)
+        return
+    for row in range(batch):
+        keys, mask = _visible_range(None if key_mask is None else key_mask[row], key.shape[2])
+        rows = min(query_len, _ROWS if causal_offset is None else _CAUSAL_ROWS)
+        heads_at_once = max(1, elements // (rows * max(keys.stop - keys.start, 1)))
+        for first in range(0, heads, heads_at_once):
+            some = slice(first, min(first + heads_at_once, heads))
+            states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
+            yield _Part(slice(row, row + 1), some, keys, *states, mask)
+
+
+def _visible_range(key_mask: Tensor | None, key_len: int) -> tuple[slice, Tensor | None]:
+    """From the first to the last visible key, and the mask in between if it has holes: padding costs nothing."""
+    if key_mask is None:
+        return slice(0, key_len), None
+    if key_mask.device.type != "cpu":  # to look would make the host wait
+        return slice(0, key_len), key_mask[None, None]
+    places = key_mask.nonzero()
+    if len(places) == 0:
+        return slice(0, 0), None
+    keys = slice(int(places[0]), int(places[-1]) + 1)
+    has_holes = keys.stop - keys.start > len(places)
+    return keys, key_mask[None, None, keys] if has_holes else None
+
+
+def _blocks(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, elements: int
+) -> Iterator[_Block]:
+    """All blocks that hold a visible pair."""
+    query_len, number = query.shape[2], 0
+    for part in _parts(query, key, value, key_mask, causal_offset, elements):
+        key_len = part.key.shape[1]
+        limit = _ROWS if causal_offset is None else _CAUSAL_ROWS if key_len > _SHORT else _SHORT_CAUSAL_ROWS
+        height = max(1, min(limit, elements // max(1, part.key.shape[0] * key_len)))
+        for first in range(0, query_len, height):
+            rows = slice(first, min(first + height, query_len))
+            num_keys, diagonal = key_len, None
+            if causal_offset is not None:
+                start = part.keys.start or 0
+                num_keys = min(key_len, rows.stop + causal_offset - start)
+                diagonal = rows.start + causal_offset - start
+            if num_keys > 0:
+                yield _Block(part, rows, num_keys, number, diagonal)
+            number += 1
+
+
+def blockwise_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    activation: str,
+    scale: float,
+    threshold: float | Tensor,
+    row_factors: Tensor | None,
+    key_mask: Tensor | None,
+    causal_offset: int | None,
+    dropout: float,
+    seed: Tensor | None,
+    statistics: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0.
+
+    Args:
+        query: [batch, heads, query_len, head_dim], any strides; `key` and `value` [batch, heads, key_len, head_dim].
+        activation: φ.
+        scale, threshold: a and θ.
+        row_factors: r, float32 [batch or 1, query_len], or None for 1.
+        key_mask: bool [batch, key_len], True = visible to all queries.
+        causal_offset: query i sees the keys j ≤ i + causal_offset; None: all.
+        dropout, seed: p and, if it is not 0, int64 [].
+        statistics: whether to make them; else they are None.
+
+    Returns:
+        output like `query`, laid out as [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,
+        query_len].
+    """
+    batch, heads, query_len, _ = query.shape
+    output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
+    dtype, scratch, sums = _compute_dtype(query), _Scratch(), [None] * 3
+    if statistics:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(3)]
+    for block in _blocks(query, key, value, key_mask, causal_offset, _FORWARD_ELEMENTS):
+        part, rows = block.part, block.rows
+        weights, _ = block.weights(part.take(query, rows, dtype) * scale, activation, threshold, scratch)
+        if statistics:
+            for total, values in zip(sums, _row_statistics(weights), strict=True):
+                place = total[part.batch, part.heads, rows]
+                place.copy_(values.view(place.shape))
+        if dropout > 0:
+            weights = weights * block.keep(weights, dropout, seed)
+        states = torch.bmm(weights, part.value[:, : block.num_keys])
+        place = output[part.batch, part.heads, rows]
+        if row_factors is None:
+            place.copy_(states.view(place.shape))
+        else:
+            factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, rows, None]
+            torch.mul(states.view(place.shape), factors, out=place)
+    return output, *sums
+
+
+def blockwise_backward(
+    grad_output: Tensor,
+    grad_row_sums: Tensor | None,
+    grad_weighted_logs: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    activation: str,
+    scale: float,
+    threshold: float | Tensor,
+    row_factors: Tensor | None,
+    key_mask: Tensor | None,
+    causal_offset: int | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and θ (float32 []) for those of the output and of the statistics."""
+    batch, heads, query_len, head_dim = query.shape
+    dtype = _compute_dtype(query)
+    if row_factors is not None:
+        grad_output = grad_output * row_factors[:, None, :, None].to(grad_output.dtype)
+    grad_query = query.new_zeros(batch, query_len, heads, head_dim).transpose(1, 2)
+    # sums over blocks, in at least float32 whatever the products are made in; lying down, as products are faster so
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grad_key, grad_value = (
+        torch.zeros(batch, heads, states.shape[3], states.shape[2], dtype=wide, device=query.device)
+        for states in (key, value)
+    )
+    scratch, second_scratch = _Scratch(), _Scratch()
+    grad_threshold = torch.zeros((), dtype=grad_key.dtype, device=query.device)
+    for block in _blocks(query, key, value, key_mask, causal_offset, _BACKWARD_ELEMENTS):
+        part, rows, num_keys = block.part, block.rows, block.num_keys
+        scaled = part.take(query, rows, dtype) * scale
+        weights, scores = block.weights(scaled, activation, threshold, scratch)
+        grad_states = part.take(grad_output, rows, dtype)
+        keep = block.keep(weights, dropout, seed) if dropout > 0 else None
+        dropped = weights if keep is None else weights * keep
+        _add_product(grad_value, block, grad_states, dropped)
+        grad_weights = second_scratch.bmm(grad_states, part.value[:, :num_keys].transpose(1, 2))
+        if keep is not None:
+            grad_weights *= keep
+        if grad_row_sums is not None:
+            grad_weights += part.take(grad_row_sums[..., None], rows, dtype)
+        if grad_weighted_logs is not None:
+            grad_weights += part.take(grad_weighted_logs[..., None], rows, dtype) * _log_derivative(weights)
+        if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
+            grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
+        else:
+            grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
+        if isinstance(threshold, Tensor):
+            grad_threshold -= grad_scores.sum(dtype=grad_threshold.dtype)
+        _add_product(grad_key, block, scaled, grad_scores)
+        place = grad_query[part.batch, part.heads, rows]
+        products = torch.bmm(grad_scores, part.key[:, :num_keys])
+        torch.mul(products.view(place.shape), scale, out=place)
+    grad_key, grad_value = (total.transpose(2, 3).to(query.dtype) for total in (grad_key, grad_value))
+    return grad_query, grad_key, grad_value, grad_threshold
+
+
+def _row_statistics(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_j w, Σ_j w·log w and the number of w ≠ 0    [rows, block]."""
+    wide = at_least_float32(weights)
+    logs = wide.clamp_min(torch.finfo(wide.dtype).tiny).log_()
+    return wide.sum(-1), logs.mul_(wide).sum(-1), (weights != 0).sum(-1)
+
+
+def _log_derivative(weights: Tensor) -> Tensor:
+    """d/dw of w·log max(w, tiny): log w + 1, and log tiny where w is not above it."""
+    tiny = torch.finfo(torch.float32).tiny
+    logs = at_least_float32(weights).clamp_min(tiny).log_()
+    return logs.add_(weights > tiny).to(weights.dtype)
+
+
+def _add_product(total: Tensor, block: _Block, states: Tensor, weights: Tensor) -> None:
+    """Add statesᵀ @ weights, of the keys of a block, to the sums over all blocks [batch, heads, width, key_len]."""
+    part = block.part
+    start = part.keys.start or 0
+    place = total[part.batch, part.heads, :, start : start + block.num_keys]
+    if place.dtype == states.dtype and place.shape[0] == 1:
+        place[0].baddbmm_(states.transpose(1, 2), weights)
+    else:
+        place += torch.bmm(states.transpose(1, 2), weights).view(place.shape)

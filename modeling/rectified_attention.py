@@ -1,0 +1,312 @@
+"""Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
+
+`rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
+is one operator of PyTorch, so that `torch.compile` takes it whole.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..configuration.fields import check_choice
+from .attention_functions import ELEMENTWISE_GRADIENTS, length_divisor
+from .blockwise_attention import blockwise_backward, blockwise_forward
+from .masks import AttentionMask
+
+# the others normalise a row and need it whole
+ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
+
+
+@dataclass
+class RowStatistics:
+    r"""Sums over the weights s_ij of each row, before dropout; float32 [batch, heads, query_len].
+
+    Args:
+        row_sums: Σ_j s_ij.
+        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
+        nonzeros: number of weights that are not 0; not differentiable.
+    """
+
+    row_sums: Tensor
+    weighted_logs: Tensor | None = None
+    nonzeros: Tensor | None = None
+
+
+# Two checkpoints in one process may carry two versions of this code: each has operators of its own.
+_NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::rectified_attention", mutates_args=())
+def _operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    threshold: Tensor | None,
+    row_factors: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    activation: str,
+    scale: float,
+    fixed_threshold: float,
+    causal_offset: int | None,
+    dropout: float,
+    statistics: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The forward pass of `blockwise_forward`; statistics that are not asked for are empty."""
+    with torch.autocast(query.device.type, enabled=False):
+        output, *sums = blockwise_forward(
+            query,
+            key,
+            value,
+            activation=activation,
+            scale=scale,
+            threshold=fixed_threshold if threshold is None else threshold,
+            row_factors=row_factors,
+            key_mask=key_mask,
+            causal_offset=causal_offset,
+            dropout=dropout,
+            seed=seed,
+            statistics=statistics,
+        )
+    return output, *(query.new_empty(0, dtype=_wide(query)) if total is None else total for total in sums)
+
+
+@_operator.register_fake
+def _(
+    query, key, value, threshold, row_factors, key_mask, seed, activation, scale, fixed, offset, dropout, statistics
+):
+    batch, heads, query_len, _ = query.shape
+    output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
+    shape = (batch, heads, query_len) if statistics else (0,)
+    return output, *(query.new_empty(shape, dtype=_wide(query)) for _ in range(3))
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::rectified_attention_backward", mutates_args=())
+def _backward_operator(
+    grad_output: Tensor,
+    grad_row_sums: Tensor | None,
+    grad_weighted_logs: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    threshold: Tensor | None,
+    row_factors: Tensor | None,
+    key_mask: Tensor | None,
+    seed: Tensor | None,
+    activation: str,
+    scale: float,
+    fixed_threshold: float,
+    causal_offset: int | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and θ."""
+    with torch.autocast(query.device.type, enabled=False):
+        return blockwise_backward(
+            grad_output,
+            grad_row_sums,
+            grad_weighted_logs,
+            query,
+            key,
+            value,
+            activation=activation,
+            scale=scale,
+            threshold=fixed_threshold if threshold is None else threshold,
+            row_factors=row_factors,
+            key_mask=key_mask,
+            causal_offset=causal_offset,
+            dropout=dropout,
+            seed=seed,
+        )
+
+
+@_backward_operator.register_fake
+def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, *options):
+    batch, heads, query_len, head_dim = query.shape
+    grad_query = query.new_empty(batch, query_len, heads, head_dim).transpose(1, 2)
+    grads = [states.new_empty(batch, heads, *states.shape[:1:-1]).transpose(2, 3) for states in (key, value)]
+    return grad_query, *grads, query.new_empty((), dtype=_wide(query))
+
+
+def _save_for_backward(ctx, inputs, output) -> None:
+    *tensors, ctx.activation, ctx.scale, ctx.fixed_threshold, ctx.causal_offset, ctx.dropout, ctx.statistics = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.mark_non_differentiable(output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[Tensor | None, ...]:
+    query, key, value, threshold, *tensors = ctx.saved_tensors
+    if grad_output is None:
+        grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
+    if not ctx.statistics:
+        grad_row_sums = grad_weighted_logs = None
+    options = (ctx.activation, ctx.scale, ctx.fixed_threshold, ctx.causal_offset, ctx.dropout)
+    *grads, grad_threshold = _backward_operator(
+        grad_output, grad_row_sums, grad_weighted_logs, query, key, value, threshold, *tensors, *options
+    )
+    grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
+    return *grads, grad_threshold, *[None] * 9
+
+
+_operator.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+def rectified_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    activation: str = "relu",
+    scale: float | Tensor | None = None,
+    threshold: float | Tensor = 0.0,
+    length_exponent: float | Tensor = 0.0,
+    length_coefficient: float = 1.0,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    causal_offset: int | None = None,
+    dropout: float = 0.0,
+    return_stats: bool = False,
+) -> Tensor | tuple[Tensor, RowStatistics]:
+    r"""Attention without softmax: out_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α).
+
+    The sum runs over the n_i keys that query i may see. Nothing of the size query_len × key_len is ever held, neither
+    here nor in the backward pass, which computes the weights again. A query that sees no key gives 0.
+
+    Args:
+        query: [batch, heads, query_len, head_dim], of any strides.
+        key, value: [batch, heads, key_len, head_dim].
+        activation: φ, a name of `ELEMENTWISE_ACTIVATIONS`.
+        scale: a, a number or a tensor of one element; 1/√head_dim if None.
+        threshold: θ, a number or a tensor of one element.
+        length_exponent, length_coefficient: α, a number or a tensor of one element, and c > 0.
+        key_padding_mask: bool [batch, key_len], True = real key; None if all are.
+        is_causal: whether query i sees only the keys j ≤ i + causal_offset.
+        causal_offset: None for key_len − query_len: the queries are the last tokens, as with a cache.
+        dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
+        return_stats: also return the `RowStatistics` of s.
+
+    Returns:
+        out, of the shape and dtype of the queries (with the width of the values), and the statistics if asked for.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or a value is not allowed.
+    """
+    _check(query, key, value, key_padding_mask)
+    check_choice("rectified_attention", "activation", activation, ELEMENTWISE_ACTIVATIONS)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
+    offset = None
+    if is_causal:
+        offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
+    mask = AttentionMask(query.shape[2], key.shape[2], query.device, key_padding_mask, offset)
+    output, statistics = attend(
+        query,
+        key,
+        value,
+        mask,
+        activation=activation,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        threshold=threshold,
+        divisor=length_divisor(mask.key_counts(), length_coefficient, length_exponent, query.dtype),
+        dropout=dropout,
+        statistics=return_stats,
+    )
+    return (output, statistics) if return_stats else output
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    *,
+    activation: str,
+    scale: float | Tensor,
+    threshold: float | Tensor,
+    divisor: float | Tensor | None,
+    dropout: float = 0.0,
+    statistics: bool = False,
+) -> tuple[Tensor, RowStatistics | None]:
+    """`rectified_attention` for a structured mask and a divisor c·n_i^α that are made already.
+
+    Args:
+        query, key, value, activation, scale, threshold, dropout: as there.
+        mask: `is_structured`.
+        divisor: [batch or 1, 1, query_len or 1, 1], a number, or None for 1.
+        statistics: whether to return the statistics too.
+    """
+    query, key, value = in_one_dtype(query, key, value)
+    if isinstance(scale, Tensor):
+        query, scale = (query * scale).to(query.dtype), 1.0
+    is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
+    seed = torch.randint(2**62, (), device=query.device) if dropout > 0 else None
+    output, row_sums, weighted_logs, nonzeros = _operator(
+        query,
+        key,
+        value,
+        threshold if isinstance(threshold, Tensor) else None,
+        None if divisor is None or is_learned else _row_factors(divisor, query),
+        mask.real_keys,
+        seed,
+        activation,
+        scale,
+        0.0 if isinstance(threshold, Tensor) else threshold,
+        mask.causal_offset if mask.is_causal else None,
+        dropout,
+        statistics,
+    )
+    if is_learned:
+        output = (output / divisor).to(output.dtype)
+    if not statistics:
+        return output, None
+    if divisor is not None:
+        divisor = torch.as_tensor(divisor, dtype=row_sums.dtype, device=row_sums.device).squeeze(-1)
+        row_sums = row_sums / divisor
+        weighted_logs = weighted_logs / divisor - row_sums * divisor.log()
+    return output, RowStatistics(row_sums, weighted_logs, nonzeros)
+
+
+def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
+    """1/(c·n_i^α)    [batch or 1, query_len]."""
+    if not isinstance(divisor, Tensor):
+        return query.new_full((1, query.shape[2]), 1 / divisor, dtype=_wide(query))
+    return divisor[:, 0, :, 0].reciprocal().expand(-1, query.shape[2])
+
+
+def _wide(states: Tensor) -> torch.dtype:
+    """The dtype that sums are made in."""
+    return torch.promote_types(states.dtype, torch.float32)
+
+
+def in_one_dtype(*states: Tensor) -> list[Tensor]:
+    """That of autocast, as matrix products have it, else the widest."""
+    device_type, dtype = states[0].device.type, states[0].dtype
+    if torch.is_autocast_enabled(device_type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+    else:
+        for other in states[1:]:
+            dtype = torch.promote_types(dtype, other.dtype)
+    return [tensor.to(dtype) for tensor in states]
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
+    shapes = [list(states.shape) for states in (query, key, value)]
+    batch_and_heads = {tuple(shape[:2]) for shape in shapes}
+    fits = all(len(shape) == 4 for shape in shapes) and len(batch_and_heads) == 1
+    if not fits or query.shape[3] != key.shape[3] or key.shape[2] != value.shape[2]:
+        raise ValueError(
+            f"query, key and value are {shapes}, but must be [batch, heads, length, width] with the same batch and "
+            "heads, keys as wide as queries, and as many values as keys"
+        )
+    if not all(states.is_floating_point() for states in (query, key, value)):
+        raise ValueError(f"query, key and value are {query.dtype}, {key.dtype}, {value.dtype}, but must be floats")
+    expected = [query.shape[0], key.shape[2]]
+    if key_padding_mask is not None and (
+        key_padding_mask.dtype != torch.bool or list(key_padding_mask.shape) != expected
+    ):
+        raise ValueError(
+            f"key_padding_mask is {key_padding_mask.dtype} {list(key_padding_mask.shape)}, but must be torch.bool "
+            f"{expected}, True = real key"
+        )
