@@ -129,7 +129,8 @@ def test_compiles_as_one_graph(kind, preset, fresh_compiler):
     model, batch = build_model(preset, kind), KINDS[kind].draw()
     expected = model(**batch).logits
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(**batch).logits, expected)
+    # sums are made in another order, and a norm of small vectors widens what that changes
+    torch.testing.assert_close(compiled(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @all_family_models
