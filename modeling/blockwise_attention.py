@@ -16,13 +16,13 @@ from torch import Tensor
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
 from .normalization import at_least_float32
 
-# elements of a block of weights, which together with its operands has to stay in the cache of a core
+# elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
 _FORWARD_ELEMENTS = 2**20
 _BACKWARD_ELEMENTS = 2**19
 # queries of a block: with causality fewer, as the square on the diagonal is half in vain
 _ROWS = 256
 _CAUSAL_ROWS = 128
-_SHORT_CAUSAL_ROWS = 64
+_SHORT_CAUSAL_ROWS = 64  # for each thread: with several, to wait for each other costs more than the square
 _SHORT = 256
 
 
@@ -142,13 +142,23 @@ def _visible_range(key_mask: Tensor | None, key_len: int) -> tuple[slice, Tensor
 
 
 def _blocks(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, elements: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    causal_offset: int | None,
+    dropout: float,
+    elements: int,
 ) -> Iterator[_Block]:
     """All blocks that hold a visible pair."""
-    query_len, number = query.shape[2], 0
+    query_len, number, threads = query.shape[2], 0, torch.get_num_threads()
+    if dropout > 0:  # D is drawn block by block: both passes need the same ones, whatever happens in between
+        elements, threads = _BACKWARD_ELEMENTS, 1
+    elements *= threads
+    short_limit = min(_SHORT_CAUSAL_ROWS * threads, _CAUSAL_ROWS)
     for part in _parts(query, key, value, key_mask, causal_offset, elements):
         key_len = part.key.shape[1]
-        limit = _ROWS if causal_offset is None else _CAUSAL_ROWS if key_len > _SHORT else _SHORT_CAUSAL_ROWS
+        limit = _ROWS if causal_offset is None else _CAUSAL_ROWS if key_len > _SHORT else short_limit
         height = max(1, min(limit, elements // max(1, part.key.shape[0] * key_len)))
         for first in range(0, query_len, height):
             rows = slice(first, min(first + height, query_len))
@@ -199,7 +209,7 @@ def blockwise_forward(
     if statistics:
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(3)]
-    for block in _blocks(query, key, value, key_mask, causal_offset, _FORWARD_ELEMENTS):
+    for block in _blocks(query, key, value, key_mask, causal_offset, dropout, _FORWARD_ELEMENTS):
         part, rows = block.part, block.rows
         weights, _ = block.weights(part.take(query, rows, dtype) * scale, activation, threshold, scratch)
         if statistics:
@@ -249,7 +259,7 @@ def blockwise_backward(
     )
     scratch, second_scratch = _Scratch(), _Scratch()
     grad_threshold = torch.zeros((), dtype=grad_key.dtype, device=query.device)
-    for block in _blocks(query, key, value, key_mask, causal_offset, _BACKWARD_ELEMENTS):
+    for block in _blocks(query, key, value, key_mask, causal_offset, dropout, _BACKWARD_ELEMENTS):
         part, rows, num_keys = block.part, block.rows, block.num_keys
         scaled = part.take(query, rows, dtype) * scale
         weights, scores = block.weights(scaled, activation, threshold, scratch)

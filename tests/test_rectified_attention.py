@@ -240,6 +240,25 @@ def test_no_tensor_grows_with_the_square_of_the_length(options, is_causal, padde
     assert largest[1024] <= 2 * largest[512] <= 4 * largest[256]
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
+    monkeypatch.setattr(blockwise_attention, "_FORWARD_ELEMENTS", 2**14)
+    monkeypatch.setattr(blockwise_attention, "_BACKWARD_ELEMENTS", 2**12)
+    query, key, value, gradient, change = (torch.randn(2, 3, 70, 4, dtype=torch.float64) for _ in range(5))
+    value.requires_grad_()
+    torch.manual_seed(3)
+    output = rectified_attention(query, key, value, dropout=0.4, is_causal=is_causal)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    try:
+        output.backward(gradient)
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+    torch.manual_seed(3)
+    changed = rectified_attention(query, key, change, dropout=0.4, is_causal=is_causal)
+    # the output is linear in the values: ⟨g, A·v′⟩ = ⟨Aᵀ·g, v′⟩ for the same dropped weights A
+    torch.testing.assert_close((value.grad * change).sum(), (gradient * changed).sum())
+
+
 def test_layout_of_the_output_joins_heads_without_a_copy():
     query, key, value = (torch.randn(2, 3, 9, 4) for _ in range(3))
     output = rectified_attention(query, key, value)
