@@ -17,13 +17,46 @@ from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, a
 from .normalization import at_least_float32
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
-_FORWARD_ELEMENTS = 2**20
-_BACKWARD_ELEMENTS = 2**19
-# queries of a block: with causality fewer, as the square on the diagonal is half in vain
-_ROWS = 256
-_CAUSAL_ROWS = 128
-_SHORT_CAUSAL_ROWS = 64  # for each thread: with several, to wait for each other costs more than the square
-_SHORT = 256
+_ELEMENTS = 2**18
+_ROWS = 512  # queries of a block at most
+_KEYS = 1024  # keys of a block at most
+_CAUSAL_ROWS = (
+    64  # the least with causality, for each thread: several wait for each other at the end of each operation
+)
+_CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diagonal are half in vain
+_LONG = 4096  # queries, for which keys are read so often that a copy without gaps pays for itself
+
+
+@dataclass
+class _Block:
+    """Weights of some queries for the keys `keys` of a part."""
+
+    number: int
+    keys: slice
+    mask: Tensor | None  # bool [rows, 1, keys] where they have holes
+    diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all
+
+    def weights(self, scores: Tensor, activation: str, threshold: float | Tensor) -> tuple[Tensor, Tensor | None]:
+        """w of a·q·k, which is used up, and z where φ′ needs it    [rows, queries, keys]."""
+        if isinstance(threshold, Tensor) or threshold:
+            scores -= threshold
+        if activation == "relu":  # in place: φ′ can be read off w
+            return self.hide(scores.relu_()), None
+        return self.hide(ATTENTION_ACTIVATIONS[activation](scores, None)), scores
+
+    def hide(self, weights: Tensor) -> Tensor:
+        """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
+        if self.mask is not None:
+            weights = weights.masked_fill(~self.mask, 0.0)
+        if self.diagonal is not None and self.diagonal + 1 < weights.shape[2]:
+            first = max(self.diagonal, 0)  # keys before it are seen by every query of the block
+            weights[..., first:].tril_(self.diagonal - first)
+        return weights
+
+    def keep(self, weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
+        """D of this block, the same whenever it is asked for."""
+        generator = torch.Generator(weights.device).manual_seed(int(seed) + self.number)
+        return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
 
 
 @dataclass
@@ -37,47 +70,9 @@ class _Part:
     value: Tensor
     mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
 
-    def take(self, states: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:
-        """These rows of queries, or of what belongs to them    [rows, block, width]."""
-        return states[self.batch, self.heads, rows].flatten(0, 1).to(dtype)
-
-
-@dataclass
-class _Block:
-    """Queries `rows` of a part and the first `num_keys` of its keys, of which the last form the causal triangle."""
-
-    part: _Part
-    rows: slice
-    num_keys: int
-    number: int
-    diagonal: int | None  # query row t sees the keys before diagonal + t + 1; None: all
-
-    def weights(
-        self, query: Tensor, activation: str, threshold: float | Tensor, scratch: "_Scratch"
-    ) -> tuple[Tensor, Tensor | None]:
-        """w of scaled queries [rows, block, head_dim], and z where φ′ needs it    [rows, block, num_keys]."""
-        scores = scratch.bmm(query, self.part.key[:, : self.num_keys].transpose(1, 2))
-        if isinstance(threshold, Tensor) or threshold:
-            scores -= threshold
-        if activation == "relu":  # in place: φ′ can be read off w
-            return self.hide(scores.relu_()), None
-        return self.hide(ATTENTION_ACTIVATIONS[activation](scores, None)), scores
-
-    def hide(self, weights: Tensor) -> Tensor:
-        """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
-        if self.part.mask is not None:
-            weights = weights.masked_fill(~self.part.mask[..., : self.num_keys], 0.0)
-        if self.diagonal is not None and self.diagonal + 1 < self.num_keys:
-            first = max(self.diagonal, 0)  # keys before it are seen by every query of the block
-            columns = torch.arange(first, self.num_keys, device=weights.device)
-            limits = torch.arange(weights.shape[1], device=weights.device)[:, None] + self.diagonal
-            weights[..., first:].masked_fill_(columns > limits, 0.0)
-        return weights
-
-    def keep(self, weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
-        """D of this block, the same whenever it is asked for."""
-        generator = torch.Generator(weights.device).manual_seed(int(seed) + self.number)
-        return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+    def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
+        """These queries, or what belongs to them    [rows, queries, width]."""
+        return states[self.batch, self.heads, queries].flatten(0, 1).to(dtype)
 
 
 class _Scratch:
@@ -105,25 +100,27 @@ def _compute_dtype(states: Tensor) -> torch.dtype:
 
 
 def _parts(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, elements: int
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, rows: int, elements: int
 ) -> Iterator[_Part]:
-    """Split batch and heads so that a block of a part is neither too big nor copied to be made."""
+    """Split batch and heads so that a block of `rows` queries is neither too big nor copied to be made."""
     batch, heads, query_len, _ = query.shape
     dtype = _compute_dtype(query)
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
-    if (small and flat) or key.shape[2] == 0:
+    if small and flat:
         mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
-        yield _Part(whole, whole, whole, key.flatten(0, 1).to(dtype), value.flatten(0, 1).to(dtype), mask)
+        keys = slice(0, key.shape[2])
+        yield _Part(whole, whole, keys, key.flatten(0, 1).to(dtype), value.flatten(0, 1).to(dtype), mask)
         return
     for row in range(batch):
         keys, mask = _visible_range(None if key_mask is None else key_mask[row], key.shape[2])
-        rows = min(query_len, _ROWS if causal_offset is None else _CAUSAL_ROWS)
-        heads_at_once = max(1, elements // (rows * max(keys.stop - keys.start, 1)))
-        for first in range(0, heads, heads_at_once):
-            some = slice(first, min(first + heads_at_once, heads))
+        columns = max(1, min(_KEYS, keys.stop - keys.start))
+        heads_at_once = max(1, elements // max(1, rows * columns))
+        for some in _even_slices(heads, heads_at_once):
             states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
+            if query_len >= _LONG:
+                states = [tensor.contiguous() for tensor in states]
             yield _Part(slice(row, row + 1), some, keys, *states, mask)
 
 
@@ -142,34 +139,36 @@ def _visible_range(key_mask: Tensor | None, key_len: int) -> tuple[slice, Tensor
 
 
 def _blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    causal_offset: int | None,
-    dropout: float,
-    elements: int,
-) -> Iterator[_Block]:
-    """All blocks that hold a visible pair."""
-    query_len, number, threads = query.shape[2], 0, torch.get_num_threads()
-    if dropout > 0:  # D is drawn block by block: both passes need the same ones, whatever happens in between
-        elements, threads = _BACKWARD_ELEMENTS, 1
-    elements *= threads
-    short_limit = min(_SHORT_CAUSAL_ROWS * threads, _CAUSAL_ROWS)
-    for part in _parts(query, key, value, key_mask, causal_offset, elements):
-        key_len = part.key.shape[1]
-        limit = _ROWS if causal_offset is None else _CAUSAL_ROWS if key_len > _SHORT else short_limit
-        height = max(1, min(limit, elements // max(1, part.key.shape[0] * key_len)))
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, dropout: float
+) -> Iterator[tuple[_Part, slice, list[_Block]]]:
+    """Everything with a visible pair: a part, some queries and, side by side, the blocks of their weights."""
+    # D is drawn block by block: both passes need the same ones, whatever happens to the threads in between
+    threads = torch.get_num_threads() if dropout == 0 else 1
+    elements = _ELEMENTS * threads
+    query_len, number = query.shape[2], 0
+    limit = min(query_len, _ROWS)
+    if causal_offset is not None:
+        limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
+    for part in _parts(query, key, value, key_mask, limit, elements):
+        rows, key_len, _ = part.key.shape
+        height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
-            rows = slice(first, min(first + height, query_len))
-            num_keys, diagonal = key_len, None
-            if causal_offset is not None:
-                start = part.keys.start or 0
-                num_keys = min(key_len, rows.stop + causal_offset - start)
-                diagonal = rows.start + causal_offset - start
-            if num_keys > 0:
-                yield _Block(part, rows, num_keys, number, diagonal)
-            number += 1
+            queries = slice(first, min(first + height, query_len))
+            diagonal = None if causal_offset is None else first + causal_offset - part.keys.start
+            end = key_len if diagonal is None else min(key_len, diagonal + queries.stop - first)
+            blocks = []
+            for keys in _even_slices(end, _KEYS):
+                mask = None if part.mask is None else part.mask[..., keys]
+                blocks.append(_Block(number, keys, mask, None if diagonal is None else diagonal - keys.start))
+                number += 1
+            if blocks:
+                yield part, queries, blocks
+
+
+def _even_slices(length: int, limit: int) -> list[slice]:
+    """Slices of nearly the same size, none above the limit, that cover a length."""
+    count = -(-length // limit)
+    return [slice(length * place // count, length * (place + 1) // count) for place in range(count)]
 
 
 def blockwise_forward(
@@ -209,21 +208,24 @@ def blockwise_forward(
     if statistics:
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(3)]
-    for block in _blocks(query, key, value, key_mask, causal_offset, dropout, _FORWARD_ELEMENTS):
-        part, rows = block.part, block.rows
-        weights, _ = block.weights(part.take(query, rows, dtype) * scale, activation, threshold, scratch)
-        if statistics:
-            for total, values in zip(sums, _row_statistics(weights), strict=True):
-                place = total[part.batch, part.heads, rows]
-                place.copy_(values.view(place.shape))
-        if dropout > 0:
-            weights = weights * block.keep(weights, dropout, seed)
-        states = torch.bmm(weights, part.value[:, : block.num_keys])
-        place = output[part.batch, part.heads, rows]
+    for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
+        scaled = part.take(query, queries, dtype) * scale
+        states = None
+        for block in blocks:
+            scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
+            weights, _ = block.weights(scores, activation, threshold)
+            if statistics:
+                for total, numbers in zip(sums, _row_statistics(weights), strict=True):
+                    place = total[part.batch, part.heads, queries]
+                    place += numbers.view(place.shape)
+            if dropout > 0:
+                weights = weights * block.keep(weights, dropout, seed)
+            states = _plus_product(states, weights, part.value[:, block.keys])
+        place = output[part.batch, part.heads, queries]
         if row_factors is None:
             place.copy_(states.view(place.shape))
         else:
-            factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, rows, None]
+            factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, queries, None]
             torch.mul(states.view(place.shape), factors, out=place)
     return output, *sums
 
@@ -259,30 +261,31 @@ def blockwise_backward(
     )
     scratch, second_scratch = _Scratch(), _Scratch()
     grad_threshold = torch.zeros((), dtype=grad_key.dtype, device=query.device)
-    for block in _blocks(query, key, value, key_mask, causal_offset, dropout, _BACKWARD_ELEMENTS):
-        part, rows, num_keys = block.part, block.rows, block.num_keys
-        scaled = part.take(query, rows, dtype) * scale
-        weights, scores = block.weights(scaled, activation, threshold, scratch)
-        grad_states = part.take(grad_output, rows, dtype)
-        keep = block.keep(weights, dropout, seed) if dropout > 0 else None
-        dropped = weights if keep is None else weights * keep
-        _add_product(grad_value, block, grad_states, dropped)
-        grad_weights = second_scratch.bmm(grad_states, part.value[:, :num_keys].transpose(1, 2))
-        if keep is not None:
-            grad_weights *= keep
-        if grad_row_sums is not None:
-            grad_weights += part.take(grad_row_sums[..., None], rows, dtype)
-        if grad_weighted_logs is not None:
-            grad_weights += part.take(grad_weighted_logs[..., None], rows, dtype) * _log_derivative(weights)
-        if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
-            grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
-        else:
-            grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
-        if isinstance(threshold, Tensor):
-            grad_threshold -= grad_scores.sum(dtype=grad_threshold.dtype)
-        _add_product(grad_key, block, scaled, grad_scores)
-        place = grad_query[part.batch, part.heads, rows]
-        products = torch.bmm(grad_scores, part.key[:, :num_keys])
+    for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
+        scaled = part.take(query, queries, dtype) * scale
+        grad_states = part.take(grad_output, queries, dtype)
+        products = None
+        for block in blocks:
+            scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
+            weights, scores = block.weights(scores, activation, threshold)
+            keep = block.keep(weights, dropout, seed) if dropout > 0 else None
+            _add_product(grad_value, part, block, grad_states, weights if keep is None else weights * keep)
+            grad_weights = second_scratch.bmm(grad_states, part.value[:, block.keys].transpose(1, 2))
+            if keep is not None:
+                grad_weights *= keep
+            if grad_row_sums is not None:
+                grad_weights += part.take(grad_row_sums[..., None], queries, dtype)
+            if grad_weighted_logs is not None:
+                grad_weights += part.take(grad_weighted_logs[..., None], queries, dtype) * _log_derivative(weights)
+            if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
+                grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
+            else:
+                grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
+            if isinstance(threshold, Tensor):
+                grad_threshold -= grad_scores.sum(dtype=grad_threshold.dtype)
+            _add_product(grad_key, part, block, scaled, grad_scores)
+            products = _plus_product(products, grad_scores, part.key[:, block.keys])
+        place = grad_query[part.batch, part.heads, queries]
         torch.mul(products.view(place.shape), scale, out=place)
     grad_key, grad_value = (total.transpose(2, 3).to(query.dtype) for total in (grad_key, grad_value))
     return grad_query, grad_key, grad_value, grad_threshold
@@ -302,11 +305,19 @@ def _log_derivative(weights: Tensor) -> Tensor:
     return logs.add_(weights > tiny).to(weights.dtype)
 
 
-def _add_product(total: Tensor, block: _Block, states: Tensor, weights: Tensor) -> None:
+def _plus_product(total: Tensor | None, weights: Tensor, states: Tensor) -> Tensor:
+    """total + weights @ states, in the dtype of the product while there is one alone, else in at least float32."""
+    if total is None:
+        return torch.bmm(weights, states)
+    if total.dtype == weights.dtype == at_least_float32(total).dtype:
+        return total.baddbmm_(weights, states)
+    return at_least_float32(total) + torch.bmm(weights, states)
+
+
+def _add_product(total: Tensor, part: _Part, block: _Block, states: Tensor, weights: Tensor) -> None:
     """Add statesᵀ @ weights, of the keys of a block, to the sums over all blocks [batch, heads, width, key_len]."""
-    part = block.part
-    start = part.keys.start or 0
-    place = total[part.batch, part.heads, :, start : start + block.num_keys]
+    start = part.keys.start
+    place = total[part.batch, part.heads, :, start + block.keys.start : start + block.keys.stop]
     if place.dtype == states.dtype and place.shape[0] == 1:
         place[0].baddbmm_(states.transpose(1, 2), weights)
     else:

@@ -19,12 +19,12 @@ CASES = 60
 def small_blocks(monkeypatch):
     """Blocks so small that even tiny inputs take many, of every shape."""
     for name, value in {
-        "_FORWARD_ELEMENTS": 3000,
-        "_BACKWARD_ELEMENTS": 2000,
+        "_ELEMENTS": 2000,
         "_ROWS": 7,
-        "_CAUSAL_ROWS": 5,
-        "_SHORT_CAUSAL_ROWS": 3,
-        "_SHORT": 16,
+        "_CAUSAL_ROWS": 3,
+        "_CAUSAL_PARTS": 4,
+        "_KEYS": 11,
+        "_LONG": 20,
     }.items():
         monkeypatch.setattr(blockwise_attention, name, value)
 
@@ -222,8 +222,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
 def test_no_tensor_grows_with_the_square_of_the_length(options, is_causal, padded, monkeypatch):
-    monkeypatch.setattr(blockwise_attention, "_FORWARD_ELEMENTS", 2**12)
-    monkeypatch.setattr(blockwise_attention, "_BACKWARD_ELEMENTS", 2**12)
+    monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
     largest = {}
     for length in (256, 512, 1024):
         inputs = [torch.randn(1, length, 2, 4).transpose(1, 2).requires_grad_() for _ in range(3)]
@@ -242,8 +241,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(options, is_causal, padde
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
-    monkeypatch.setattr(blockwise_attention, "_FORWARD_ELEMENTS", 2**14)
-    monkeypatch.setattr(blockwise_attention, "_BACKWARD_ELEMENTS", 2**12)
+    monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
     query, key, value, gradient, change = (torch.randn(2, 3, 70, 4, dtype=torch.float64) for _ in range(5))
     value.requires_grad_()
     torch.manual_seed(3)
