@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..configuration.fields import check_choice
-from .attention_functions import ELEMENTWISE_GRADIENTS, length_divisor
+from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
 from .masks import AttentionMask
 
@@ -240,6 +240,8 @@ def attend(
     query, key, value = in_one_dtype(query, key, value)
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
+    if mask.query_len == 1 and dropout == 0 and not statistics:
+        return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     seed = torch.randint(2**62, (), device=query.device) if dropout > 0 else None
     output, row_sums, weighted_logs, nonzeros = _operator(
@@ -266,6 +268,24 @@ def attend(
         row_sums = row_sums / divisor
         weighted_logs = weighted_logs / divisor - row_sums * divisor.log()
     return output, RowStatistics(row_sums, weighted_logs, nonzeros)
+
+
+def _attend_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    activation: str,
+    scale: float,
+    threshold: float | Tensor,
+    divisor: float | Tensor | None,
+) -> Tensor:
+    """The same for a single query, as in decoding with a cache: one row of weights is nothing to save on."""
+    scores = (query * scale) @ key.transpose(-1, -2)
+    if isinstance(threshold, Tensor) or threshold:
+        scores = scores - threshold
+    output = ATTENTION_ACTIVATIONS[activation](scores, mask.matrix()).to(value.dtype) @ value
+    return output if divisor is None else (output / divisor).to(output.dtype)
 
 
 def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
