@@ -34,6 +34,7 @@ EXTRAS_REQUIRE["test"] = [
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format
     "peft>=0.18",  # LoRA on q_proj and v_proj
+    'triton>=3.6; platform_system == "Linux"',  # GPU kernels in its interpreter
 ]
 
 setup(

@@ -5,6 +5,7 @@ is one operator of PyTorch, so that `torch.compile` takes it whole.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,24 @@ class RowStatistics:
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
+def _uses_triton(query: Tensor, value: Tensor, activation: str) -> bool:
+    """Whether Triton's kernels compute this; else it is done block by block."""
+    if query.device.type != "cuda":
+        return False
+    from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
+
+    return can_take(query, value, activation)
+
+
+def _passes(query: Tensor, value: Tensor, activation: str) -> tuple[Callable, Callable]:
+    """The forward and the backward pass that suit these tensors."""
+    if _uses_triton(query, value, activation):
+        from .triton_attention import triton_backward, triton_forward
+
+        return triton_forward, triton_backward
+    return blockwise_forward, blockwise_backward
+
+
 @torch.library.custom_op(f"{_NAMESPACE}::rectified_attention", mutates_args=())
 def _operator(
     query: Tensor,
@@ -54,9 +73,10 @@ def _operator(
     dropout: float,
     statistics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The forward pass of `blockwise_forward`; statistics that are not asked for are empty."""
+    """The forward pass; statistics that are not asked for are empty."""
+    forward, _ = _passes(query, value, activation)
     with torch.autocast(query.device.type, enabled=False):
-        output, *sums = blockwise_forward(
+        output, *sums = forward(
             query,
             key,
             value,
@@ -102,8 +122,9 @@ def _backward_operator(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ."""
+    _, backward = _passes(query, value, activation)
     with torch.autocast(query.device.type, enabled=False):
-        return blockwise_backward(
+        return backward(
             grad_output,
             grad_row_sums,
             grad_weighted_logs,
@@ -122,11 +143,20 @@ def _backward_operator(
 
 
 @_backward_operator.register_fake
-def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, *options):
-    batch, heads, query_len, head_dim = query.shape
-    grad_query = query.new_empty(batch, query_len, heads, head_dim).transpose(1, 2)
-    grads = [states.new_empty(batch, heads, *states.shape[:1:-1]).transpose(2, 3) for states in (key, value)]
+def _(
+    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, threshold, factors, mask, seed, activation, *_
+):
+    grad_query = _empty_heads_inside(query)
+    if _uses_triton(query, value, activation):
+        grads = [_empty_heads_inside(states) for states in (key, value)]
+    else:  # made lying down, [width, length]
+        grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
     return grad_query, *grads, query.new_empty((), dtype=_wide(query))
+
+
+def _empty_heads_inside(states: Tensor) -> Tensor:
+    """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
+    return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:

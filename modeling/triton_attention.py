@@ -1,0 +1,301 @@
+"""Elementwise-activation attention in Triton, forward and backward: exact, and linear in memory.
+
+    o_i = r_i · Σ_j D_ij · w_ij · v_j    with    w_ij = φ(a·q_i·k_j − θ)
+
+over the keys j that query i may see. As φ takes every score by itself, there is no row maximum, no normaliser and
+nothing to keep for the backward pass, which makes the weights again, tile by tile.
+
+Matrix products take the dtype of the inputs and add up in float32, all else is float32: weights are rounded to the
+dtype of the inputs before they meet the values, and so are the gradients of the scores before they meet queries and
+keys. Needs the package triton and a GPU of NVIDIA's Ampere or later, or triton's interpreter, on any device
+(TRITON_INTERPRET=1 before the first import).
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .triton_functions import IS_INTERPRETED
+from .triton_kernels import forward_kernel, key_kernel, query_kernel
+
+try:
+    import triton
+except ImportError:
+    triton = None
+
+# How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
+# three times, "tf32" keeps 10 bits of each factor.
+FLOAT32_PRECISION = "ieee"
+# Tiles to choose from by padded head size: (queries, keys, warps, stages). They are timed against each other once for
+# each `TuningCase`, those that do not fit the GPU left out. The last of each row fits into 99 KiB of shared memory and
+# is taken untimed where torch must be deterministic, as tiles decide in which order sums are taken. On Hopper none
+# makes matrix products wait for each other for want of registers. After a change call `tuned_kernel.cache_clear()`.
+TILES = {
+    "forward": {
+        64: ((128, 128, 8, 2), (128, 64, 4, 3), (256, 64, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
+        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)),
+        256: ((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 8, 2), (64, 32, 4, 2)),
+        "float32": ((64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1)),
+    },
+    "keys": {  # gradients of keys and values: a program owns keys and walks over the queries
+        64: ((64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
+        128: ((64, 128, 8, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 8, 2), (32, 64, 4, 2)),
+        256: ((32, 64, 8, 2), (16, 64, 8, 2)),
+        "float32": ((32, 32, 8, 2), (16, 32, 8, 2), (16, 16, 8, 1)),
+    },
+    "queries": {  # gradients of queries: a program owns queries and walks over the keys
+        64: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)),
+        128: ((128, 64, 8, 3), (128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3)),
+        256: ((128, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)),
+        "float32": ((64, 32, 8, 2), (32, 32, 4, 2), (32, 16, 4, 1)),
+    },
+}
+KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel}
+INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
+LENGTH_BUCKETS = (256, 2048)  # tiles are timed anew for lengths up to each of these, and above
+
+ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0, so a may wait for the sums
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smallest tiles
+
+
+class AttentionOptions(NamedTuple):
+    """What both passes must agree on.
+
+    Attributes:
+        activation: φ, one of `ACTIVATIONS`.
+        scale: a.
+        threshold: θ, a number, or a tensor of one element on the same device if its gradient is wanted.
+        row_factors: r, float32 [batch or 1, query_len]; None = 1.
+        key_mask: bool [batch, key_len], True = may be attended; None = all may. Other keys and values are never read.
+        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
+        dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
+        seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
+        statistics: whether sums over the rows are wanted.
+    """
+
+    activation: str
+    scale: float
+    threshold: float | Tensor = 0.0
+    row_factors: Tensor | None = None
+    key_mask: Tensor | None = None
+    causal_offset: int | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    statistics: bool = False
+
+    @property
+    def kept_share(self) -> float:
+        """1 − p."""
+        return 1.0 - self.dropout
+
+    @property
+    def has_learned_threshold(self) -> bool:
+        """Whether θ is on the device, where nobody here can look."""
+        return isinstance(self.threshold, Tensor)
+
+    def can_wait(self, dtype: torch.dtype) -> bool:
+        """Whether sums of unscaled weights can be scaled: not in float16, whose largest number is 65504."""
+        if self.has_learned_threshold or dtype == torch.float16:
+            return False
+        return self.activation in HOMOGENEOUS and self.threshold == 0 and self.scale > 0
+
+
+def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
+    """Whether the kernels can do this, with keys as wide as queries."""
+    head_dim = query.shape[-1]
+    knows = activation in ACTIVATIONS and query.dtype in DTYPES and value.shape[-1] == head_dim <= MAX_HEAD_DIM
+    if not knows or head_dim == 0 or triton is None or query.device.type != "cuda":
+        return False
+    is_nvidia = torch.cuda.is_available() and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(query.device) >= OLDEST_CAPABILITY
+
+
+def triton_forward(
+    query: Tensor, key: Tensor, value: Tensor, **options
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    r"""Output o_i = r_i Σ_j D_ij w_ij v_j, and statistics of the rows.
+
+    Args:
+        query: [batch, heads, query_len, head_dim], of any strides, but copied if the last one is not 1.
+        key, value: [batch, heads, key_len, head_dim], likewise.
+        options: fields of `AttentionOptions`.
+
+    Returns:
+        Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
+        number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
+    """
+    options = AttentionOptions(**options)
+    query, key, value = (_with_dense_rows(states) for states in (query, key, value))
+    output = _empty_states(query)
+    sums = [_empty_rows(query) if options.statistics else None for _ in range(3)]
+    waits = options.can_wait(query.dtype) and not options.statistics
+    output_scale = (options.scale if waits else 1.0) / options.kept_share
+    _launch(
+        "forward",
+        options,
+        (query, key, value, output),
+        tuple(sums),
+        (options.scale, output_scale),
+        is_affine=not waits,
+    )
+    return output, *sums
+
+
+def triton_backward(
+    grad_output: Tensor,
+    grad_row_sums: Tensor | None,
+    grad_weighted_logs: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    **options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Gradients of `triton_forward`.
+
+        dV_j = Σ_i r_i D_ij w_ij dO_i,  dW_ij = r_i D_ij dO_i·v_j + dt_i + du_i (1 + log w_ij),  dS = dW ⊙ φ'(S),
+        dQ = a dS K,  dK = a dSᵀ Q,  dθ = −Σ_ij dS_ij
+
+    Args:
+        grad_output: dO, like the output.
+        grad_row_sums: dt, gradient of Σ_j w_ij [batch, heads, query_len], or None.
+        grad_weighted_logs: du, gradient of Σ_j w_ij log w_ij [batch, heads, query_len], or None.
+        query, key, value: those of the forward pass.
+        options: those of the forward pass, but for `statistics`.
+
+    Returns:
+        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
+        where θ is a number.
+    """
+    options = AttentionOptions(**options)
+    grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
+    grad_query, grad_key, grad_value = (_empty_states(states) for states in (query, key, value))
+    row_grads = (None, None)
+    if grad_row_sums is not None or grad_weighted_logs is not None:
+        row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
+    waits = options.can_wait(query.dtype) and row_grads[0] is None
+    grad_scale = options.scale / options.kept_share
+    value_scale = (options.scale if waits else 1.0) / options.kept_share
+    numbers = (options.scale, options.kept_share, grad_scale, value_scale)
+    states = (query, key, value, grad_output)
+    _launch("keys", options, (*states, grad_key, grad_value), row_grads, numbers, not waits)
+    grad_rows = _empty_rows(query) if options.has_learned_threshold else None
+    _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
+    if grad_rows is None:
+        return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
+    return grad_query, grad_key, grad_value, grad_rows.sum() / -options.kept_share
+
+
+def _with_dense_rows(states: Tensor) -> Tensor:
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
+def _empty_states(states: Tensor) -> Tensor:
+    """Memory [batch, length, heads, head_dim], seen as [batch, heads, length, head_dim]."""
+    batch, heads, length, head_dim = states.shape
+    return states.new_empty(batch, length, heads, head_dim).transpose(1, 2)
+
+
+def _empty_rows(query: Tensor) -> Tensor:
+    return query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+def _dense_grad(grad: Tensor | None, query: Tensor) -> Tensor:
+    if grad is None:
+        return query.new_zeros(query.shape[:3], dtype=torch.float32)
+    return grad.to(torch.float32).contiguous()
+
+
+def _launch(
+    name: str,
+    options: AttentionOptions,
+    states: tuple[Tensor, ...],
+    rows: tuple[Tensor | None, ...],
+    numbers: tuple[float, ...],
+    is_affine: bool,
+) -> None:
+    """Run a kernel over the tiles of queries, or of keys, of every head; `states` begin with query and key."""
+    batch, heads, query_len, head_dim = states[0].shape
+    key_len = states[1].shape[2]
+    side, length = ("KEYS", key_len) if name == "keys" else ("QUERIES", query_len)
+    if batch * heads * length == 0:
+        return
+    threshold, row_factors, key_mask, seed = options.threshold, options.row_factors, options.key_mask, options.seed
+    row_batches = 1 if row_factors is None else len(row_factors)
+    drop_below = min(round(options.dropout * 2**32), 2**32 - 1) - 2**31
+    kernel = tuned_kernel(TuningCase.of(name, options, *states[:2], rows))
+    with torch.cuda.device_of(states[0]):
+        kernel[lambda tile: (triton.cdiv(length, tile[side]) * batch * heads,)](
+            states,
+            sum((part.stride()[:3] for part in states), ()),
+            rows,
+            None if row_factors is None else row_factors.contiguous(),
+            None if key_mask is None else key_mask.expand(batch, key_len).contiguous().view(torch.uint8),
+            seed if options.dropout > 0 else None,
+            threshold if isinstance(threshold, Tensor) else None,
+            (0.0 if isinstance(threshold, Tensor) else threshold, *numbers),
+            heads,
+            query_len,
+            key_len,
+            options.causal_offset or 0,
+            row_batches,
+            drop_below,
+            ACTIVATION=options.activation,
+            IS_CAUSAL=options.causal_offset is not None,
+            IS_AFFINE=is_affine,
+            PRECISION=FLOAT32_PRECISION,
+            HEAD_DIM=head_dim,
+            PADDED_DIM=_padded(head_dim),
+            **(INTERPRETER_TILE if IS_INTERPRETED else {}),
+        )
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+class TuningCase(NamedTuple):
+    """What the best tile may depend on."""
+
+    name: str
+    size: int | str
+    dtype: torch.dtype
+    device: torch.device
+    buckets: tuple[int, int]
+    has_rows: tuple[bool, ...]
+    has_dropout: bool
+    is_deterministic: bool
+
+    @classmethod
+    def of(
+        cls, name: str, options: AttentionOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
+    ) -> "TuningCase":
+        """That of a call; triton tells apart head sizes, activations, masks and causality."""
+        return cls(
+            name,
+            size="float32" if query.dtype == torch.float32 else max(64, _padded(query.shape[-1])),
+            dtype=query.dtype,
+            device=query.device,
+            buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
+            has_rows=tuple(row is not None for row in rows),
+            has_dropout=options.dropout > 0,
+            is_deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+
+
+@functools.cache
+def tuned_kernel(case: TuningCase):
+    """The kernel of that name, which at its first call chooses its tile for that case: then its `best_config`."""
+    kernel = KERNELS[case.name]
+    if IS_INTERPRETED:
+        return kernel
+    tiles = TILES[case.name][case.size]
+    configs = [
+        triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
+        for queries, keys, warps, stages in (tiles[-1:] if case.is_deterministic else tiles)
+    ]
+    return triton.autotune(configs, key=["HEAD_DIM", "IS_CAUSAL", "ACTIVATION"])(kernel)

@@ -1,0 +1,231 @@
+"""Parts of the Triton kernels of elementwise-activation attention: φ and φ′, loads and stores, ranges of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+    IS_INTERPRETED = False
+else:
+    IS_INTERPRETED = triton.knobs.runtime.interpret
+    HAS_PTX = tl.constexpr(not IS_INTERPRETED)  # whether instructions of NVIDIA's Ampere and later may be written out
+
+
+def jit(function: Callable) -> Callable:
+    """`triton.jit`, compiled once for all lengths; without triton the bare function, so that this file loads."""
+    varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "drop_below"]
+    return function if triton is None else triton.jit(function, do_not_specialize=varying)
+
+
+@jit
+def activated(scores, ACTIVATION: tl.constexpr):
+    """φ(s)."""
+    if ACTIVATION == "relu":
+        weights = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "relu2":
+        weights = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        weights = weights * weights
+    elif ACTIVATION == "relu6":
+        weights = tl.clamp(scores, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "leaky_relu":
+        weights = tl.where(scores > 0, scores, 0.01 * scores)
+    elif ACTIVATION == "gelu":
+        weights = 0.5 * scores * (1.0 + tl.erf(0.7071067811865476 * scores))
+    elif ACTIVATION == "softplus":
+        weights = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL) + _log1p(tl.exp(-tl.abs(scores)))
+    elif ACTIVATION == "sigmoid":
+        weights = tl.sigmoid(scores)
+    else:
+        weights = scores
+    return weights
+
+
+@jit
+def _log1p(x):
+    """log(1 + x) for 0 ≤ x ≤ 1, with the correction for what 1 + x has rounded away (Goldberg 1991, theorem 4)."""
+    rounded = 1.0 + x
+    return tl.where(rounded == 1.0, x, tl.log(rounded) * x / tl.maximum(rounded - 1.0, 1e-30))
+
+
+@jit
+def times_derivative(grad, scores, weights, ACTIVATION: tl.constexpr):
+    """dW · φ'(s); 0 where φ has a corner, like torch."""
+    if ACTIVATION == "relu":
+        grad = tl.where(scores > 0, grad, 0.0)
+    elif ACTIVATION == "relu2":
+        grad = grad * (2.0 * tl.maximum(scores, 0.0))
+    elif ACTIVATION == "relu6":
+        grad = tl.where((scores > 0) & (scores < 6), grad, 0.0)
+    elif ACTIVATION == "leaky_relu":
+        grad = tl.where(scores > 0, grad, 0.01 * grad)
+    elif ACTIVATION == "gelu":
+        distribution = 0.5 + 0.5 * tl.erf(0.7071067811865476 * scores)
+        grad = grad * (distribution + 0.3989422804014327 * scores * tl.exp(-0.5 * scores * scores))
+    elif ACTIVATION == "softplus":
+        grad = grad * tl.sigmoid(scores)
+    elif ACTIVATION == "sigmoid":
+        grad = grad * weights * (1.0 - weights)
+    return grad
+
+
+@jit
+def log_of(weights):
+    """log w, finite at w ≤ 0. The hardware's takes one instruction for some thirty, with an error of 2⁻²² at most."""
+    positive = tl.maximum(weights, 1.1754943508222875e-38)
+    if HAS_PTX:
+        logs = 0.6931471805599453 * tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [positive], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        logs = tl.log(positive)
+    return logs
+
+
+@jit
+def activated_and_rounded(scores, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """φ(s) in the dtype of the values. ReLU and rounding are one instruction for two bfloat16."""
+    if HAS_PTX and ACTIVATION == "relu" and dtype == tl.bfloat16:
+        weights = tl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [scores], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        weights = activated(scores, ACTIVATION).to(dtype)
+    return weights
+
+
+@jit
+def is_kept(seed, head, queries, keys, drop_below):
+    """Which weights dropout leaves: Philox of (key, query, head), so that every tile draws the same.
+
+    Seven of its ten rounds are enough to pass all tests of randomness (Salmon et al. 2011).
+    """
+    random, _, _, _ = tl.philox(seed, keys, queries, head, 0, 7)
+    return random.to(tl.int32, bitcast=True) >= drop_below
+
+
+@jit
+def load_tile(states, start, stride, seen, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, LENGTH: tl.constexpr):
+    """LENGTH rows of [length, head_dim] from `start` on; 0 in the padding and where `seen` [LENGTH] is False."""
+    rows = (start + tl.arange(0, LENGTH)).to(tl.int64)[:, None]
+    columns = tl.arange(0, PADDED_DIM)[None, :]
+    mask = seen[:, None]
+    if HEAD_DIM < PADDED_DIM:
+        mask = mask & (columns < HEAD_DIM)
+    return tl.load(states + rows * stride + columns, mask=mask, other=0.0)
+
+
+@jit
+def store_tile(states, tile, start, stride, length, HEAD_DIM: tl.constexpr):
+    """Rows of [length, head_dim] from `start` on."""
+    rows = (start + tl.arange(0, tile.shape[0])).to(tl.int64)[:, None]
+    columns = tl.arange(0, tile.shape[1])[None, :]
+    mask = (rows < length) & (columns < HEAD_DIM)
+    tl.store(states + rows * stride + columns, tile.to(states.dtype.element_ty), mask=mask)
+
+
+@jit
+def load_row(rows, count, places, length):
+    """Those places of row number `count` of [count, length], 1 if there are no rows."""
+    numbers = tl.full(places.shape, 1.0, tl.float32)
+    if rows is not None:
+        numbers = tl.load(rows + count.to(tl.int64) * length + places, mask=places < length, other=0.0)
+    return numbers
+
+
+@jit
+def store_row(rows, numbers, count, places, length):
+    """The reverse of `load_row`; nothing if there are no rows."""
+    if rows is not None:
+        tl.store(rows + count.to(tl.int64) * length + places, numbers, mask=places < length)
+
+
+@jit
+def head_of(states, strides, PART: tl.constexpr, batch, head):
+    """One head [length, head_dim] of the tensor whose strides are the PART-th three."""
+    return states + batch.to(tl.int64) * strides[3 * PART] + head.to(tl.int64) * strides[3 * PART + 1]
+
+
+@jit
+def find_place(length, heads, LENGTH: tl.constexpr):
+    """This program's head among all, batch row, head and first row. Last rows, the longest if causal, go first."""
+    tiles = tl.cdiv(length, LENGTH)
+    program = tl.program_id(0)
+    place = program // tiles
+    return place, place // heads, place % heads, (tiles - 1 - program % tiles) * LENGTH
+
+
+@jit
+def row_grad_of(row_sum_grad, weighted_log_grad, weights):
+    """What the sums over a row add to dW: dt + du (log w + 1), without the 1 where w was raised to a normal number."""
+    is_positive = (weights >= 1.1754943508222875e-38).to(tl.float32)
+    return row_sum_grad + weighted_log_grad * (log_of(weights) + is_positive)
+
+
+@jit
+def find_seen_keys(key_mask, batch, keys, key_len, IS_WHOLE: tl.constexpr):
+    """Which keys of a tile may be loaded."""
+    if key_mask is not None:
+        key_mask += batch.to(tl.int64) * key_len
+        seen = tl.load(key_mask + keys, mask=keys < key_len, other=0) != 0
+    elif IS_WHOLE:
+        seen = tl.full(keys.shape, 1, tl.int1)
+    else:
+        seen = keys < key_len
+    return seen
+
+
+@jit
+def _last_seen(key_mask, batch, key_len):
+    """1 + the last key that may be seen, 0 without any."""
+    end = 0
+    for start in tl.range(0, key_len, 1024):
+        keys = start + tl.arange(0, 1024)
+        seen = find_seen_keys(key_mask, batch, keys, key_len, False)
+        end = tl.maximum(end, tl.max(tl.where(seen, keys + 1, 0)))
+    return end
+
+
+@jit
+def key_range(
+    key_mask, batch, start, key_len, causal_offset, IS_CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):
+    """Keys of the queries from `start` on: up to the first number in whole tiles, up to the second in the last ones.
+
+    Whole tiles need neither bounds nor a causal mask. There is always a last one, even where nothing may be seen.
+    """
+    end = key_len
+    if key_mask is not None:
+        end = _last_seen(key_mask, batch, key_len)
+    common = end - 1
+    if IS_CAUSAL:
+        common = tl.minimum(common, start + causal_offset + 1)
+        end = tl.minimum(end, start + causal_offset + QUERIES)
+    whole = tl.maximum(common, 0) // KEYS * KEYS
+    end = tl.maximum(end, 1)
+    tl.assume(whole < end)
+    return whole, end
+
+
+@jit
+def query_range(
+    key_mask, seen, start, query_len, causal_offset, IS_CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):
+    """Tiles of the queries of the keys from `start` on: the first, the first whole one, and the last.
+
+    Whole tiles need neither bounds nor a causal mask. The last is none of them, and always there.
+    """
+    last = tl.maximum(query_len - 1, 0) // QUERIES
+    first, first_whole = 0, 0
+    if IS_CAUSAL:
+        first = tl.minimum(tl.maximum(start - causal_offset, 0) // QUERIES, last)
+        first_whole = tl.minimum(tl.cdiv(tl.maximum(start + KEYS - 1 - causal_offset, 0), QUERIES), last)
+    if key_mask is not None:
+        is_hidden = tl.max(seen.to(tl.int32)) == 0
+        first = tl.where(is_hidden, last, first)
+        first_whole = tl.where(is_hidden, last, first_whole)
+    tl.assume(first <= first_whole)
+    return first, first_whole, last

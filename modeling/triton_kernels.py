@@ -1,0 +1,275 @@
+"""Triton kernels of elementwise-activation attention; `triton_attention` has the formulas and starts them.
+
+Three kernels: the output by tiles of queries, gradients of keys and values by tiles of keys, gradients of queries by
+tiles of queries. No two programs write to one place, so nothing is added atomically. Scores never leave the registers.
+
+All take the tensors [batch, heads, length, head_dim] as `states`, their first three strides in one row as `strides`
+(the last is 1), float32 [batch · heads, query_len] or None for each row statistic, r [batch or 1, query_len] and the
+key mask [batch, key_len] as dense rows, or None.
+"""
+
+from __future__ import annotations
+
+from .triton_functions import (
+    activated,
+    activated_and_rounded,
+    find_place,
+    find_seen_keys,
+    head_of,
+    is_kept,
+    jit,
+    key_range,
+    load_row,
+    load_tile,
+    log_of,
+    query_range,
+    row_grad_of,
+    store_row,
+    store_tile,
+    times_derivative,
+)
+
+try:
+    import triton.language as tl
+except ImportError:
+    tl = None
+
+
+@jit
+def forward_kernel(
+    states,
+    strides,
+    sums,
+    row_factors,
+    key_mask,
+    seed,
+    learned_threshold,
+    numbers,
+    heads,
+    query_len,
+    key_len,
+    causal_offset,
+    row_batches,
+    drop_below,
+    ACTIVATION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    IS_AFFINE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Output and statistics of one tile of queries."""
+    query, key, value, output = states
+    row_sums, weighted_logs, nonzeros = sums
+    threshold, scale, output_scale = numbers
+    if learned_threshold is not None:
+        threshold = tl.load(learned_threshold).to(tl.float32)
+    place, batch, head, start = find_place(query_len, heads, QUERIES)
+    rows = start + tl.arange(0, QUERIES)
+    if seed is not None:
+        seed = tl.load(seed)
+    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
+    query = head_of(query, strides, 0, batch, head)
+    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
+    output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
+    row_sum = tl.zeros([QUERIES], tl.float32)
+    log_sum = tl.zeros([QUERIES], tl.float32)
+    count = tl.zeros([QUERIES], tl.float32)
+    whole, end = key_range(key_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
+    # assembler lets every matrix product wait for the one before (its note C7515)
+    for phase in tl.static_range(2):
+        for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            seen = find_seen_keys(key_mask, batch, keys, key_len, phase == 1)
+            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
+            if IS_AFFINE:
+                scores = scores * scale - threshold
+            if row_sums is None and seed is None:
+                weights = activated_and_rounded(scores, value_tile.dtype, ACTIVATION)
+            else:
+                weights = activated(scores, ACTIVATION)
+            if IS_CAUSAL and phase == 0:
+                weights = tl.where(keys[None, :] <= rows[:, None] + causal_offset, weights, 0.0)
+            if row_sums is not None:
+                weights = tl.where(seen[None, :], weights, 0.0)
+                row_sum += tl.sum(weights, 1)
+                log_sum += tl.sum(weights * log_of(weights), 1)
+                count += tl.sum((weights != 0).to(tl.float32), 1)
+            if seed is not None:
+                kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
+                weights = tl.where(kept, weights, 0.0)
+            # keys that were not loaded have values of 0, so their weights do not matter
+            output_tile = tl.dot(weights.to(value_tile.dtype), value_tile, output_tile, input_precision=PRECISION)
+    factors = output_scale * load_row(row_factors, batch % row_batches, rows, query_len)
+    output = head_of(output, strides, 3, batch, head)
+    store_tile(output, output_tile * factors[:, None], start, strides[11], query_len, HEAD_DIM)
+    store_row(row_sums, row_sum, place, rows, query_len)
+    store_row(weighted_logs, log_sum, place, rows, query_len)
+    store_row(nonzeros, count, place, rows, query_len)
+
+
+@jit
+def key_kernel(
+    states,
+    strides,
+    row_grads,
+    row_factors,
+    key_mask,
+    seed,
+    learned_threshold,
+    numbers,
+    heads,
+    query_len,
+    key_len,
+    causal_offset,
+    row_batches,
+    drop_below,
+    ACTIVATION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    IS_AFFINE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Gradients of one tile of keys and values. Tiles of weights are transposed here: [KEYS, QUERIES]."""
+    query, key, value, grad_output, grad_key, grad_value = states
+    threshold, scale, kept_share, grad_scale, value_scale = numbers
+    if learned_threshold is not None:
+        threshold = tl.load(learned_threshold).to(tl.float32)
+    place, batch, head, start = find_place(key_len, heads, KEYS)
+    keys = start + tl.arange(0, KEYS)
+    seen = find_seen_keys(key_mask, batch, keys, key_len, False)
+    if seed is not None:
+        seed = tl.load(seed)
+    row_sum_grads, weighted_log_grads = row_grads
+    query, grad_output = head_of(query, strides, 0, batch, head), head_of(grad_output, strides, 3, batch, head)
+    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
+    key_tile = load_tile(key, start, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+    value_tile = load_tile(value, start, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+    grad_key_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
+    grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
+    first, first_whole, last = query_range(key_mask, seen, start, query_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
+        for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else last):
+            tile = step
+            if phase == 0:
+                tile = tl.where(step < first_whole, step, last)
+            rows = tile * QUERIES + tl.arange(0, QUERIES)
+            is_row = rows < query_len
+            if phase == 1:
+                is_row = tl.full([QUERIES], 1, tl.int1)
+            query_tile = load_tile(query, tile * QUERIES, strides[2], is_row, HEAD_DIM, PADDED_DIM, QUERIES)
+            grad_tile = load_tile(grad_output, tile * QUERIES, strides[11], is_row, HEAD_DIM, PADDED_DIM, QUERIES)
+            scores = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
+            grads = tl.dot(value_tile, tl.trans(grad_tile), input_precision=PRECISION)
+            if IS_AFFINE:
+                scores = scores * scale - threshold
+            weights = activated(scores, ACTIVATION)
+            factors = load_row(row_factors, batch % row_batches, rows, query_len)[None, :]
+            passed = weights * factors
+            grads *= factors
+            if IS_CAUSAL and phase == 0:
+                is_visible = keys[:, None] <= rows[None, :] + causal_offset
+                passed = tl.where(is_visible, passed, 0.0)
+            if seed is not None:
+                kept = is_kept(seed, place, rows[None, :], keys[:, None], drop_below)
+                passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
+            grad_value_tile = tl.dot(passed.to(grad_tile.dtype), grad_tile, grad_value_tile, input_precision=PRECISION)
+            if row_sum_grads is not None:
+                row_sum_grad = load_row(row_sum_grads, place, rows, query_len)[None, :]
+                weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[None, :]
+                grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
+            grads = times_derivative(grads, scores, weights, ACTIVATION)
+            if IS_CAUSAL and phase == 0:
+                grads = tl.where(is_visible, grads, 0.0)
+            grad_key_tile = tl.dot(grads.to(query_tile.dtype), query_tile, grad_key_tile, input_precision=PRECISION)
+    grad_key_tile = tl.where(seen[:, None], grad_key_tile * grad_scale, 0.0)
+    grad_value_tile = tl.where(seen[:, None], grad_value_tile * value_scale, 0.0)
+    store_tile(head_of(grad_key, strides, 4, batch, head), grad_key_tile, start, strides[14], key_len, HEAD_DIM)
+    store_tile(head_of(grad_value, strides, 5, batch, head), grad_value_tile, start, strides[17], key_len, HEAD_DIM)
+
+
+@jit
+def query_kernel(
+    states,
+    strides,
+    row_grads,
+    row_factors,
+    key_mask,
+    seed,
+    learned_threshold,
+    numbers,
+    heads,
+    query_len,
+    key_len,
+    causal_offset,
+    row_batches,
+    drop_below,
+    ACTIVATION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    IS_AFFINE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Gradients of one tile of queries, and those of the threshold by query."""
+    query, key, value, grad_output, grad_query = states
+    row_sum_grads, weighted_log_grads, grad_rows = row_grads
+    threshold, scale, kept_share, grad_scale, _ = numbers
+    if learned_threshold is not None:
+        threshold = tl.load(learned_threshold).to(tl.float32)
+    place, batch, head, start = find_place(query_len, heads, QUERIES)
+    rows = start + tl.arange(0, QUERIES)
+    if seed is not None:
+        seed = tl.load(seed)
+    key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
+    query, grad_output = head_of(query, strides, 0, batch, head), head_of(grad_output, strides, 3, batch, head)
+    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
+    grad_tile = load_tile(grad_output, start, strides[11], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
+    factors = load_row(row_factors, batch % row_batches, rows, query_len)
+    row_sum_grad = load_row(row_sum_grads, place, rows, query_len)[:, None]
+    weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[:, None]
+    grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
+    grad_sum = tl.zeros([QUERIES], tl.float32)
+    whole, end = key_range(key_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
+        for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            seen = find_seen_keys(key_mask, batch, keys, key_len, phase == 1)
+            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
+            grads = tl.dot(grad_tile, tl.trans(value_tile), input_precision=PRECISION)
+            if IS_AFFINE:
+                scores = scores * scale - threshold
+            weights = activated(scores, ACTIVATION)
+            if seed is not None:
+                kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
+                grads = tl.where(kept, grads, 0.0)
+            if row_sum_grads is not None:
+                row_grad = row_grad_of(row_sum_grad, weighted_log_grad, weights)
+                grads = grads * factors[:, None] + kept_share * row_grad
+            grads = times_derivative(grads, scores, weights, ACTIVATION)
+            if IS_CAUSAL and phase == 0:
+                grads = tl.where(keys[None, :] <= rows[:, None] + causal_offset, grads, 0.0)
+            if grad_rows is not None:
+                if row_sum_grads is not None:
+                    grads = tl.where(seen[None, :], grads, 0.0)
+                grad_sum += tl.sum(grads, 1)
+            # keys that were not loaded are 0, so the gradients of their scores do not matter
+            grad_query_tile = tl.dot(grads.to(key_tile.dtype), key_tile, grad_query_tile, input_precision=PRECISION)
+    if row_sum_grads is None:
+        grad_query_tile *= factors[:, None]
+        grad_sum *= factors
+    grad_query = head_of(grad_query, strides, 4, batch, head)
+    store_tile(grad_query, grad_query_tile * grad_scale, start, strides[14], query_len, HEAD_DIM)
+    store_row(grad_rows, grad_sum, place, rows, query_len)
