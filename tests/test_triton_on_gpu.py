@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 from reluformers.modeling import triton_attention
+from reluformers.modeling.rectified_attention import _uses_triton
 from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
 from torch import Tensor
-from triton_cases import ACTIVATIONS, SHARE, TOLERANCES, compare, draw, draw_options
+from triton_cases import ACTIVATIONS, SHARE, TOLERANCES, assert_near, compare, draw, draw_options
+
+from reluformers import rectified_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -80,6 +83,23 @@ def test_dropout_on_gpu(dtype):
     kept = (output > 0).double() / (1 - SHARE)
     assert abs(kept.mean() - 1) < 0.02
     compare((query, key, value, grad_output), kept, activation="relu", dropout=SHARE, seed=seed, **options)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_rectified_attention_on_gpu(is_compiled):
+    """float64, which blocks compute, is what the kernels are held against."""
+    *states, grad_output = draw(2, 4, 300, 300, 64, torch.bfloat16, "cuda")
+    leaves = [part.requires_grad_() for part in states]
+    exact = [part.detach().double().requires_grad_() for part in states]
+    assert _uses_triton(leaves[0], leaves[2], "relu")
+    assert not _uses_triton(exact[0], exact[2], "relu")
+    options = {"is_causal": True, "length_exponent": 1.0, "threshold": torch.tensor([0.1], device="cuda")}
+    function = torch.compile(rectified_attention, fullgraph=True) if is_compiled else rectified_attention
+    output, expected = function(*leaves, **options), rectified_attention(*exact, **options)
+    assert_near(output, expected, TOLERANCES[torch.bfloat16])
+    gradients = torch.autograd.grad(output, leaves, grad_output)
+    for part, right in zip(gradients, torch.autograd.grad(expected, exact, grad_output.double()), strict=True):
+        assert_near(part, right, TOLERANCES[torch.bfloat16])
 
 
 def test_more_than_two_billion_numbers():
