@@ -20,6 +20,8 @@ EXTRAS_REQUIRE = {
         "pillow>=11.0",  # images
         "tqdm>=4.66.3",  # progress
     ],
+    # model cards
+    "publish": ["jinja2>=3.1"],  # their template
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
     # what `make demo` trains on
@@ -29,7 +31,7 @@ EXTRAS_REQUIRE = {
     ],
 }
 EXTRAS_REQUIRE["test"] = [
-    *(package for extra in ("train", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),
+    *(package for extra in ("train", "publish", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),
     "pytest>=8.0",
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format
@@ -48,13 +50,16 @@ setup(
     package_dir={
         "reluformers.configuration": "configuration",
         "reluformers.modeling": "modeling",
+        "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
+        "reluformers.model_cards",
         *find_packages(include=["reluformers", "reluformers.*"]),
     ],
+    package_data={"reluformers.model_cards": ["template.md"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

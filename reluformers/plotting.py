@@ -1,8 +1,9 @@
-"""Pictures of training runs and of what a classifier confuses."""
+"""Pictures of training runs, of what a classifier confuses, and of how a model attends."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .files import atomic_write
 
@@ -28,6 +29,8 @@ _LINES = {
     "eval_bleu": {"linewidth": 2.0, "marker": "o", "markersize": 4},
     "eval_accuracy": {"linewidth": 2.0, "marker": "o", "markersize": 4},
 }
+_SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+_ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
 _DASHES = ("-", "--", ":", "-.")
 
 # as many classes have a number in each cell and as many a label each; inches of a cell in between
@@ -125,6 +128,40 @@ def plot_confusion_matrix(
     return _save(figure, path)
 
 
+def plot_attention_report(report: Mapping[str, Any], path: str | Path) -> Path:
+    """Draw how zeros, null rows and entropy go through the layers of each site.
+
+    Args:
+        report: of `evaluation.attention_report.attention_report`.
+        path: picture to write, .png or .svg.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        ValueError: the suffix is not allowed.
+    """
+    path = check_picture_path(path)
+    sites = {site: name for site, name in _SITE_NAMES.items() if site in report}
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
+        for number, (site, name) in enumerate(sites.items()):
+            rows = [(layer, row[key]) for layer, row in enumerate(report[site]["layers"], start=1)]
+            axes.plot(*zip(*rows, strict=True), **_style(number), linewidth=2.0, marker="o", markersize=5, label=name)
+        axes.set_title(label, fontsize=11)
+        axes.set_xlabel("layer")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _clear_frame(axes)
+        if key != "entropy":
+            axes.set_ylim(-0.03, 1.03)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:
+            axes.set_ylim(bottom=0)
+    if len(sites) > 1:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(sites), frameon=False)
+    return _save(figure, path)
+
+
 def check_picture_path(path: str | Path) -> Path:
     """Make sure that a picture can have that name.
 
@@ -179,10 +216,15 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     axes.set_ylabel(_Y_LABELS[keys[-1]])
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _clear_frame(axes)
+    axes.margins(x=0.02)
+
+
+def _clear_frame(axes: Axes) -> None:
+    """Leave the left and the lower edge and faint lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.margins(x=0.02)
 
 
 def _checked_counts(matrix: np.ndarray | Sequence[Sequence[int]], class_names: Sequence[str]) -> np.ndarray:

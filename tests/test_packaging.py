@@ -55,7 +55,8 @@ def test_hub_folders_are_parts_of_the_package():
 
 def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
-    expected = {".".join(folder.parts) for folder in folders} | {f"reluformers.{name}" for name in HUB_FOLDERS}
+    mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
+    expected = {".".join(folder.parts) for folder in folders} | mapped
     assert set(setup_arguments["packages"]) == expected
 
 
