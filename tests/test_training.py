@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from reluformers.configuration.configuration_attention import AttentionConfig
 from safetensors.torch import load_file
@@ -93,6 +94,13 @@ def test_the_folder_opens_with_everything_that_belongs_to_it(finished):
     names = {path.name for path in folder.iterdir()}
     assert not {"training_args.bin", "unfinished", "averaged", "pytorch_model.bin"} & names
     assert results["bleu_signature"].startswith("nrefs:1|")
+
+
+def test_the_results_say_how_long_it_took_and_on_what(finished):
+    results = finished[1]
+    assert 0 < results["training_seconds"] < 600
+    assert results["device"].startswith("cpu") or torch.cuda.is_available()
+    assert (results["torch"], results["transformers"]) == (torch.__version__, transformers.__version__)
 
 
 def test_the_final_weights_are_the_mean_of_the_last_checkpoints(finished):

@@ -47,7 +47,8 @@ def train_image_classification(
     Returns:
         The content of `results.json`: `validation_accuracy`, `validation_top5_accuracy` (of more than five classes),
         `validation_loss`, the same of the test set, as far as there are such sets, `images_per_second` of training
-        (median of the log), `parameters`, `steps`.
+        (median of the log), `parameters`, `steps`, `device`, `torch`,
+        `transformers` and, unless it was resumed, `training_seconds`.
 
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.

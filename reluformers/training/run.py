@@ -5,11 +5,14 @@ import json
 import logging
 import re
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 import yaml
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
@@ -112,19 +115,35 @@ class TaskRun(ABC):
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
         trainer = self.build_trainer(model)
-        if checkpoint is not None and self._is_finished(trainer, checkpoint):
-            self.report(f"{checkpoint}: training is at its end")
-            _load_finished(trainer, checkpoint)
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        seconds = self._train(trainer, checkpoint)
         if self.args.average_last > 1:
             _load_average(trainer)
         if trainer.weight_average:
             trainer.weight_average.replace_weights()
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
-        results |= self.evaluate(trainer)
+        results |= self.evaluate(trainer) | self._circumstances() | seconds
         self._save(trainer, results)
         return results
+
+    def _train(self, trainer: TaskTrainer, checkpoint: Path | None) -> dict[str, float]:
+        """Train to the end; return `training_seconds` if they are known, which those of earlier starts are not."""
+        if checkpoint is not None and self._is_finished(trainer, checkpoint):
+            self.report(f"{checkpoint}: training is at its end")
+            _load_finished(trainer, checkpoint)
+            return _earlier_seconds(self.output_dir)
+        started = time.perf_counter()
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return {} if checkpoint else {"training_seconds": round(time.perf_counter() - started, 1)}
+
+    def _circumstances(self) -> dict[str, Any]:
+        """Where the run was made: kind of device, number of processes and versions."""
+        device = self.args.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return {
+            "device": name if self.args.world_size == 1 else f"{self.args.world_size} × {name}",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
 
     def _find_checkpoint(self, resume: str | Path | None) -> Path | None:
         # further processes come second and must not take the first one's files for an old run
@@ -179,6 +198,13 @@ class TaskRun(ABC):
             plot_training_curves(trainer.state.log_history, self.output_dir / CURVES_FILE)
         else:
             self.report(f"no {CURVES_FILE}: the run was too short for logging_steps, so its log holds no loss")
+
+
+def _earlier_seconds(folder: Path) -> dict[str, float]:
+    """`training_seconds` of the run that is finished in a folder, if it wrote them."""
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {name: value for name, value in results.items() if name == "training_seconds"}
 
 
 def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:

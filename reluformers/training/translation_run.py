@@ -42,7 +42,8 @@ def train_translation(
 
     Returns:
         The content of `results.json`: `validation_bleu`, `validation_loss`, the same of the test set if there is one,
-        `bleu_signature`, `parameters`, `steps`.
+        `bleu_signature`, `parameters`, `steps`, `device`, `torch`, `transformers` and, unless it was resumed,
+        `training_seconds`.
 
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
