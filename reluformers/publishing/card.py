@@ -1,7 +1,6 @@
 """Writes a model's card from what was measured of it: metadata for the Hub, text from the template, pictures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from ..files import atomic_write
 from ..plotting import plot_attention_report
 from .card_check import check_card_text, check_licence
 from .card_examples import Example, image_examples, translation_examples
-from .card_tables import result_table, scores, statistics_rows, training_rows
+from .card_tables import result_table, scores, size_text, statistics_rows, training_rows
 from .facts import RECIPE_FILE, RunFacts, is_hub_id, read_evaluation, read_facts, read_recipe, source_name
 from .papers import architecture_paper, attention_source, formula
 
@@ -216,7 +215,7 @@ def _model_context(facts: RunFacts, dataset: str | None) -> dict[str, Any]:
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "languages": [_LANGUAGES.get(code, code) for code in facts.languages],
         "classes": [config.id2label[label] for label in range(config.num_labels)] if facts.is_vision else [],
-        "image_size": getattr(config, "image_size", None),
+        "image_size": size_text(config.image_size) if facts.is_vision else None,
         "positions": getattr(config, "max_position_embeddings", None),
         "dataset": dataset,
         "dataset_link": f"[{dataset}](https://huggingface.co/datasets/{dataset})",
@@ -253,25 +252,23 @@ def _measured_context(
 def _attentions(facts: RunFacts) -> list[dict[str, Any]]:
     """Title, source and formula of each site, or of all where they are alike."""
     config = facts.config
-    model_type, head_dim = config.model_type, config.hidden_size // config.num_attention_heads
-    sites = {site: config.attention_for(site) for site in config.sites}
-    if getattr(config, "pooling", "attention") != "attention":
-        sites.pop("pooling", None)
-    # the length of `scale` is no other attention unless it is used
-    alike = {str(replace(attention, scale_length=None) if attention.score == "dot" else attention): site
-             for site, attention in reversed(sites.items())}  # fmt: skip
-    shown = {"": next(iter(sites.values()))} if len(alike) == 1 else sites
+    sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
     described = []
-    for site, attention in shown.items():
-        source = attention_source(attention, model_type)
+    for site in sites:
+        attention = config.attention_for(site)
+        source = attention_source(attention, config.model_type)
+        in_decoder = site in ("decoder", "cross")
+        heads = config.decoder_attention_heads if in_decoder else config.num_attention_heads
         described.append(
             {
-                "title": _SITE_TITLES[site] if site else "Its attention",
+                "title": _SITE_TITLES[site],
                 "paper": source.paper,
                 "place": source.place,
-                "formula": "\n".join(formula(attention, head_dim)),
+                "formula": "\n".join(formula(attention, config.hidden_size // heads)),
             }
         )
+    if all(site["formula"] == described[0]["formula"] for site in described):
+        return [{**described[0], "title": "Its attention"}]
     return described
 
 

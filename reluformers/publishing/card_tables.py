@@ -1,6 +1,6 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,12 @@ def training_rows(facts: RunFacts, data: str | None, hardware: str | None) -> li
     return [(label, str(value)) for label, value in rows.items() if value is not None]
 
 
+def size_text(size: int | Sequence[int]) -> str:
+    """Height and width of images or patches."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return f"{height} × {width}"
+
+
 def _measures(evaluation: Mapping[str, Any]) -> dict[str, str]:
     measures = {
         name: f"{evaluation[key]['score']:.2f}"
@@ -233,7 +239,7 @@ def _shape(facts: RunFacts) -> str:
     config = facts.config
     if facts.is_vision:
         return (
-            f"{config.image_size} px, patches of {config.patch_size}, width {config.hidden_size}, "
+            f"{size_text(config.image_size)} pixels, patches of {size_text(config.patch_size)}, width {config.hidden_size}, "
             f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, MLP {config.intermediate_size}, "
             f"{config.norm_position}-norm, pooling {config.pooling}"
         )
@@ -323,7 +329,7 @@ def _final_weights(training: Mapping[str, Any]) -> str | None:
         return f"moving average, decay {training['ema_decay']:g}"
     if training.get("load_best_model_at_end"):
         return f"best checkpoint by {training.get('metric_for_best_model') or 'loss'}"
-    return "the last ones" if training else None
+    return "those of the last update" if training else None
 
 
 def _duration(seconds: float | None) -> str | None:

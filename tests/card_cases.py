@@ -1,0 +1,127 @@
+"""Folders of finished runs, as far as a model card reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedConfig
+
+from reluformers import seq2seq_config, vision_config
+
+SIGNATURES = {"bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0", "chrf": "nrefs:1|nc:6|nw:0"}
+SIZES = {
+    "vocab_size": 4000,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "norm_position": "pre",
+    "label_smoothing": 0.1,
+}
+DECODING = {"num_beams": 5, "length_penalty": 1.0, "penalty": "hf", "max_tokens": 4096}
+
+
+def attention_statistics(zeros: float, *sites: str) -> dict[str, Any]:
+    row = {"zeros": zeros, "null_rate": zeros / 8, "entropy": 1.25, "row_sum": 1.0, "rows": 5000}
+    empty = {**row, "null_rate": 1.0, "entropy": None, "row_sum": 0.0}
+    report: dict[str, Any] = {site: {"layers": [row, empty], "overall": {**row, "rows": 10000}} for site in sites}
+    return {**report, "overall": {**row, "rows": 10000 * len(sites)}}
+
+
+def translation_evaluation(bleu: float, zeros: float) -> dict[str, Any]:
+    return {
+        "model": "/home/someone/runs/model",
+        "data": "/home/someone/data/test.jsonl.gz",
+        "split": "test",
+        "source_lang": "en",
+        "target_lang": "de",
+        "decoding": DECODING,
+        "bleu": {"score": bleu, "signature": SIGNATURES["bleu"]},
+        "chrf": {"score": 2 * bleu, "signature": SIGNATURES["chrf"]},
+        "sentences": 1000,
+        "device": "cpu",
+        "attention": attention_statistics(zeros, "encoder", "decoder", "cross"),
+    }
+
+
+def recipe(preset: str) -> dict[str, dict[str, Any]]:
+    data = {"train": "/home/someone/data/train.jsonl.gz", "source_lang": "en", "target_lang": "de"}
+    training = {
+        "max_tokens": 2000,
+        "learning_rate": 0.002,
+        "lr_scheduler_type": "inverse_sqrt",
+        "warmup_steps": 0.1,
+        "optim": "adamw_torch_fused",
+        "adam_beta2": 0.98,
+        "seed": 1,
+        "average_last": 5,
+        "bf16": True,
+        "logging_steps": 50 if preset == "softmax" else 100,
+    }
+    return {"model": {"preset": preset}, "tokenizer": {"vocab_size": 4000}, "data": data, "training": training}
+
+
+def write_run(folder: Path, config: PreTrainedConfig, **files: Any) -> Path:
+    """Write config.json and one file for each keyword."""
+    config.save_pretrained(folder)
+    for name, content in files.items():
+        if name == "recipe":
+            (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
+        else:
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def translation_run(folder: Path, preset: str = "reluformer", bleu: float = 35.9932, zeros: float = 0.64) -> Path:
+    """A run that knows everything about itself."""
+    return write_run(
+        folder,
+        seq2seq_config(preset, **SIZES),
+        recipe=recipe(preset),
+        log_history=[{"loss": 2.0, "epoch": 1.0}, {"train_runtime": 100.0, "epoch": 20.0}],
+        results={
+            "parameters": 1837568,
+            "steps": 5220,
+            "test_bleu": 1.0,
+            "training_seconds": 1747.6,
+            "device": "cpu",
+            "torch": "2.13.0",
+            "transformers": "5.23.0",
+        },
+        evaluation=translation_evaluation(bleu, zeros),
+    )
+
+
+def image_run(folder: Path) -> Path:
+    """A run of an earlier version, whose attention is no preset, that was scored at its end and not again."""
+    names = dict(enumerate(["cat", "dog", "ship"]))
+    config = vision_config(
+        "relu-vit",
+        image_size=[32, 48],
+        patch_size=4,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        pooling="attention",
+        attention={"activation": "relu", "length_exponent": 1.5, "output_norm": "gated_rms_norm"},
+        pooling_attention="softmax",
+        id2label=names,
+        label2id={name: label for label, name in names.items()},
+    )
+    return write_run(
+        folder,
+        config,
+        recipe={
+            "model": {"preset": "relu-vit"},
+            "data": {"path": "someone/pictures", "train": "train[100:]"},
+            "augmentation": {"crop": "pad", "padding": 4, "flip": True, "mixup": 0.2},
+            "training": {"per_device_train_batch_size": 64, "learning_rate": 1e-3, "lr_scheduler_type": "cosine"},
+        },
+        log_history=[{"train_runtime": 9000.0, "epoch": 10.0}],
+        results={"parameters": 800, "steps": 70, "validation_accuracy": 0.8, "test_accuracy": 0.75, "test_loss": 0.5},
+    )
