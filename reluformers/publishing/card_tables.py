@@ -239,9 +239,9 @@ def _shape(facts: RunFacts) -> str:
     config = facts.config
     if facts.is_vision:
         return (
-            f"{size_text(config.image_size)} pixels, patches of {size_text(config.patch_size)}, width {config.hidden_size}, "
-            f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, MLP {config.intermediate_size}, "
-            f"{config.norm_position}-norm, pooling {config.pooling}"
+            f"{size_text(config.image_size)} pixels, patches of {size_text(config.patch_size)}, "
+            f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
+            f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
         )
     return (
         f"width {config.d_model}, {config.encoder_layers} + {config.decoder_layers} layers, "
