@@ -21,7 +21,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest demo translate clean
+.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -66,6 +66,14 @@ demo: $(SETUP)  ## train a small ReLUFormer, score it, save it and translate TEX
 
 translate: $(SETUP)  ## translate TEXT with the folder that `make demo` saved
 	@$(VENV)/bin/python scripts/demo.py --saved $(TEXT_OPTION)
+
+# A model of the Hub is downloaded, so here the network is allowed. ./ says that runs/demo is a folder and nobody's model
+# on the Hub.
+MODEL ?= ./runs/demo
+app: export HF_HUB_OFFLINE = 0
+app: export MODEL_ID = $(value MODEL)
+app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
+	@$(VENV)/bin/python reluformers/publishing/space/app.py
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
 	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache

@@ -29,14 +29,21 @@ EXTRAS_REQUIRE = {
         "babel>=2.14",  # lines of the Unicode locale data
         "scikit-learn>=1.5",  # handwritten digits
     ],
+    # the page that shows a model's attention, here and as a Space
+    "app": [
+        "gradio>=6.20,<7",
+        "matplotlib>=3.9",  # heat maps
+        "pillow>=11.0",  # images
+    ],
 }
 EXTRAS_REQUIRE["test"] = [
-    *(package for extra in ("train", "publish", "entmax", "demo") for package in EXTRAS_REQUIRE[extra]),
+    *(package for extra in ("train", "publish", "entmax", "demo", "app") for package in EXTRAS_REQUIRE[extra]),
     "pytest>=8.0",
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format
     "peft>=0.18",  # LoRA on q_proj and v_proj
     'triton>=3.6; platform_system == "Linux"',  # GPU kernels in its interpreter
+    "selenium>=4.27",  # the app in a browser
 ]
 
 setup(
@@ -59,7 +66,10 @@ setup(
         "reluformers.model_cards",
         *find_packages(include=["reluformers", "reluformers.*"]),
     ],
-    package_data={"reluformers.model_cards": ["template.md"]},
+    package_data={
+        "reluformers.model_cards": ["template.md"],
+        "reluformers.publishing.space": ["README.md", "requirements.txt"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

@@ -1,1 +1,1 @@
-"""What a user of the Hub meets: model cards, their checks, and everything around a published model."""
+"""Publishing a model: its card, its repository on the Hub and its demo Space."""

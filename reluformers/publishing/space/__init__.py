@@ -1,0 +1,28 @@
+"""The demo Space: its files lie beside this one and import nothing of this library; `space_files` fills them in."""
+
+import json
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+FILES = ("app.py", "drawing.py", "models.py", "README.md", "requirements.txt")
+
+
+def space_files(repo_id: str, revision: str, *, licence: str = "apache-2.0") -> dict[str, str]:
+    """The files of a model's Space.
+
+    Args:
+        repo_id: ORG/NAME of the model.
+        revision: tag or commit that the Space shows, whatever is pushed to the model later.
+        licence: of the Space, by its id on the Hub.
+
+    Returns:
+        File name → text.
+    """
+    texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
+    for constant, value in (("MODEL_ID", repo_id), ("MODEL_REVISION", revision)):
+        # json quotes a string as Python reads it
+        texts["app.py"] = texts["app.py"].replace(f'\n{constant} = ""\n', f"\n{constant} = {json.dumps(value)}\n")
+    values = {"repo_id": repo_id, "name": repo_id.rpartition("/")[2], "revision": revision, "licence": licence}
+    for name, value in values.items():
+        texts["README.md"] = texts["README.md"].replace(f"{{{{ {name} }}}}", value)
+    return texts
