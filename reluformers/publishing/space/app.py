@@ -33,6 +33,8 @@ SITES = {
     "encoder (source to source)": "encoder",
     "decoder (target to target)": "decoder",
 }
+# one request at a time has the model, whatever is asked
+QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}
 # fonts of the visitor's own computer: nothing is fetched from elsewhere
 THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 
@@ -60,7 +62,7 @@ def with_clear_errors(function: Callable) -> Callable:
         try:
             return function(*arguments)
         except ValueError as error:
-            raise gr.Error(str(error), title="Please check the input", print_exception=False) from error
+            raise gr.Error(str(error), print_exception=False) from error
         except Exception as error:
             logger.exception("the model failed")
             raise gr.Error("The model failed; the log of the app says why.", print_exception=False) from error
@@ -76,6 +78,11 @@ def heading(name: str, revision: str | None, config: Any) -> str:
     preset = config.attention_for(site).preset_name or "of its own"
     pinned = f", revision `{revision}`" if revision else ""
     return f"# Attention of {title}{pinned}\nPreset: **{preset}**. Exactly zero weights are white."
+
+
+def uploaded_path(file: Any) -> str | None:
+    """Where an uploaded file lies, None if there is none."""
+    return file.path if file else None
 
 
 def layer_choices(names: list[str]) -> gr.Dropdown:
@@ -156,7 +163,9 @@ def classification_app(classifier: Classifier, title: str) -> gr.Blocks:
         last_pixels = gr.State(None)
         with gr.Row():
             with gr.Column():
-                image = ImageFile(label="Image", sources=["upload", "clipboard"], height=280, elem_id="image")
+                image = gr.Image(label="Image", sources=["upload", "clipboard"], height=280, elem_id="image")
+                # the file as it is: `models.open_image` is to say what is wrong with it, not Gradio
+                image.preprocess = uploaded_path
                 button = gr.Button("Classify", variant="primary", elem_id="run")
             classes = gr.Label(label="Classes", num_top_classes=TOP_CLASSES, elem_id="answer")
         with gr.Row():
@@ -166,18 +175,6 @@ def classification_app(classifier: Classifier, title: str) -> gr.Blocks:
         button.click(classify, [image, layer, head], [classes, last_pixels, plot], **QUEUE)
         gr.on([layer.input, head.input], show, [last_pixels, layer, head], plot, **QUEUE)
     return page
-
-
-class ImageFile(gr.Image):
-    """An uploaded file as it is, so that `models.open_image` is the one who opens it and says what is wrong."""
-
-    def preprocess(self, payload: Any) -> str | None:
-        """Path of the file."""
-        return payload.path if payload else None
-
-
-# one request at a time has the model, whatever is asked
-QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}
 
 
 def build_app(name: str, revision: str | None = None) -> gr.Blocks:
