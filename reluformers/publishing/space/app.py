@@ -27,6 +27,7 @@ MODEL_REVISION = ""
 MAX_FILE_SIZE = "10mb"
 MAX_WAITING = 20
 MAX_SESSIONS = 200
+CACHE_SECONDS = (600, 3600)  # how often uploaded files are looked through, and how old they get
 TOP_CLASSES = 5
 SITES = {
     "cross (target to source)": "cross",
@@ -119,7 +120,7 @@ def translation_app(translator: Translator, title: str) -> gr.Blocks:
         last = translator.shape(site)[0] - 1
         return *site_choices(translator, site), show(translation, site, last, MEAN)
 
-    with gr.Blocks(title="Attention", analytics_enabled=False) as page:
+    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
         gr.Markdown(title)
         last_translation = gr.State(None)
         with gr.Row():
@@ -132,7 +133,7 @@ def translation_app(translator: Translator, title: str) -> gr.Blocks:
         with gr.Row():
             site = gr.Dropdown(list(SITES.items()), value="cross", label="Attention", elem_id="site")
             layer, head = site_choices(translator, "cross")
-        plot = gr.Plot(label="Weights", format="png", elem_id="plot")
+        plot = gr.Plot(show_label=False, format="png", elem_id="plot")
         chosen = [site, layer, head]
         gr.on(
             [button.click, text.submit],
@@ -158,7 +159,7 @@ def classification_app(classifier: Classifier, title: str) -> gr.Blocks:
     def show(pixels: Any, layer: int, head: int) -> Figure | None:
         return None if pixels is None else draw_patches(classifier.attend(pixels, layer, head))
 
-    with gr.Blocks(title="Attention", analytics_enabled=False) as page:
+    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
         gr.Markdown(title)
         last_pixels = gr.State(None)
         with gr.Row():
@@ -171,7 +172,7 @@ def classification_app(classifier: Classifier, title: str) -> gr.Blocks:
         with gr.Row():
             layer = layer_choices(classifier.layer_names())
             head = head_choices(classifier.config.num_attention_heads)
-        plot = gr.Plot(label="Weights of the patches", format="png", elem_id="plot")
+        plot = gr.Plot(show_label=False, format="png", elem_id="plot")
         button.click(classify, [image, layer, head], [classes, last_pixels, plot], **QUEUE)
         gr.on([layer.input, head.input], show, [last_pixels, layer, head], plot, **QUEUE)
     return page
@@ -213,7 +214,8 @@ def main() -> None:
             footer_links=[],
         )
     except (OSError, ValueError) as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":
