@@ -19,8 +19,8 @@ from app_cases import SPACE, save_classifier, save_translator
 from image_cases import picture
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-pytest.importorskip("gradio", exc_type=ImportError)
-webdriver = pytest.importorskip("selenium.webdriver", exc_type=ImportError)
+pytest.importorskip("gradio")
+webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
