@@ -12,12 +12,14 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from PIL import Image
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
 )
 from transformers.image_utils import load_image
+
+# by its module: older releases of transformers hide the name where there is no torchvision
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
