@@ -28,14 +28,14 @@ def draw_attention(attention: AttentionMap) -> Figure:
     rows, columns = (min(length, TOKENS_DRAWN) for length in attention.weights.shape)
     weights, visible = attention.weights[:rows, :columns], attention.visible[:rows, :columns]
     null_rows = np.flatnonzero((np.where(attention.visible, attention.weights, 0) == 0).all(1)[:rows])
-    figure = Figure(figsize=(columns * CELL + 3.2, rows * CELL + 2.6), layout="constrained")
+    figure = Figure(figsize=(max(columns * CELL + 3.2, 4.6), rows * CELL + 3.0), layout="constrained")
     axes = figure.subplots()
     bar = figure.colorbar(_paint(axes, weights, visible), ax=axes, shrink=0.8, label="weight")
     bar.outline.set_visible(False)
     for row in null_rows:
         axes.add_patch(Rectangle((-0.5, row - 0.5), columns, 1, **NULL_STYLE))
     _label(axes, attention, rows, columns, null_rows)
-    figure.legend(handles=_legend(len(null_rows), not visible.all()), loc="outside lower left", frameon=False, ncols=3)
+    figure.legend(handles=_legend(len(null_rows), not visible.all()), loc="outside lower left", frameon=False)
     cut = [f"{drawn} of {all_}" for drawn, all_ in zip((rows, columns), attention.weights.shape, strict=True)]
     if (rows, columns) != attention.weights.shape:
         axes.set_title(f"the first {cut[0]} rows and {cut[1]} columns", fontsize=9)
