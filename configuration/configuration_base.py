@@ -1,6 +1,7 @@
 """What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving."""
 
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -157,6 +158,9 @@ class TransformerConfig(PreTrainedConfig):
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
         """Save config.json and, from the installed library, the code that opens the folder anywhere."""
-        if self.payload_writer is not None and self._auto_class is None:
+        writes_code = self.payload_writer is not None and self._auto_class is None
+        if writes_code:
             type(self).payload_writer(self, save_directory)
-        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
+        if push_to_hub and writes_code:  # transformers would leave the code behind, which was there before config.json
+            self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})

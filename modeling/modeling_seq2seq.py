@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_statistics
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
+    from .pipeline_translation import TranslationPipeline  # noqa: F401
 
 
 @dataclass

@@ -5,6 +5,7 @@ closure of relative imports of a model's files and turns `from ..configuration.x
 """
 
 import re
+from copy import deepcopy
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -40,13 +41,16 @@ def payload_files(modules: list[str]) -> dict[str, str]:
     return files
 
 
-def write_payload(config: PreTrainedConfig, folder: str | Path, auto_map: dict[str, str]) -> None:
-    """Write the code that `auto_map` names into a folder and the map into the configuration.
+def write_payload(
+    config: PreTrainedConfig, folder: str | Path, auto_map: dict[str, str], pipelines: dict[str, dict] | None = None
+) -> None:
+    """Write the code that `auto_map` names into a folder, and what is to be found there into the configuration.
 
     Args:
-        config: what is being saved; gets `auto_map`.
+        config: what is being saved; gets `auto_map` and `custom_pipelines`.
         folder: where config.json goes; made if there is none.
         auto_map: auto class → "file.Class".
+        pipelines: task → "impl", "pt" and "type", as transformers reads them; None = no pipeline of its own.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,3 +59,5 @@ def write_payload(config: PreTrainedConfig, folder: str | Path, auto_map: dict[s
         with atomic_write(folder / name) as path:
             path.write_text(text, encoding="utf-8")
     config.auto_map = dict(auto_map)
+    if pipelines:
+        config.custom_pipelines = deepcopy(pipelines)

@@ -43,6 +43,7 @@ from .modeling.modeling_vision import (
     VisionTransformerForImageClassification,
     VisionTransformerModel,
 )
+from .modeling.pipeline_translation import TranslationPipeline
 from .payload import write_payload
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,18 @@ def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:
     return {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in classes.items()}
 
 
+def custom_pipelines(config_class: type[PreTrainedConfig]) -> dict[str, dict]:
+    """Tasks that transformers has no pipeline for, as config.json names them: translation has one of ours."""
+    if AutoModelForSeq2SeqLM not in FAMILIES[config_class]:
+        return {}
+    implementation = f"{TranslationPipeline.__module__.rpartition('.')[2]}.{TranslationPipeline.__name__}"
+    return {"translation": {"impl": implementation, "pt": [AutoModelForSeq2SeqLM.__name__], "type": "text"}}
+
+
 def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:
     """Write the code of a configuration's family beside its config.json; that of a user's own class is the user's."""
     if type(config) in FAMILIES:
-        write_payload(config, folder, auto_map(type(config)))
+        write_payload(config, folder, auto_map(type(config)), custom_pipelines(type(config)))
     else:
         logger.warning("%s is no class of reluformers: its code is not saved with it", type(config).__name__)
 

@@ -1,0 +1,275 @@
+"""Translation for `transformers.pipeline`: texts in, translations and word alignments out.
+
+transformers removed its own task of this name; a repository whose config.json names this class has it again.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+TARGET_FOLDER = "target_tokenizer"
+# a translation may be this much longer than its source
+EXTRA_TOKENS = 50
+NO_WORD = -1
+
+
+class TranslationPipeline(Pipeline):
+    """Translate texts with an encoder–decoder model, one at a time or in batches.
+
+    `pipeline("translation", model=…, trust_remote_code=True)` builds it from a folder or a repository. Generation goes
+    by the model's generation_config.json; if that sets no length, a translation may have 50 tokens more than its
+    source.
+
+    Args:
+        model: with `generate` and cross-attention.
+        tokenizer: of the source language, or of both.
+        target_tokenizer: of the target language; by default the one in `target_tokenizer/` of the place that
+            `tokenizer` came from if the model has a target vocabulary of its own, else `tokenizer`.
+        kwargs: as for any pipeline (`device`, `batch_size`); options of a call become defaults here.
+
+    Raises:
+        OSError: the model has a target vocabulary of its own, but there is no tokenizer of it.
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs,
+    ):
+        kwargs.setdefault("task", "translation")
+        super().__init__(model, tokenizer=tokenizer, **kwargs)
+        self.target_tokenizer = target_tokenizer or self._open_target_tokenizer()
+
+    def _open_target_tokenizer(self) -> PreTrainedTokenizerBase:
+        if getattr(self.model.config, "decoder_vocab_size", None) is None:
+            return self.tokenizer
+        place = self.tokenizer.name_or_path
+        try:
+            return AutoTokenizer.from_pretrained(
+                place, subfolder=TARGET_FOLDER, revision=getattr(self.model.config, "_commit_hash", None) or "main"
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(
+                f"{place}: the model has a target vocabulary of its own, but {TARGET_FOLDER}/ could not be opened; "
+                "put the target's tokenizer there, or pass target_tokenizer"
+            ) from error
+
+    @property
+    def max_source_length(self) -> int:
+        """Longest source that the model can take, in tokens with the closing `</s>`."""
+        return min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+
+    def __call__(self, inputs: str | Iterable[str], **kwargs) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """Translate.
+
+        An alignment names, for each word of the translation, the source word that the decoder looks at when it writes
+        it: cross-attention weights of a second pass over source and translation, averaged over the heads of the last
+        layer but one (the last is busy with the next word; Garg et al. 2019, section 4.1) and summed over the tokens
+        of each word. Words are what white space separates.
+
+        Args:
+            inputs: a text or a list of texts; a generator or a dataset of texts is answered one by one.
+            return_alignments: whether to add `alignments`.
+            truncation: cut a source that is longer than `max_source_length`, with one warning for a call; False
+                raises instead.
+            batch_size: texts that are translated at a time.
+            kwargs: options of `generate` (`num_beams`, `max_new_tokens`, …).
+
+        Returns:
+            For each text `translation_text`, and in `alignments` for each word of it `target`, `source` (None if all
+            weights are zero), `source_index` (which of the source's words it is, from 0) and `weight`: the share of
+            the attention that the source word has, in [0, 1]. Several sequences for a text (`num_return_sequences`)
+            make a list of their own.
+
+        Raises:
+            ValueError: there is no text, one is empty or not a string, or too long and truncation is off.
+        """
+        if isinstance(inputs, str):
+            check_text(inputs, "the text")
+            (records,) = _unpack([super().__call__(inputs, **kwargs)])
+            return records
+        if isinstance(inputs, list | tuple):
+            if not inputs:
+                raise ValueError("there is no text to translate: got an empty list")
+            for number, text in enumerate(inputs, start=1):
+                check_text(text, f"text {number}")
+            results = _unpack(super().__call__(list(inputs), **kwargs))
+            return [records[0] if len(records) == 1 else records for records in results]
+        if not isinstance(inputs, Iterable | torch.utils.data.Dataset) or isinstance(inputs, dict | bytes):
+            raise ValueError(f"a text or a list of texts is to be translated, got {type(inputs).__name__}")
+        results = _unpack(super().__call__(inputs, **kwargs))
+        return (records[0] if len(records) == 1 else records for records in results)
+
+    def _sanitize_parameters(
+        self, return_alignments: bool | None = None, truncation: bool | None = None, **generate_options
+    ) -> tuple[dict, dict, dict]:
+        alignments = {} if return_alignments is None else {"return_alignments": return_alignments}
+        cut = {} if truncation is None else {"truncation": truncation}
+        return {**alignments, **cut}, {**alignments, **generate_options}, {}
+
+    def preprocess(self, text: str, truncation: bool = True, return_alignments: bool = False) -> dict[str, Any]:
+        check_text(text, "the text")
+        limit = self.max_source_length
+        length = len(self.tokenizer(text, verbose=False)["input_ids"])
+        if length > limit and not truncation:
+            raise ValueError(
+                f"the text has {length} tokens, but the model takes {limit}; shorten it, or allow truncation"
+            )
+        encoding = self.tokenizer(
+            text,
+            truncation=length > limit,
+            max_length=limit if length > limit else None,
+            return_attention_mask=True,
+            return_offsets_mapping=return_alignments,
+        )
+        words = split_source(text, encoding["offset_mapping"]) if return_alignments else None
+        return {
+            "input_ids": torch.tensor([encoding["input_ids"]]),
+            "attention_mask": torch.tensor([encoding["attention_mask"]]),
+            # in a list, so that neither batching nor moving to the device takes it apart
+            "source": {"words": words, "num_cut": max(length - limit, 0)},
+        }
+
+    def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
+        input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
+        set_options = {*options, *self.model.generation_config.to_diff_dict()}
+        if set_options.isdisjoint({"max_length", "max_new_tokens", "generation_config"}):
+            limit = self.model.config.max_position_embeddings
+            options = {**options, "max_new_tokens": min(input_ids.shape[1] + EXTRA_TOKENS, limit)}
+        options = {**options, "return_dict_in_generate": False}
+        tokens = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **options)
+        weights = self.cross_weights(input_ids, attention_mask, tokens) if return_alignments else None
+        by_text = (input_ids.shape[0], -1)
+        return {
+            "tokens": tokens.unflatten(0, by_text),  # [batch, sequences, target_len]
+            "weights": None if weights is None else weights.unflatten(0, by_text),
+            "attention_mask": attention_mask,
+            "source": inputs["source"],
+        }
+
+    def cross_weights(self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor) -> Tensor:
+        """Attention of each target token but the first    [sequences, target_len - 1, source_len].
+
+        Row t is that of the step which writes token t + 1: the mean over the heads of the last layer but one, without
+        negative weights.
+
+        Args:
+            input_ids, attention_mask: [batch, source_len].
+            tokens: [sequences, target_len], the same number of sequences for each source, start tokens included.
+        """
+        copies = tokens.shape[0] // input_ids.shape[0]
+        cross_attentions = self.model(
+            input_ids=input_ids.repeat_interleave(copies, 0),
+            attention_mask=attention_mask.repeat_interleave(copies, 0),
+            decoder_input_ids=tokens[:, :-1],
+            output_attentions=True,
+            use_cache=False,
+        ).cross_attentions
+        layer = max(len(cross_attentions) - 2, 0)
+        return cross_attentions[layer].float().clamp_min(0).mean(1)
+
+    def postprocess(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        source, records = outputs["source"], []
+        for row, tokens in enumerate(outputs["tokens"][0].tolist()):
+            record = {"translation_text": self.target_tokenizer.decode(tokens, skip_special_tokens=True)}
+            if outputs["weights"] is not None:
+                weights = outputs["weights"][0, row][:, outputs["attention_mask"][0].bool()]
+                record["alignments"] = align_words(weights, source["words"], self._split_target(tokens[1:]))
+            records.append(record)
+        return {"records": records, "num_cut": source["num_cut"]}
+
+    def _split_target(self, tokens: list[int]) -> tuple[list[str], list[int]]:
+        """Words of a translation, and for each token the one that it belongs to."""
+        special = set(self.target_tokenizer.all_special_ids)
+        words = self.target_tokenizer.decode(tokens, skip_special_tokens=True).split()
+        places = []
+        for length, token in enumerate(tokens, start=1):
+            # the word that the text so far ends in; tokenizers differ in how they mark the beginning of one
+            begun = len(self.target_tokenizer.decode(tokens[:length], skip_special_tokens=True).split())
+            places.append(NO_WORD if token in special else min(max(begun, 1), len(words)) - 1)
+        return words, places
+
+    def save_pretrained(self, save_directory: str, **kwargs) -> None:
+        """Save model and tokenizers, and with the model this code."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
+
+
+def check_text(text: Any, name: str) -> None:
+    """Refuse what cannot be translated.
+
+    Raises:
+        ValueError: it is not a string, or there is nothing in it.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a string, got {type(text).__name__}")
+    if not text.strip():
+        raise ValueError(f"{name} is empty")
+
+
+def split_source(text: str, offsets: list[tuple[int, int]]) -> tuple[list[str], list[int]]:
+    """Words of a text, and for each token the one that it belongs to, `NO_WORD` for those of no characters."""
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    places = []
+    for start, end in offsets:
+        found = [place for place, (first, last) in enumerate(spans) if start < last and first < end]
+        places.append(found[0] if found else NO_WORD)
+    return [text[first:last] for first, last in spans], places
+
+
+def align_words(
+    weights: Tensor, source: tuple[list[str], list[int]], target: tuple[list[str], list[int]]
+) -> list[dict[str, Any]]:
+    """For each target word the source word with most of its attention; see `TranslationPipeline.__call__`.
+
+    Args:
+        weights: at least 0, of target tokens on source tokens    [target_len, source_len].
+        source, target: words, and for each token the place of its word.
+    """
+    (source_words, source_places), (target_words, target_places) = source, target
+    if not target_words:
+        return []
+    columns = functional.one_hot(torch.tensor(source_places) + 1, len(source_words) + 1)  # the first: of no word
+    rows = functional.one_hot(torch.tensor(target_places) + 1, len(target_words) + 1)[:, 1:]
+    sums = rows.T.float() @ weights @ columns.float()  # [target words, source words + 1]
+    shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
+    best, places = shares[:, 1:].max(-1)
+    return [
+        {
+            "target": word,
+            "source": source_words[place] if weight > 0 else None,
+            "source_index": place if weight > 0 else None,
+            "weight": min(weight, 1.0),
+        }
+        for word, weight, place in zip(target_words, best.tolist(), places.tolist(), strict=True)
+    ]
+
+
+def _unpack(results: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Records of each text, and after the last one a warning if some were cut."""
+    cut = []
+    for result in results:
+        cut += [result["num_cut"]] if result["num_cut"] else []
+        yield result["records"]
+    if cut:
+        logger.warning(
+            f"{len(cut)} of the texts {'was' if len(cut) == 1 else 'were'} longer than the model can take and "
+            f"{'was' if len(cut) == 1 else 'were'} cut by {sum(cut)} tokens"
+        )
