@@ -2,51 +2,17 @@
 
 import ast
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from clean_cases import run_clean
 from modeling_cases import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from reluformers import ReLUFormerConfig
 from reluformers.payload import find_payload_file, payload_files
-
-CLEAN_PROCESS = """
-    import importlib.util, sys
-
-    HIDDEN = ("reluformers", "entmax", "triton", "datasets", "evaluate", "peft", "accelerate")
-
-    class Hiding:
-        def __init__(self, finder):
-            self.finder = finder
-
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in HIDDEN:
-                return None
-            return self.finder.find_spec(name, path, target)
-
-        def __getattr__(self, name):
-            return getattr(self.finder, name)
-
-    sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
-    assert importlib.util.find_spec("reluformers") is None
-"""
-
-
-def run_clean(code: str, cache: Path, *arguments: str) -> str:
-    """Output of a process that has torch and transformers, but neither reluformers nor its extras."""
-    script = textwrap.dedent(CLEAN_PROCESS) + textwrap.dedent(code)
-    environment = {"PATH": "", "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache), "HOME": str(cache)}
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", script, *arguments], capture_output=True, text=True, env=environment, cwd=cache
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_every_family_opens_in_a_clean_process_with_equal_logits(tmp_path):
@@ -89,6 +55,7 @@ CLOSURES = {
             "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
         },
         {"configuration_vision.py", "modeling_vision.py", "patch_embeddings.py"},
+        {"pipeline_translation.py", "handler.py"},
     ),
     "vision": (
         "relu-vit",
@@ -97,17 +64,19 @@ CLOSURES = {
             "AutoModel": "modeling_vision.ReLUViTModel",
             "AutoModelForImageClassification": "modeling_vision.ReLUViTForImageClassification",
         },
-        {"configuration_seq2seq.py", "modeling_seq2seq.py", "cache.py", "embeddings.py"},
+        {"configuration_seq2seq.py", "modeling_seq2seq.py", "cache.py", "embeddings.py", "pipeline_translation.py"},
+        {"handler.py"},
     ),
 }
 
 
 @pytest.mark.parametrize("kind", CLOSURES)
 def test_folder_holds_the_closure_and_nothing_else(kind, tmp_path):
-    preset, auto_map, foreign = CLOSURES[kind]
+    preset, auto_map, foreign, own = CLOSURES[kind]
     build_model(preset, kind).save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.glob("*.py")}
     assert written == set(payload_files([target.partition(".")[0] for target in auto_map.values()]))
+    assert own <= written
     assert not written & foreign
     for path in tmp_path.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,0 +1,181 @@
+"""Code that goes to the Hub runs on strangers' machines: what it may do is proved from its syntax trees."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from modeling_cases import FAMILY_MODELS, build_config
+
+from reluformers.payload import payload_files
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "configuration", ROOT / "modeling")
+PAYLOAD = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if path.stem != "__init__")
+# modules that reach no file, network or process by themselves
+MODULES = {
+    "base64",
+    "binascii",
+    "collections.abc",
+    "dataclasses",
+    "hashlib",
+    "io",
+    "logging",
+    "math",
+    "re",
+    "torch",
+    "torch.nn",
+    "torch.utils.data",
+    "transformers",
+    "transformers.modeling_layers",
+    "transformers.modeling_outputs",
+    "transformers.utils",
+    "transformers.utils.generic",
+    "transformers.utils.output_capturing",
+    "typing",
+}
+NAMES_OF_MODULES = {"pathlib": {"PurePath"}, "entmax": {"entmax15", "sparsemax"}, "PIL": {"Image"}}
+# what runs text, opens a file or reaches the interpreter's insides
+NAMES = {"__builtins__", "__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open"}
+ATTRIBUTES = {
+    *("__builtins__", "__class__", "__code__", "__globals__", "__loader__", "__subclasses__", "__reduce__"),
+    *("FileIO", "FileHandler", "basicConfig", "memmap", "from_file", "fromfile", "tofile"),
+    *("open_code", "read_bytes", "read_text", "write_bytes", "write_text", "unlink", "rmtree", "mkdir"),
+    *("Popen", "popen", "spawn", "system", "urlopen", "urlretrieve", "import_module"),
+}
+# `.load` of an image that is in memory is another thing, so these count by their whole name
+CALLS = {
+    *("torch.load", "torch.save", "torch.hub", "torch.jit", "torch.package", "torch.serialization", "torch.classes"),
+    *("torch.ops.load_library", "torch.distributed", "torch.multiprocessing", "torch.utils", "io.open"),
+}
+LOADERS = {"from_pretrained", "pipeline", "save_pretrained", "push_to_hub"}
+# who calls what transformers gives for files and for the Hub
+MAY_LOAD = {
+    "configuration_base.py": {"save_pretrained", "push_to_hub"},
+    "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
+    "handler.py": {"from_pretrained", "pipeline"},
+}
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of an attribute; empty for anything that does not begin with a name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    parent = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{parent}.{node.attr}" if parent else ""
+
+
+def import_faults(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [f"import {alias.name}" for alias in node.names if alias.name not in MODULES]
+    if isinstance(node, ast.ImportFrom) and not node.level and node.module not in MODULES:
+        allowed = NAMES_OF_MODULES.get(node.module, set())
+        return [f"from {node.module} import {alias.name}" for alias in node.names if alias.name not in allowed]
+    return []
+
+
+def use_faults(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name) and node.id in NAMES:
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        name = dotted(node)
+        # an image is opened from memory only
+        return [name or node.attr] if node.attr in ATTRIBUTES or name in CALLS else []
+    if isinstance(node, ast.Call) and dotted(node.func) == "Image.open":
+        is_in_memory = isinstance(node.args[0], ast.Call) and dotted(node.args[0].func) == "io.BytesIO"
+        has_formats = "formats" in [keyword.arg for keyword in node.keywords]
+        return [] if is_in_memory and has_formats else ["Image.open"]
+    return []
+
+
+def text_faults(tree: ast.AST) -> list[str]:
+    """Names of attributes and addresses hidden in strings that are no documentation."""
+    documentation = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and isinstance(node.body[0], ast.Expr)
+    }
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation
+    ]
+    return [text for text in texts if "://" in text or text in NAMES | ATTRIBUTES]
+
+
+def find_faults(text: str, may_load: set[str] = frozenset()) -> list[str]:
+    """What a file does that code on the Hub must not do."""
+    tree = ast.parse(text)
+    faults = text_faults(tree)
+    for node in ast.walk(tree):
+        faults += import_faults(node) + use_faults(node)
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+            faults += [name] if name in LOADERS - may_load else []
+    return faults
+
+
+@pytest.mark.parametrize("path", PAYLOAD, ids=lambda path: path.name)
+def test_payload_touches_nothing_but_what_transformers_gives(path):
+    assert find_faults(path.read_text(encoding="utf-8"), MAY_LOAD.get(path.name, set())) == []
+
+
+def test_every_file_that_is_saved_was_looked_at():
+    names = set()
+    for kind, preset in FAMILY_MODELS:
+        modules = {f"modeling_{kind}", f"configuration_{kind}", type(build_config(kind, preset)).__module__}
+        names |= set(payload_files([module.rpartition(".")[2] for module in modules]))
+    assert {"handler.py", "pipeline_translation.py"} < names <= {path.name for path in PAYLOAD}
+
+
+def test_exceptions_are_still_needed():
+    for name, calls in MAY_LOAD.items():
+        (path,) = (path for path in PAYLOAD if path.name == name)
+        assert set(find_faults(path.read_text(encoding="utf-8"))) == calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "import torch.hub",
+        "def f():\n    import socket",
+        "try:\n    import pickle\nexcept ImportError:\n    pass",
+        "from subprocess import run",
+        "from pathlib import Path",
+        "from transformers.image_utils import load_image",
+        "from torch.utils import cpp_extension",
+        "open('x')",
+        "run = eval",
+        "__import__('o' + 's')",
+        "getattr(x, '__globals__')",
+        "().__class__.__base__.__subclasses__()",
+        "torch.load(x)",
+        "torch.hub.load(x)",
+        "torch.utils.cpp_extension.load(x)",
+        "Image.open(path)",
+        "Image.open(io.BytesIO(data))",
+        "io.open(path)",
+        "AutoModel.from_pretrained(x)",
+        "x = 'https://example.com'",
+        "io.FileIO(path)",
+    ],
+)
+def test_faults_are_found(text):
+    assert find_faults(text)
+
+
+def test_the_harmless_passes():
+    harmless = '''
+"""See https://example.com."""
+import torch
+from PIL import Image
+from .fields import check_bool
+
+def f(self, data):
+    """See https://example.com too."""
+    self.eval()
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image.load()
+    return torch.compile(self)
+'''
+    assert find_faults(harmless) == []
