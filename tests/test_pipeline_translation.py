@@ -35,6 +35,15 @@ def pipe(tokenizer):
     return make_pipeline(tokenizer)
 
 
+def assert_equal_answers(ones: list[dict], others: list[dict]) -> None:
+    """Up to the rounding of the weights, which follows from the shapes that are computed at a time."""
+    for one, other in zip(ones, others, strict=True):
+        assert one["translation_text"] == other["translation_text"]
+        pairs = list(zip(one["alignments"], other["alignments"], strict=True))
+        assert [link | {"weight": 0} for link, _ in pairs] == [link | {"weight": 0} for _, link in pairs]
+        assert [link["weight"] for link, _ in pairs] == pytest.approx([link["weight"] for _, link in pairs], abs=1e-5)
+
+
 def test_translation_is_that_of_generate(pipe, tokenizer):
     for options in ({}, {"num_beams": 3, "max_new_tokens": 5}):
         tokens = pipe.model.generate(**tokenizer(TEXTS[1], return_tensors="pt"), **options)
@@ -49,11 +58,7 @@ def test_batches_give_what_single_texts_give(tokenizer, padding_side):
     tokenizer.padding_side = padding_side
     batched = pipe(TEXTS, num_beams=2, return_alignments=True, batch_size=2)
     tokenizer.padding_side = "right"
-    for one, other in zip(single, batched, strict=True):
-        assert one["translation_text"] == other["translation_text"]
-        weights = [[link.pop("weight") for link in record["alignments"]] for record in (one, other)]
-        assert weights[0] == pytest.approx(weights[1], abs=1e-5)
-        assert one["alignments"] == other["alignments"]
+    assert_equal_answers(single, batched)
 
 
 def test_shapes_of_answers(pipe):
@@ -233,14 +238,15 @@ OPEN = """
     else:
         raise SystemExit("opened without trust")
     answers = [pipe(texts, return_alignments=True) for pipe in (by_config, again)]
-    answers.append(by_name(texts, return_alignments=True, max_new_tokens=6, batch_size=2))
+    answers.append(by_name(texts, return_alignments=True, max_new_tokens=6))
     sys.stdout.write(json.dumps(answers))
 """
 
 
 def test_opens_by_name_and_by_config_in_a_clean_process(separate_folder, tmp_path):
     answers = json.loads(run_clean(OPEN, tmp_path, str(separate_folder), *TEXTS))
-    assert answers[0] == answers[1] == answers[2]
+    assert_equal_answers(answers[0], answers[1])
+    assert_equal_answers(answers[0], answers[2])
     target = AutoTokenizer.from_pretrained(separate_folder, subfolder="target_tokenizer")
     written = " ".join(answer["translation_text"] for answer in answers[0])
     assert written.strip()
