@@ -5,7 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-EXTRAS = ("entmax", "datasets", "evaluate", "peft", "accelerate")
+EXTRAS = ("entmax", "triton", "datasets", "evaluate", "peft", "accelerate")
 HIDING = """
     import importlib.util, sys
 

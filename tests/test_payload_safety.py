@@ -13,10 +13,12 @@ FOLDERS = (ROOT / "configuration", ROOT / "modeling")
 PAYLOAD = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if path.stem != "__init__")
 # modules that reach no file, network or process by themselves
 MODULES = {
+    "__future__",
     "base64",
     "binascii",
     "collections.abc",
     "dataclasses",
+    "functools",
     "hashlib",
     "io",
     "logging",
@@ -31,6 +33,8 @@ MODULES = {
     "transformers.utils",
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
+    "triton",
+    "triton.language",
     "typing",
 }
 NAMES_OF_MODULES = {"pathlib": {"PurePath"}, "entmax": {"entmax15", "sparsemax"}, "PIL": {"Image"}}
