@@ -8,10 +8,9 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as pillow
 
+from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory
-
-from .steps import answer_in_clean_process
 
 SEED = 0
 HELD_OUT = 360  # of 1,797 images

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.evaluation.translation import load_translation_model, translate
 from reluformers.files import atomic_directory, iterate_lines
 
 from .corpus import KINDS, DemoCorpus, Row
-from .steps import answer_in_clean_process
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250

@@ -1,0 +1,72 @@
+"""Opens a saved model as somebody would who has transformers and no reluformers, and uses it once.
+
+Run by its path in a process of its own (`answer_in_clean_process`): `python -I child.py TASK FOLDER`, a text, an image
+or tensors on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else can.
+"""
+
+import importlib.util
+import io
+import json
+import sys
+
+# what Python itself takes for "there is no such package", however it is installed
+sys.modules["reluformers"] = None
+
+import torch  # noqa: E402
+from safetensors.torch import load  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    logging,
+    pipeline,
+)
+
+
+def translate(folder: str, data: bytes) -> tuple[object, dict]:
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    tokens = model.generate(**tokenizer(data.decode(), return_tensors="pt"), num_beams=5)
+    return model, {"translation": tokenizer.decode(tokens[0], skip_special_tokens=True)}
+
+
+def classify(folder: str, data: bytes) -> tuple[object, dict]:
+    from PIL import Image
+
+    classifier = pipeline("image-classification", model=folder, trust_remote_code=True)
+    return classifier.model, classifier(Image.open(io.BytesIO(data)), top_k=1)[0]
+
+
+def compare(folder: str, data: bytes) -> tuple[object, dict]:
+    """How far the logits of the model are from those in the tensors, for the inputs in the tensors."""
+    inputs = load(data)
+    expected = inputs.pop("logits")
+    is_vision = "pixel_values" in inputs
+    model_class, processor_class = (
+        (AutoModelForImageClassification, AutoImageProcessor) if is_vision else (AutoModelForSeq2SeqLM, AutoTokenizer)
+    )
+    processor_class.from_pretrained(folder, trust_remote_code=True)
+    model = model_class.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+    with torch.no_grad():
+        difference = (model(**inputs).logits - expected).abs().max().item()
+    if not is_vision:
+        pipeline("translation", model=folder, trust_remote_code=True)("a", max_new_tokens=4)
+    return model, {"difference": difference}
+
+
+TASKS = {"translation": translate, "image-classification": classify, "compare": compare}
+
+
+def main() -> None:
+    task, folder = sys.argv[1:]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model, answer = TASKS[task](folder, sys.stdin.buffer.read())
+    answer["model_class"] = f"{type(model).__module__}.{type(model).__name__}"
+    answer["has_library"] = importlib.util.find_spec("reluformers") is not None
+    sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()
