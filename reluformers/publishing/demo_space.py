@@ -1,0 +1,45 @@
+"""Pushes the demo of a model as a Space beside it."""
+
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import HfApi
+
+from reluformers.errors import UserError
+
+from .hub_errors import hub_errors
+from .push import open_repository
+from .space import space_files
+
+
+def push_space(
+    model_id: str, revision: str, *, licence: str = "apache-2.0", private: bool = False, api: HfApi | None = None
+) -> str:
+    """Push the demo of a release as the Space MODEL_ID-demo, in one commit.
+
+    Args:
+        model_id: of the model.
+        revision: its release, which the Space loads and no other.
+        licence: of the Space, by its id on the Hub.
+        private: keep a new Space private.
+        api: the client; by default that of the environment.
+
+    Returns:
+        Address of the Space.
+
+    Raises:
+        UserError: the Hub cannot be reached or refuses, or the Space is public and the model is private.
+    """
+    api, space_id = api or HfApi(), f"{model_id}-demo"
+    with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
+        for name, text in space_files(model_id, revision, licence=licence).items():
+            Path(temporary, name).write_text(text, encoding="utf-8")
+        repository = open_repository(api, space_id, private, "space")
+        if repository.exists and "app.py" not in repository.digests and not repository.unfinished:
+            raise UserError(f"{space_id}: the name is taken, it is a Space without app.py; choose another name")
+        if not repository.exists:
+            repository.create(private, space_sdk="gradio")
+        if changes := repository.changes(Path(temporary)):
+            repository.commit(changes, f"Show {model_id} {revision}")
+        repository.finish(private)
+    return f"{api.endpoint}/spaces/{space_id}"
