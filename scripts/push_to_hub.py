@@ -1,0 +1,52 @@
+"""Push a saved model to the Hub: checked, in one commit, with a tag.
+
+The token is that of `hf auth login`, or HF_TOKEN. Without a README.md in the folder a model card is written.
+
+Example:
+    python scripts/push_to_hub.py runs/reluformer reluformers/reluformer-multi30k-en-de --space
+"""
+
+import argparse
+
+import transformers
+from huggingface_hub.utils import disable_progress_bars, logging
+
+from reluformers.errors import run_main
+from reluformers.publishing.demo_space import push_space
+from reluformers.publishing.push import push_to_hub, snippet
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Push a saved model to the Hub.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("folder", help="of a saved model, such as a finished training run")
+    parser.add_argument("repo_id", metavar="ORG/NAME", help="repository; made if there is none")
+    parser.add_argument("--private", action="store_true", help="keep a new repository private")
+    parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
+    parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    disable_progress_bars()
+    logging.set_verbosity_error()  # what matters of its retries comes back as one line
+    release = push_to_hub(
+        options.folder, options.repo_id, private=options.private, revision=options.revision, report=print
+    )
+    visible = "private" if release.private else "public"
+    done = "is pushed" if release.is_new else "is there already"
+    print(f"{release.url}: {release.revision} {done} ({visible}, commit {release.commit})")
+    if release.private and not options.private:
+        print(f"it stays private as it was; to show it: hf repos settings {options.repo_id} --public")
+    if options.space:
+        url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
+        print(f"{url}: the demo")
+    print(f"\n{snippet(release, options.repo_id)}")
+
+
+if __name__ == "__main__":
+    run_main(main)
