@@ -214,11 +214,12 @@ class Handler(BaseHTTPRequestHandler):
         owner = request.get("organization") or self.user["name"]
         repo_id = f"{owner}/{request['name']}"
         self._may_write(owner)
+        url = f"{self.server.endpoint}/{repo_id}"
         if (kind, repo_id) in self.server.repos:
-            raise Refusal(409, "You already created this repo")
+            return 409, {"error": "You already created this repo", "url": url}, {}  # `exist_ok` reads the address
         repo = self.server.repos[kind, repo_id] = Repo(private=request.get("visibility") == "private")
         repo.commit({".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
-        return 200, {"url": f"{self.server.endpoint}/{repo_id}"}, {}
+        return 200, {"url": url}, {}
 
     def _preupload_of(self, repo: Repo, repo_id: str, revision: str, _path: str, body: bytes):
         files = [
