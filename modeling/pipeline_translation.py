@@ -68,7 +68,8 @@ class TranslationPipeline(Pipeline):
         except (OSError, ValueError) as error:
             raise OSError(
                 f"{place}: the model has a target vocabulary of its own, but {TARGET_FOLDER}/ could not be opened; "
-                "put the target's tokenizer there, or pass target_tokenizer"
+                "put the target's tokenizer there, log in with `hf auth login` if the repository is private, or pass "
+                "target_tokenizer"
             ) from error
 
     @property
@@ -82,8 +83,8 @@ class TranslationPipeline(Pipeline):
         An alignment names, for each word of the translation, the source word that the decoder looks at when it writes
         it: cross-attention weights of a second pass over source and translation, averaged over the heads of the last
         layer but one and summed over the tokens of each word. That layer is the one of Garg et al. 2019; of the
-        layers, and of the mean of the last two, its links agree best with those of IBM model 1 on Multi30k (0.76 of
-        them over five presets). Words are what white space separates.
+        layers, and of the mean of the last two, its links agree best with those of IBM model 1 on Multi30k (on average
+        0.76 of them over five presets). Words are what white space separates.
 
         Args:
             inputs: a text or a list of texts; a generator or a dataset of texts is answered one by one.
@@ -144,7 +145,6 @@ class TranslationPipeline(Pipeline):
         return {
             "input_ids": torch.tensor([encoding["input_ids"]]),
             "attention_mask": torch.tensor([encoding["attention_mask"]]),
-            # in a list, so that neither batching nor moving to the device takes it apart
             "source": {"words": words, "num_cut": max(length - limit, 0)},
         }
 
@@ -228,12 +228,11 @@ def check_text(text: Any, name: str) -> None:
 
 def split_source(text: str, offsets: list[tuple[int, int]]) -> tuple[list[str], list[int]]:
     """Words of a text, and for each token the one that it belongs to, `NO_WORD` for those of no characters."""
-    spans = [match.span() for match in re.finditer(r"\S+", text)]
-    places = []
-    for start, end in offsets:
-        found = [place for place, (first, last) in enumerate(spans) if start < last and first < end]
-        places.append(found[0] if found else NO_WORD)
-    return [text[first:last] for first, last in spans], places
+    words, word_of_character = [], [NO_WORD] * len(text)
+    for match in re.finditer(r"\S+", text):
+        word_of_character[match.start() : match.end()] = [len(words)] * len(match[0])
+        words.append(match[0])
+    return words, [max(word_of_character[start:end], default=NO_WORD) for start, end in offsets]
 
 
 def align_words(

@@ -37,6 +37,7 @@ from .modeling.modeling_vision import (
     VisionTransformerForImageClassification,
     VisionTransformerModel,
 )
+from .modeling.pipeline_translation import TranslationPipeline
 from .modeling.rectified_attention import rectified_attention
 from .registry import register
 
@@ -68,6 +69,7 @@ __all__ = [
     "Seq2SeqTransformerConfig",
     "Seq2SeqTransformerForConditionalGeneration",
     "Seq2SeqTransformerModel",
+    "TranslationPipeline",
     "VisionTransformerConfig",
     "VisionTransformerForImageClassification",
     "VisionTransformerModel",

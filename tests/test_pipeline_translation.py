@@ -8,9 +8,10 @@ import pytest
 import torch
 from clean_cases import run_clean
 from modeling_cases import build_model
-from reluformers.modeling.pipeline_translation import NO_WORD, TranslationPipeline, align_words, split_source
+from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source
 from transformers import AutoTokenizer
 
+from reluformers import TranslationPipeline
 from reluformers.data.tokenization import save_tokenizers, train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
