@@ -17,7 +17,7 @@ from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, a
 from .normalization import at_least_float32
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
-_ELEMENTS = 2**18
+_ELEMENTS = 2**19
 _ROWS = 512  # queries of a block at most
 _KEYS = 1024  # keys of a block at most
 _CAUSAL_ROWS = (
@@ -100,7 +100,7 @@ def _compute_dtype(states: Tensor) -> torch.dtype:
 
 
 def _parts(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, rows: int, elements: int
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, rows: int, elements: int, threads: int
 ) -> Iterator[_Part]:
     """Split batch and heads so that a block of `rows` queries is neither too big nor copied to be made."""
     batch, heads, query_len, _ = query.shape
@@ -116,7 +116,8 @@ def _parts(
     for row in range(batch):
         keys, mask = _visible_range(None if key_mask is None else key_mask[row], key.shape[2])
         columns = max(1, min(_KEYS, keys.stop - keys.start))
-        heads_at_once = max(1, elements // max(1, rows * columns))
+        # a product of one head is shared badly by several threads
+        heads_at_once = max(threads, elements // max(1, rows * columns))
         for some in _even_slices(heads, heads_at_once):
             states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
             if query_len >= _LONG:
@@ -149,7 +150,7 @@ def _blocks(
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
-    for part in _parts(query, key, value, key_mask, limit, elements):
+    for part in _parts(query, key, value, key_mask, limit, elements, threads):
         rows, key_len, _ = part.key.shape
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
@@ -259,7 +260,7 @@ def blockwise_backward(
         torch.zeros(batch, heads, states.shape[3], states.shape[2], dtype=wide, device=query.device)
         for states in (key, value)
     )
-    scratch, second_scratch = _Scratch(), _Scratch()
+    scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
     grad_threshold = torch.zeros((), dtype=grad_key.dtype, device=query.device)
     for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
         scaled = part.take(query, queries, dtype) * scale
@@ -269,7 +270,8 @@ def blockwise_backward(
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
             weights, scores = block.weights(scores, activation, threshold)
             keep = block.keep(weights, dropout, seed) if dropout > 0 else None
-            _add_product(grad_value, part, block, grad_states, weights if keep is None else weights * keep)
+            dropped = weights if keep is None else weights * keep
+            _add_product(grad_value, part, block, grad_states, dropped, small_scratch)
             grad_weights = second_scratch.bmm(grad_states, part.value[:, block.keys].transpose(1, 2))
             if keep is not None:
                 grad_weights *= keep
@@ -283,7 +285,7 @@ def blockwise_backward(
                 grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
             if isinstance(threshold, Tensor):
                 grad_threshold -= grad_scores.sum(dtype=grad_threshold.dtype)
-            _add_product(grad_key, part, block, scaled, grad_scores)
+            _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)
             products = _plus_product(products, grad_scores, part.key[:, block.keys])
         place = grad_query[part.batch, part.heads, queries]
         torch.mul(products.view(place.shape), scale, out=place)
@@ -314,11 +316,10 @@ def _plus_product(total: Tensor | None, weights: Tensor, states: Tensor) -> Tens
     return at_least_float32(total) + torch.bmm(weights, states)
 
 
-def _add_product(total: Tensor, part: _Part, block: _Block, states: Tensor, weights: Tensor) -> None:
+def _add_product(
+    total: Tensor, part: _Part, block: _Block, states: Tensor, weights: Tensor, scratch: _Scratch
+) -> None:
     """Add statesᵀ @ weights, of the keys of a block, to the sums over all blocks [batch, heads, width, key_len]."""
     start = part.keys.start
     place = total[part.batch, part.heads, :, start + block.keys.start : start + block.keys.stop]
-    if place.dtype == states.dtype and place.shape[0] == 1:
-        place[0].baddbmm_(states.transpose(1, 2), weights)
-    else:
-        place += torch.bmm(states.transpose(1, 2), weights).view(place.shape)
+    place += scratch.bmm(states.transpose(1, 2), weights).view(place.shape)
