@@ -24,7 +24,6 @@ _CAUSAL_ROWS = (
     64  # the least with causality, for each thread: several wait for each other at the end of each operation
 )
 _CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diagonal are half in vain
-_LONG = 4096  # queries, for which keys are read so often that a copy without gaps pays for itself
 
 
 @dataclass
@@ -120,8 +119,6 @@ def _parts(
         heads_at_once = max(threads, elements // max(1, rows * columns))
         for some in _even_slices(heads, heads_at_once):
             states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
-            if query_len >= _LONG:
-                states = [tensor.contiguous() for tensor in states]
             yield _Part(slice(row, row + 1), some, keys, *states, mask)
 
 

@@ -24,7 +24,6 @@ def small_blocks(monkeypatch):
         "_CAUSAL_ROWS": 3,
         "_CAUSAL_PARTS": 4,
         "_KEYS": 11,
-        "_LONG": 20,
     }.items():
         monkeypatch.setattr(blockwise_attention, name, value)
 
