@@ -45,6 +45,7 @@ _REQUIRED = {
 _OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
 # pieces of a vocabulary may look like paths
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
+_LEAST_TOKEN = 16  # characters
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _LOCAL_VALUE = re.compile(r"(?:file://|~?/|\.\.?/|[A-Za-z]:[\\/]|\\\\)[^\n]+")
 _LOCAL_TEXT = re.compile(r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M)
@@ -139,11 +140,13 @@ def check_texts(staging: Path, shown_as: Path) -> None:
     """
     homes = [str(place) for place in (Path.home(), shown_as.resolve().parent) if len(place.parts) > 2]
     local = re.compile("|".join(map(re.escape, homes))) if homes else None
+    own_token = get_token() or ""
+    is_secret = len(own_token) >= _LEAST_TOKEN  # a shorter one is a mistake, and may be any word
     for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix not in _BINARY):
         name = path.relative_to(staging).as_posix()
         for number, line in enumerate(_read(path, shown_as / name).split("\n"), start=1):
             where = f"{shown_as / name}, line {number}"
-            if _TOKEN.search(line) or (get_token() or "\n") in line:
+            if _TOKEN.search(line) or (is_secret and own_token in line):
                 raise UserError(f"{where}: holds a token of the Hub; take it out, and revoke it if others saw it")
             found = local and local.search(line)
             found = found or (path.name not in _VOCABULARY and _LOCAL_TEXT.search(line))
