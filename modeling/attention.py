@@ -18,12 +18,16 @@ from transformers.utils import logging
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.fields import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
+from .blockwise_attention import compute_dtype
 from .masks import AttentionMask
 from .normalization import GatedRMSNorm, RMSNorm, unit_length
 from .rectified_attention import ELEMENTWISE_ACTIVATIONS, RowStatistics, attend, in_one_dtype
 from .regularization import attention_statistics, row_statistics
 
 logger = logging.get_logger(__name__)
+
+# matrices of few keys are the one thing that processors are quick at in bfloat16
+SHORT_KEYS = 128
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over them if they are asked for
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
@@ -80,15 +84,16 @@ def fused_attention(
     """The same in memory linear in the length, by the fastest exact way that there is; the weights are not kept.
 
     Elementwise φ go to `rectified_attention`, softmax to `scaled_dot_product_attention`. What needs whole rows of
-    weights stays eager: sparsemax and entmax, the entropy of softmax, masks that are no padding or causality.
+    weights stays eager: sparsemax and entmax, the entropy of softmax, masks that are no padding or causality. So does
+    a processor's bfloat16 up to `SHORT_KEYS` keys.
     """
     options = {"scaling": scaling, "dropout": dropout, "statistics": statistics}
     activation = module.attention.activation
     # an exported program is to hold PyTorch's plain operators alone
-    is_exporting = torch.compiler.is_exporting()
-    if activation == "softmax" and statistics != "entropy" and not is_exporting:
+    stays_eager = torch.compiler.is_exporting() or _is_short(query, mask)
+    if activation == "softmax" and statistics != "entropy" and not stays_eager:
         return _softmax_attention(module, query, key, value, mask, **options)
-    if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not is_exporting:
+    if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not stays_eager:
         output, rows = attend(
             query,
             key,
@@ -99,13 +104,20 @@ def fused_attention(
             threshold=module.current_threshold(),
             divisor=module.length_divisor(mask.key_counts(), query.dtype),
             dropout=dropout,
-            statistics=statistics != "none",
+            statistics={"none": "none", "sums": "sums", "entropy": "all"}[statistics],
         )
         return output.transpose(1, 2), None, rows
     if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
         logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
     output, _, rows = eager_attention(module, query, key, value, mask, **options)
     return output, None, rows
+
+
+def _is_short(query: Tensor, mask: AttentionMask) -> bool:
+    """Whether weights that are written out are few, and faster than any fused computation of them."""
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or mask.key_len > SHORT_KEYS:
+        return False
+    return compute_dtype(query) == torch.bfloat16
 
 
 def _softmax_attention(

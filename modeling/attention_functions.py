@@ -123,6 +123,8 @@ def length_divisor(
         exponent = at_least_float32(exponent)
     if isinstance(key_counts, Tensor):
         key_counts = key_counts.clamp_min(1).to(torch.promote_types(dtype, torch.float32))
+    else:
+        key_counts = max(key_counts, 1)
     return coefficient * key_counts**exponent
 
 

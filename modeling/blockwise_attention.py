@@ -89,7 +89,7 @@ class _Scratch:
         return torch.bmm(left, right, out=self.memory[:elements].view(shape))
 
 
-def _compute_dtype(states: Tensor) -> torch.dtype:
+def compute_dtype(states: Tensor) -> torch.dtype:
     """The dtype of products and weights: bf16 and fp16 as they are only where the processor multiplies them."""
     if states.device.type != "cpu" or states.dtype in (torch.float32, torch.float64):
         return states.dtype
@@ -99,14 +99,21 @@ def _compute_dtype(states: Tensor) -> torch.dtype:
 
 
 def _parts(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, rows: int, elements: int, threads: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    rows: int,
+    elements: int,
+    threads: int,
+    dropout: float,
 ) -> Iterator[_Part]:
     """Split batch and heads so that a block of `rows` queries is neither too big nor copied to be made."""
     batch, heads, query_len, _ = query.shape
-    dtype = _compute_dtype(query)
+    dtype = compute_dtype(query)
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
-    if small and flat:
+    if small and flat and dropout == 0:  # with dropout, the strides must not decide what a block is
         mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
         keys = slice(0, key.shape[2])
@@ -147,7 +154,7 @@ def _blocks(
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
-    for part in _parts(query, key, value, key_mask, limit, elements, threads):
+    for part in _parts(query, key, value, key_mask, limit, elements, threads, dropout):
         rows, key_len, _ = part.key.shape
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
@@ -182,9 +189,9 @@ def blockwise_forward(
     causal_offset: int | None,
     dropout: float,
     seed: Tensor | None,
-    statistics: bool,
+    statistics: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0.
+    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
 
     Args:
         query: [batch, heads, query_len, head_dim], any strides; `key` and `value` [batch, heads, key_len, head_dim].
@@ -194,7 +201,7 @@ def blockwise_forward(
         key_mask: bool [batch, key_len], True = visible to all queries.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None: all.
         dropout, seed: p and, if it is not 0, int64 [].
-        statistics: whether to make them; else they are None.
+        statistics: `"none"`, `"sums"` for the first, or `"all"`.
 
     Returns:
         output like `query`, laid out as [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,
@@ -202,18 +209,19 @@ def blockwise_forward(
     """
     batch, heads, query_len, _ = query.shape
     output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
-    dtype, scratch, sums = _compute_dtype(query), _Scratch(), [None] * 3
-    if statistics:
+    dtype, scratch, sums = compute_dtype(query), _Scratch(), [None] * 3
+    if statistics != "none":
         wide = torch.promote_types(query.dtype, torch.float32)
-        sums = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(3)]
+        number = 3 if statistics == "all" else 1
+        sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
         scaled = part.take(query, queries, dtype) * scale
         states = None
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
             weights, _ = block.weights(scores, activation, threshold)
-            if statistics:
-                for total, numbers in zip(sums, _row_statistics(weights), strict=True):
+            if statistics != "none":
+                for total, numbers in zip(sums, _row_statistics(weights, statistics), strict=False):
                     place = total[part.batch, part.heads, queries]
                     place += numbers.view(place.shape)
             if dropout > 0:
@@ -247,7 +255,7 @@ def blockwise_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ (float32 []) for those of the output and of the statistics."""
     batch, heads, query_len, head_dim = query.shape
-    dtype = _compute_dtype(query)
+    dtype = compute_dtype(query)
     if row_factors is not None:
         grad_output = grad_output * row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim).transpose(1, 2)
@@ -290,17 +298,20 @@ def blockwise_backward(
     return grad_query, grad_key, grad_value, grad_threshold
 
 
-def _row_statistics(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_j w, Σ_j w·log w and the number of w ≠ 0    [rows, block]."""
+def _row_statistics(weights: Tensor, statistics: str) -> list[Tensor]:
+    """Σ_j w, and of all of them also Σ_j w·log w and the number of w ≠ 0    [rows, block]."""
+    if statistics == "sums":
+        return [weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))]
     wide = at_least_float32(weights)
     logs = wide.clamp_min(torch.finfo(wide.dtype).tiny).log_()
-    return wide.sum(-1), logs.mul_(wide).sum(-1), (weights != 0).sum(-1)
+    return [wide.sum(-1), logs.mul_(wide).sum(-1), (weights != 0).sum(-1)]
 
 
 def _log_derivative(weights: Tensor) -> Tensor:
     """d/dw of w·log max(w, tiny): log w + 1, and log tiny where w is not above it."""
-    tiny = torch.finfo(torch.float32).tiny
-    logs = at_least_float32(weights).clamp_min(tiny).log_()
+    wide = at_least_float32(weights)
+    tiny = torch.finfo(wide.dtype).tiny
+    logs = wide.clamp_min(tiny).log_()
     return logs.add_(weights > tiny).to(weights.dtype)
 
 

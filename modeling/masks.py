@@ -75,7 +75,9 @@ class AttentionMask:
         """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
         if not self.is_structured:
             matrix = self.matrix()
-            return self.key_len if matrix is None else matrix.sum(-1, keepdim=True)
+            if matrix is None:
+                return self.key_len
+            return matrix.expand(*matrix.shape[:-1], self.key_len).sum(-1, keepdim=True)
         if not self.is_causal:
             return self.key_len if self.real_keys is None else self.real_keys.sum(-1)[:, None, None, None]
         seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)

@@ -22,7 +22,7 @@ ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
 
 @dataclass
 class RowStatistics:
-    r"""Sums over the weights s_ij of each row, before dropout; float32 [batch, heads, query_len].
+    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
 
     Args:
         row_sums: Σ_j s_ij.
@@ -71,7 +71,7 @@ def _operator(
     fixed_threshold: float,
     causal_offset: int | None,
     dropout: float,
-    statistics: bool,
+    statistics: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The forward pass; statistics that are not asked for are empty."""
     forward, _ = _passes(query, value, activation)
@@ -99,8 +99,9 @@ def _(
 ):
     batch, heads, query_len, _ = query.shape
     output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
-    shape = (batch, heads, query_len) if statistics else (0,)
-    return output, *(query.new_empty(shape, dtype=_wide(query)) for _ in range(3))
+    row = (batch, heads, query_len)
+    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}[statistics]
+    return output, *(query.new_empty(shape, dtype=_wide(query)) for shape in shapes)
 
 
 @torch.library.custom_op(f"{_NAMESPACE}::rectified_attention_backward", mutates_args=())
@@ -170,8 +171,10 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     query, key, value, threshold, *tensors = ctx.saved_tensors
     if grad_output is None:
         grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
-    if not ctx.statistics:
-        grad_row_sums = grad_weighted_logs = None
+    if ctx.statistics == "none":
+        grad_row_sums = None
+    if ctx.statistics != "all":
+        grad_weighted_logs = None
     options = (ctx.activation, ctx.scale, ctx.fixed_threshold, ctx.causal_offset, ctx.dropout)
     *grads, grad_threshold = _backward_operator(
         grad_output, grad_row_sums, grad_weighted_logs, query, key, value, threshold, *tensors, *options
@@ -241,7 +244,7 @@ def rectified_attention(
         threshold=threshold,
         divisor=length_divisor(mask.key_counts(), length_coefficient, length_exponent, query.dtype),
         dropout=dropout,
-        statistics=return_stats,
+        statistics="all" if return_stats else "none",
     )
     return (output, statistics) if return_stats else output
 
@@ -257,20 +260,22 @@ def attend(
     threshold: float | Tensor,
     divisor: float | Tensor | None,
     dropout: float = 0.0,
-    statistics: bool = False,
+    statistics: str = "none",
 ) -> tuple[Tensor, RowStatistics | None]:
     """`rectified_attention` for a structured mask and a divisor c·n_i^α that are made already.
 
     Args:
         query, key, value, activation, scale, threshold, dropout: as there.
         mask: `is_structured`.
-        divisor: [batch or 1, 1, query_len or 1, 1], a number, or None for 1.
-        statistics: whether to return the statistics too.
+        divisor: [batch or 1, 1, query_len or 1, 1] or of one element, a number, or None for 1.
+        statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
     """
     query, key, value = in_one_dtype(query, key, value)
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
-    if mask.query_len == 1 and dropout == 0 and not statistics:
+    if isinstance(threshold, Tensor):
+        threshold = threshold.reshape(())
+    if mask.query_len == 1 and dropout == 0 and statistics == "none":
         return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     seed = torch.randint(2**62, (), device=query.device) if dropout > 0 else None
@@ -279,8 +284,8 @@ def attend(
         key,
         value,
         threshold if isinstance(threshold, Tensor) else None,
-        None if divisor is None or is_learned else _row_factors(divisor, query),
-        mask.real_keys,
+        None if divisor is None else _row_factors(divisor.detach() if is_learned else divisor, query),
+        None if mask.real_keys is None else mask.real_keys.expand(query.shape[0], -1),
         seed,
         activation,
         scale,
@@ -289,15 +294,20 @@ def attend(
         dropout,
         statistics,
     )
-    if is_learned:
-        output = (output / divisor).to(output.dtype)
-    if not statistics:
+    if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
+        output = (output * (divisor.detach() / divisor)).to(output.dtype)
+    if statistics == "none":
         return output, None
+    rows = RowStatistics(row_sums)
     if divisor is not None:
         divisor = torch.as_tensor(divisor, dtype=row_sums.dtype, device=row_sums.device).squeeze(-1)
-        row_sums = row_sums / divisor
-        weighted_logs = weighted_logs / divisor - row_sums * divisor.log()
-    return output, RowStatistics(row_sums, weighted_logs, nonzeros)
+        rows.row_sums = row_sums / divisor
+    if statistics == "all":
+        rows.nonzeros = nonzeros
+        rows.weighted_logs = weighted_logs
+        if divisor is not None:
+            rows.weighted_logs = weighted_logs / divisor - rows.row_sums * divisor.log()
+    return output, rows
 
 
 def _attend_once(
@@ -314,15 +324,16 @@ def _attend_once(
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
-    output = ATTENTION_ACTIVATIONS[activation](scores, mask.matrix()).to(value.dtype) @ value
-    return output if divisor is None else (output / divisor).to(output.dtype)
+    weights = ATTENTION_ACTIVATIONS[activation](scores, mask.matrix())
+    return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
 
 
 def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
     """1/(c·n_i^α)    [batch or 1, query_len]."""
     if not isinstance(divisor, Tensor):
         return query.new_full((1, query.shape[2]), 1 / divisor, dtype=_wide(query))
-    return divisor[:, 0, :, 0].reciprocal().expand(-1, query.shape[2])
+    divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
+    return divisor.reciprocal().expand(-1, query.shape[2])
 
 
 def _wide(states: Tensor) -> torch.dtype:

@@ -75,7 +75,7 @@ class AttentionOptions(NamedTuple):
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
         dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
-        statistics: whether sums over the rows are wanted.
+        statistics: `"none"`, `"sums"` or `"all"` of the sums over the rows; any of them costs as much as all.
     """
 
     activation: str
@@ -86,7 +86,7 @@ class AttentionOptions(NamedTuple):
     causal_offset: int | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
-    statistics: bool = False
+    statistics: str = "none"
 
     @property
     def kept_share(self) -> float:
@@ -132,8 +132,9 @@ def triton_forward(
     options = AttentionOptions(**options)
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = _empty_states(query)
-    sums = [_empty_rows(query) if options.statistics else None for _ in range(3)]
-    waits = options.can_wait(query.dtype) and not options.statistics
+    has_sums = options.statistics != "none"
+    sums = [_empty_rows(query) if has_sums else None for _ in range(3)]
+    waits = options.can_wait(query.dtype) and not has_sums
     output_scale = (options.scale if waits else 1.0) / options.kept_share
     _launch(
         "forward",
@@ -143,7 +144,7 @@ def triton_forward(
         (options.scale, output_scale),
         is_affine=not waits,
     )
-    return output, *sums
+    return output, sums[0], *(sums[1:] if options.statistics == "all" else (None, None))
 
 
 def triton_backward(

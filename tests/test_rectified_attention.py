@@ -5,12 +5,12 @@ import random
 import pytest
 import reference
 import torch
-from reluformers.modeling import blockwise_attention
+from reluformers.modeling import attention, blockwise_attention
 from reluformers.modeling.rectified_attention import ELEMENTWISE_ACTIVATIONS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reluformers import rectified_attention
+from reluformers import MultiHeadAttention, rectified_attention
 
 CASES = 60
 
@@ -217,25 +217,82 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"activation": "gelu"}, {"return_stats": True}], ids=str)
-@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout": 0.1}, {"activation": "gelu"}, {"statistics": "all"}, {"threshold": torch.tensor(0.1)}],
+    ids=str,
+)
+@pytest.mark.parametrize("causal_offset", [0, None])
 @pytest.mark.parametrize("padded", [True, False])
-def test_no_tensor_grows_with_the_square_of_the_length(options, is_causal, padded, monkeypatch):
+def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, padded, monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
+    common = {"activation": "relu", "scale": 0.5, "threshold": 0.0, "row_factors": None, "dropout": 0.0}
     largest = {}
     for length in (256, 512, 1024):
-        inputs = [torch.randn(1, length, 2, 4).transpose(1, 2).requires_grad_() for _ in range(3)]
-        mask = torch.rand(1, length) > 0.2 if padded else None
+        query, key, value, gradient = (torch.randn(1, length, 2, 4).transpose(1, 2) for _ in range(4))
+        everything = {
+            **common,
+            "statistics": "none",
+            **options,
+            "causal_offset": causal_offset,
+            "seed": torch.tensor(1),
+        }
+        everything["key_mask"] = torch.rand(1, length) > 0.2 if padded else None
+        # the passes themselves: a mode does not see what an operator does inside
         with LargestTensor() as mode:
-            result = rectified_attention(*inputs, is_causal=is_causal, key_padding_mask=mask, **options)
-            output = result[0] if isinstance(result, tuple) else result
-            total = output.sum()
-            if isinstance(result, tuple):
-                total = total + result[1].row_sums.sum() + result[1].weighted_logs.sum()
-            total.backward()
+            blockwise_attention.blockwise_forward(query, key, value, **everything)
+            sums = torch.ones(1, 2, length) if everything.pop("statistics") == "all" else None
+            blockwise_attention.blockwise_backward(gradient, sums, sums, query, key, value, **everything)
+        with mode:  # and what is around them
+            inputs = [states.requires_grad_() for states in (query, key, value)]
+            rectified_attention(*inputs, key_padding_mask=everything["key_mask"], is_causal=True).sum().backward()
         largest[length] = mode.elements
     assert largest[1024] <= 1024 * 2 * 4 * 2  # inputs of that length, or a block
     assert largest[1024] <= 2 * largest[512] <= 4 * largest[256]
+
+
+def test_a_matrix_of_all_weights_would_be_noticed():
+    with LargestTensor() as mode:
+        torch.randn(1, 2, 1024, 4) @ torch.randn(1, 2, 4, 1024)
+    assert mode.elements == 2 * 1024**2
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1, 1)])
+def test_scalars_may_be_tensors_of_any_shape_with_and_without_gradients(shape, is_trained):
+    query, key, value = (torch.randn(2, 3, 9, 4) for _ in range(3))
+    numbers = {"scale": 0.4, "threshold": 0.1, "length_exponent": 0.7}
+    expected = rectified_attention(query, key, value, **numbers)
+    scalars = {name: torch.full(shape, value, requires_grad=is_trained) for name, value in numbers.items()}
+    torch.testing.assert_close(rectified_attention(query, key, value, **scalars), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(rectified_attention(query, key, value, **scalars), expected)
+
+
+def test_half_precision_holds_what_is_divided():
+    query, key, value = (
+        torch.full((1, 1, length, 4), number) for length, number in ((2, 4.0), (4096, 3.0), (4096, 1.0))
+    )
+    states = [tensor.half() for tensor in (query, key, value)]
+    for exponent in (1.0, torch.ones(1, requires_grad=True)):
+        for queries in (2, 1):
+            output = rectified_attention(states[0][:, :, :queries], *states[1:], length_exponent=exponent)
+            torch.testing.assert_close(output, torch.full_like(output, 24.0))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_without_keys_the_output_is_zero(queries):
+    query, key, value = (torch.randn(2, 3, length, 4) for length in (queries, 0, 0))
+    assert (rectified_attention(query, key, value, length_exponent=1.0) == 0).all()
+
+
+def test_dropout_does_not_depend_on_strides():
+    wide = [torch.randn(2, 9, 3, 4).transpose(1, 2) for _ in range(3)]
+    outputs = []
+    for states in (wide, [tensor.contiguous() for tensor in wide]):
+        torch.manual_seed(1)
+        outputs.append(rectified_attention(*states, dropout=0.5))
+    torch.testing.assert_close(*outputs)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -254,6 +311,30 @@ def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
     changed = rectified_attention(query, key, change, dropout=0.4, is_causal=is_causal)
     # the output is linear in the values: ⟨g, A·v′⟩ = ⟨Aᵀ·g, v′⟩ for the same dropped weights A
     torch.testing.assert_close((value.grad * change).sum(), (gradient * changed).sum())
+
+
+@pytest.mark.parametrize("preset", ["relu-vit", "softmax"])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 9), (2, 1, 9, 1), (1, 3, 9, 9)])
+def test_masks_broadcast(preset, shape):
+    layer = MultiHeadAttention(12, 3, preset)
+    states, mask = torch.randn(2, 9, 12), torch.rand(shape) < 0.7
+    expected, _, _ = layer(states, attention_mask=mask.expand(2, 3, 9, 9))
+    for backend in ("eager", "fused"):
+        output, _, _ = layer(states, attention_mask=mask, attn_implementation=backend)
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("preset", ["relu-vit", "softmax"])
+def test_few_keys_in_bfloat16_stay_eager_on_a_processor(preset, monkeypatch):
+    monkeypatch.setattr(attention, "SHORT_KEYS", 9)
+    monkeypatch.setattr(attention, "compute_dtype", lambda states: torch.bfloat16)
+    calls, eager = [], attention.eager_attention
+    monkeypatch.setattr(attention, "eager_attention", lambda *a, **kw: calls.append(a[2].shape[2]) or eager(*a, **kw))
+    layer = MultiHeadAttention(12, 3, preset)
+    for dtype in (torch.float32, torch.bfloat16):
+        for length in (9, 10):
+            layer.to(dtype)(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
+    assert calls == [9]
 
 
 def test_layout_of_the_output_joins_heads_without_a_copy():

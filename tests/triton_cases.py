@@ -70,7 +70,7 @@ def draw_options(query: Tensor, key: Tensor, **options) -> dict[str, Any]:
         "threshold": threshold,
         "key_mask": key_mask,
         "row_factors": row_factors,
-        "statistics": True,
+        "statistics": "all",
     }
     return {**defaults, "causal_offset": 12, **options}
 
@@ -86,8 +86,8 @@ def compare(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Check values and gradients of a call; returns the values."""
     query, key, value, grad_output = states
-    options = {"threshold": 0.0, "statistics": False, **options}
-    has_statistics = options["statistics"]
+    options = {"threshold": 0.0, "statistics": "none", **options}
+    has_statistics = options["statistics"] == "all"
     tolerance = tolerance or TOLERANCES[query.dtype]
     leaves = [part.double().requires_grad_() for part in (query, key, value)]
     threshold = torch.tensor(float(options["threshold"]), device=query.device, dtype=torch.float64).requires_grad_()
