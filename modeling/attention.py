@@ -26,7 +26,6 @@ from .regularization import attention_statistics, row_statistics
 
 logger = logging.get_logger(__name__)
 
-# matrices of few keys are the one thing that processors are quick at in bfloat16
 SHORT_KEYS = 128
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over them if they are asked for
@@ -85,12 +84,12 @@ def fused_attention(
 
     Elementwise φ go to `rectified_attention`, softmax to `scaled_dot_product_attention`. What needs whole rows of
     weights stays eager: sparsemax and entmax, the entropy of softmax, masks that are no padding or causality. So does
-    a processor's bfloat16 up to `SHORT_KEYS` keys.
+    what has at most `SHORT_KEYS` keys, on a processor.
     """
     options = {"scaling": scaling, "dropout": dropout, "statistics": statistics}
     activation = module.attention.activation
     # an exported program is to hold PyTorch's plain operators alone
-    stays_eager = torch.compiler.is_exporting() or _is_short(query, mask)
+    stays_eager = torch.compiler.is_exporting() or _is_short(query, mask, activation)
     if activation == "softmax" and statistics != "entropy" and not stays_eager:
         return _softmax_attention(module, query, key, value, mask, **options)
     if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not stays_eager:
@@ -113,11 +112,11 @@ def fused_attention(
     return output, None, rows
 
 
-def _is_short(query: Tensor, mask: AttentionMask) -> bool:
-    """Whether weights that are written out are few, and faster than any fused computation of them."""
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or mask.key_len > SHORT_KEYS:
+def _is_short(query: Tensor, mask: AttentionMask, activation: str) -> bool:
+    """Whether weights that are written out are few, and faster on a processor than any fused computation of them."""
+    if query.device.type != "cpu" or mask.key_len > SHORT_KEYS or compute_dtype(query) != query.dtype:
         return False
-    return compute_dtype(query) == torch.bfloat16
+    return activation != "softmax" or query.dtype == torch.bfloat16  # in float32 PyTorch's own is faster
 
 
 def _softmax_attention(

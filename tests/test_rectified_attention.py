@@ -324,17 +324,28 @@ def test_masks_broadcast(preset, shape):
         torch.testing.assert_close(output, expected)
 
 
-@pytest.mark.parametrize("preset", ["relu-vit", "softmax"])
-def test_few_keys_in_bfloat16_stay_eager_on_a_processor(preset, monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "dtype", "stays"),
+    [
+        ("relu-vit", torch.float32, True),
+        ("relu-vit", torch.bfloat16, True),
+        ("relu-vit", torch.float16, False),  # no processor multiplies it
+        ("softmax", torch.float32, False),
+        ("softmax", torch.bfloat16, True),
+    ],
+)
+def test_few_keys_stay_eager_on_a_processor(preset, dtype, stays, monkeypatch):
+    has_bfloat16 = {"avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16)
     monkeypatch.setattr(attention, "SHORT_KEYS", 9)
-    monkeypatch.setattr(attention, "compute_dtype", lambda states: torch.bfloat16)
-    calls, eager = [], attention.eager_attention
-    monkeypatch.setattr(attention, "eager_attention", lambda *a, **kw: calls.append(a[2].shape[2]) or eager(*a, **kw))
-    layer = MultiHeadAttention(12, 3, preset)
-    for dtype in (torch.float32, torch.bfloat16):
-        for length in (9, 10):
-            layer.to(dtype)(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
-    assert calls == [9]
+    lengths, eager = [], attention.eager_attention
+    monkeypatch.setattr(
+        attention, "eager_attention", lambda *a, **kw: lengths.append(a[2].shape[2]) or eager(*a, **kw)
+    )
+    layer = MultiHeadAttention(12, 3, preset).to(dtype)
+    for length in (9, 10):
+        layer(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
+    assert lengths == ([9] if stays else [])
 
 
 def test_layout_of_the_output_joins_heads_without_a_copy():
