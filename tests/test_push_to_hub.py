@@ -14,6 +14,7 @@ import torch
 from hub_server import Hub, serve_hub
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
+from image_cases import encode, picture
 from modeling_cases import build_model
 from transformers import AutoModelForSeq2SeqLM, ViTImageProcessorPil
 
@@ -23,7 +24,7 @@ from reluformers.errors import UserError
 from reluformers.publishing import push
 from reluformers.publishing.check import check_folder
 from reluformers.publishing.demo_space import push_space
-from reluformers.publishing.files import select_files
+from reluformers.publishing.files import select_files, stage_files
 from reluformers.publishing.push import check_names, push_to_hub
 from reluformers.publishing.repository import UNFINISHED
 
@@ -74,7 +75,7 @@ def saved(tmp_path_factory) -> Path:
     recipe = "data:\n  train: /data/secret/train.jsonl\n  path: bentrevett/multi30k\n"
     results = {"model": "C:\\runs\\x", "data": "../corpora/test.tsv", "bleu": 1.5}
     records = {"recipe.yaml": recipe.encode(), "results.json": json.dumps(results).encode()}
-    write_files(folder, {**records, **PRIVATE, "README.md": CARD.encode(), "attention.png": b"\x89PNG"})
+    write_files(folder, {**records, **PRIVATE, "README.md": CARD.encode(), "attention.png": encode(picture(8, 12))})
     return folder
 
 
@@ -341,6 +342,11 @@ SPOILT = {
     ),
     "a token": ("tokenizer_config.json", f'{{"a": "hf_{"x" * 34}"}}', "line 1: holds a token of the Hub"),
     "text that is none": ("handler.py", b"\xff\xfe", "is no UTF-8 text"),
+    "a picture that is none": ("attention.png", "a password", r"attention\.png: is no picture"),
+    "half a picture": ("attention.png", encode(picture(8, 12))[:40], r"attention\.png: is no picture"),
+    "weights that are none": ("model.safetensors", "a password", r"model\.safetensors: are no weights"),
+    "a config that is a list": ("config.json", "[]", "holds a list, no mapping"),
+    "a model type that is a list": ("config.json", '{"model_type": []}', r"model_type \[\] is none of"),
 }
 
 
@@ -355,6 +361,58 @@ def test_folders_that_are_not_fit(folder, hub, name, content, message):
     assert "\n" not in str(error.value)
     assert "xxxx" not in str(error.value)
     assert not hub.repos
+
+
+@pytest.mark.parametrize("name", ["attention.png", "README.md", "model.safetensors", "results.json", "handler.py"])
+def test_links_out_of_the_folder_are_refused(folder, hub, tmp_path, name):
+    elsewhere = (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(UserError, match=f"{name}: is a link to a place outside of the folder"):
+        push_to_hub(folder, REPO, api=client(hub))
+    assert not hub.repos
+
+
+def test_links_within_the_folder_are_followed(folder, tmp_path):
+    (folder / "attention.png").rename(folder / "kept.png")
+    (folder / "attention.png").symlink_to("kept.png")
+    stage_files(folder, tmp_path / "staging")
+    assert (tmp_path / "staging/attention.png").read_bytes() == (folder / "kept.png").read_bytes()
+
+
+INDICES = {
+    "out of the folder": ({"weight_map": {"b": "../evil.txt"}}, r"names '\.\./evil\.txt'"),
+    "weights elsewhere": ({"weight_map": {"b": "../evil.safetensors"}}, "which is no file of weights"),
+    "absolute": ({"weight_map": {"b": "/tmp/evil.safetensors"}}, "which is no file of weights"),
+    "no text": ({"weight_map": {"b": 5}}, "names 5, which is no file of weights"),
+    "no map": ({}, "is no index of weights"),
+    "a list": ([], "is no index of weights"),
+}
+
+
+@pytest.mark.parametrize(("index", "message"), INDICES.values(), ids=INDICES)
+def test_an_index_names_weights_of_the_folder_only(folder, tmp_path, index, message):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "evil.txt").write_text("evil")
+    with pytest.raises(UserError, match=message):
+        stage_files(folder, tmp_path / "deep/staging")
+    assert not (tmp_path / "deep").exists()
+
+
+CODE = {
+    "auto_map is a list": ({"auto_map": ["a"]}, "is not as transformers writes it"),
+    "a class is a number": ({"auto_map": {"AutoConfig": 5}}, "is not as transformers writes it"),
+    "an empty pipeline": ({"custom_pipelines": {"translation": {}}}, "is not as transformers writes it"),
+    "code elsewhere": ({"auto_map": {"AutoConfig": "/etc/evil.Config"}}, "which is no module in the folder"),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), CODE.values(), ids=CODE)
+def test_a_config_names_code_of_the_folder_only(folder, values, message):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(UserError, match=message):
+        select_files(folder)
 
 
 def test_a_folder_that_is_none(tmp_path):

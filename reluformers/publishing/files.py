@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 from huggingface_hub import get_token
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
@@ -37,6 +39,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICTURES = (".png", ".jpg", ".jpeg")
 _BINARY = (".safetensors", *_PICTURES)
+_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 _REQUIRED = {
     "translation": (HANDLER, "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
     "image-classification": (HANDLER, "preprocessor_config.json"),
@@ -64,7 +67,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{folder}/config.json: is no JSON ({error}); save the model again") from error
-    if config.get("model_type") not in {family.model_type for family in FAMILIES}:
+    if not isinstance(config, dict):
+        raise UserError(f"{folder}/config.json: holds a {type(config).__name__}, no mapping; save the model again")
+    if config.get("model_type") not in [family.model_type for family in FAMILIES]:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
     return config
 
@@ -114,12 +119,17 @@ def stage_files(folder: Path, staging: Path) -> None:
         staging: where to.
 
     Raises:
-        UserError: a file is missing, holds a token of the Hub or names a place of this machine.
+        UserError: a file is missing, lies elsewhere, is not what its name says, holds a token of the Hub or names a
+            place of this machine.
     """
-    for name in select_files(folder):
+    names = select_files(folder)
+    for name in names:
+        _check_inside(folder, name)
+    for name in names:
         source, target = folder / name, staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.suffix in _BINARY:
+        if source.suffix.lower() in _BINARY:
+            _check_binary(source)
             target.symlink_to(source.resolve())
         elif name in RECORDS:
             _copy_record(source, target)
@@ -142,7 +152,7 @@ def check_texts(staging: Path, shown_as: Path) -> None:
     local = re.compile("|".join(map(re.escape, homes))) if homes else None
     own_token = get_token() or ""
     is_secret = len(own_token) >= _LEAST_TOKEN  # a shorter one is a mistake, and may be any word
-    for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix not in _BINARY):
+    for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix.lower() not in _BINARY):
         name = path.relative_to(staging).as_posix()
         for number, line in enumerate(_read(path, shown_as / name).split("\n"), start=1):
             where = f"{shown_as / name}, line {number}"
@@ -167,24 +177,60 @@ def _check_finished(folder: Path) -> None:
         raise UserError(f"{folder}: holds no model, it has no config.json")
 
 
+def _check_inside(folder: Path, name: str) -> None:
+    """Refuse a link out of the folder, behind which may be anything."""
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
+
+
+def _check_binary(path: Path) -> None:
+    """Refuse what only has the name of a picture or of weights."""
+    try:
+        if path.suffix.lower() in _PICTURES:
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                image.verify()
+        else:
+            with safe_open(path, framework="pt"):
+                pass
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: is no picture that can be opened; give a PNG or JPEG file") from error
+    except SafetensorError as error:
+        raise UserError(f"{path}: are no weights that can be opened ({error}); save the model again") from error
+
+
 def _weights(folder: Path) -> list[str]:
     if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
         return [_WEIGHTS]
-    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-    return [_INDEX, *set(index["weight_map"].values())]
+    try:
+        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder / _INDEX}: is no index of weights; save the model again") from error
+    for shard in shards:
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+            raise UserError(f"{folder / _INDEX}: names {shard!r}, which is no file of weights in the folder")
+    return [_INDEX, *shards]
 
 
 def _code(folder: Path, config: dict[str, Any]) -> list[str]:
     """The files that config.json names and what they import, as transformers follows it."""
-    pipelines = config.get("custom_pipelines") or {}
-    if not config.get("auto_map") or (task_of(config) == "translation" and "translation" not in pipelines):
+    classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
+    if not classes or (task_of(config) == "translation" and "translation" not in pipelines):
         raise UserError(
             f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
         )
-    entries = [*config["auto_map"].values(), *(pipeline["impl"] for pipeline in pipelines.values())]
+    try:
+        entries = {*classes.values(), *(pipeline["impl"] for pipeline in pipelines.values())}
+        modules = sorted(entry.rpartition("--")[2].partition(".")[0] for entry in entries)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder}: auto_map or custom_pipelines of config.json is not as transformers writes it; load the model "
+            "with reluformers and save it again"
+        ) from error
     names = []
-    for entry in sorted(set(entries)):
-        name = f"{entry.rpartition('--')[2].partition('.')[0]}.py"
+    for module in dict.fromkeys(modules):
+        if not module.isidentifier():
+            raise UserError(f"{folder}: config.json names {module!r}, which is no module in the folder")
+        name = f"{module}.py"
         names.append(name)
         try:
             names += [Path(path).name for path in get_relative_import_files(folder / name)]
