@@ -29,6 +29,11 @@ def find_payload_file(module: str) -> Path:
     raise FileNotFoundError(f"no file {module}.py in configuration/ or modeling/")
 
 
+def payload_names() -> set[str]:
+    """Names of all files that may lie beside a config.json, whatever its model."""
+    return {path.name for folder in _FOLDERS for path in folder.glob("*.py") if path.name != "__init__.py"}
+
+
 def payload_files(modules: list[str]) -> dict[str, str]:
     """Name and flattened text of the files that the modules need, themselves included."""
     files: dict[str, str] = {}

@@ -300,6 +300,8 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": name, **self._describe(content)} for name, content in sorted(files.items())]
         info = {"id": repo_id, "sha": sha, "private": repo.private, "siblings": siblings, "tags": [], "gated": False}
         info["config"] = {key: config[key] for key in ("architectures", "auto_map", "model_type") if key in config}
+        card = re.match(r"---\n(.*?)\n---\n", files.get("README.md", b"").decode(), re.DOTALL)
+        info["cardData"] = yaml.safe_load(card[1]) if card else None
         return 200, info, {}
 
     def _tree_of(self, repo: Repo, repo_id: str, revision: str, path: str, body: bytes):

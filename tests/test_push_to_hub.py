@@ -24,7 +24,7 @@ from reluformers.errors import UserError
 from reluformers.publishing import push
 from reluformers.publishing.check import check_folder
 from reluformers.publishing.demo_space import push_space
-from reluformers.publishing.files import select_files, stage_files
+from reluformers.publishing.files import is_ours, select_files, stage_files
 from reluformers.publishing.push import check_names, push_to_hub
 from reluformers.publishing.repository import UNFINISHED
 
@@ -281,6 +281,44 @@ def test_names_that_are_taken(saved, hub, unchecked):
         push_space(REPO, "v1", api=api)
 
 
+SPACES = {
+    "no metadata": "# Mine",
+    "no mark": f"---\nmodels:\n- {REPO}\n---\n",
+    "another model": "---\nmodels:\n- acme/bert\ntags:\n- reluformers-demo\n---\n",
+    "no lists": f"---\nmodels: {REPO}\ntags: reluformers-demo\n---\n",
+}
+
+
+@pytest.mark.parametrize("card", SPACES.values(), ids=SPACES)
+def test_a_space_of_somebody_is_not_overwritten(hub, card):
+    api, space = client(hub), {"repo_id": f"{REPO}-demo", "repo_type": "space"}
+    api.create_repo(**space, space_sdk="gradio", private=False)
+    for name, text in (("app.py", "mine"), ("README.md", card)):
+        api.upload_file(**space, path_in_repo=name, path_or_fileobj=text.encode())
+    with pytest.raises(UserError, match="acme/tiny-demo: the name is taken by a Space that is no demo of acme/tiny"):
+        push_space(REPO, "v1", api=api)
+    repo = hub.repos["spaces", f"{REPO}-demo"]
+    assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("my_eval.py", False),
+        ("__init__.py", False),
+        ("scripts/attention.py", False),
+        ("notes.safetensors", False),
+        ("attention.py", True),
+        ("handler.py", True),
+        ("configuration_vision.py", True),
+        ("model-00001-of-00002.safetensors", True),
+        ("target_tokenizer/tokenizer.json", True),
+    ],
+)
+def test_a_release_removes_no_file_of_the_owner(name, ours):
+    assert is_ours(name) == ours
+
+
 def test_somebody_else_commits_meanwhile(saved, hub, monkeypatch):
     def commit_meanwhile(folder):
         client(hub).upload_file(repo_id=REPO, path_in_repo="LICENSE", path_or_fileobj=b"text")
@@ -315,6 +353,8 @@ def test_space_shows_this_release(hub):
     assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
     push_space(REPO, "v3", api=client(hub))
     assert len(repo.titles) == 2
+    push_space(REPO, "v4", api=client(hub))
+    assert repo.titles[2:] == [f"Show {REPO} v4"]
 
 
 SPOILT = {

@@ -9,7 +9,8 @@ from reluformers.errors import UserError
 
 from .hub_errors import hub_errors
 from .push import open_repository
-from .space import space_files
+from .repository import Repository
+from .space import MARK, space_files
 
 
 def push_space(
@@ -28,18 +29,30 @@ def push_space(
         Address of the Space.
 
     Raises:
-        UserError: the Hub cannot be reached or refuses, or the Space is public and the model is private.
+        UserError: the Hub cannot be reached or refuses, the Space is somebody's own, or it is public and the
+            model is private.
     """
     api, space_id = api or HfApi(), f"{model_id}-demo"
     with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
         for name, text in space_files(model_id, revision, licence=licence).items():
             Path(temporary, name).write_text(text, encoding="utf-8")
         repository = open_repository(api, space_id, private, "space")
-        if repository.exists and "app.py" not in repository.digests and not repository.unfinished:
-            raise UserError(f"{space_id}: the name is taken, it is a Space without app.py; choose another name")
+        if repository.exists and not repository.unfinished and not _is_demo(repository, model_id):
+            raise UserError(
+                f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
+                "or delete that Space, or leave --space out"
+            )
         if not repository.exists:
             repository.create(private, space_sdk="gradio")
         if changes := repository.changes(Path(temporary)):
             repository.commit(changes, f"Show {model_id} {revision}")
         repository.finish(private)
     return f"{api.endpoint}/spaces/{space_id}"
+
+
+def _is_demo(space: Repository, model_id: str) -> bool:
+    """Whether a Space is one that `push_space` made for a model, by the metadata of its README.md."""
+    models, tags = space.card.get("models"), space.card.get("tags")
+    return model_id in (models if isinstance(models, list) else []) and MARK in (
+        tags if isinstance(tags, list) else []
+    )

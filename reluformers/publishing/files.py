@@ -16,6 +16,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.tokenization import TARGET_FOLDER
 from reluformers.errors import UserError
+from reluformers.payload import payload_names
 from reluformers.registry import FAMILIES
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
@@ -105,10 +106,10 @@ def select_files(folder: Path) -> list[str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file of a repository is one that a release replaces, or removes where it no longer has it."""
+    """Whether a file of a repository is one that a release removes where it has it no more; never the owner's."""
     in_target = name.removeprefix(f"{TARGET_FOLDER}/")
     is_weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)
-    return bool(is_weights) or in_target in TOKENIZER_FILES or ("/" not in name and name.endswith(".py"))
+    return bool(is_weights) or in_target in TOKENIZER_FILES or name in payload_names()
 
 
 def stage_files(folder: Path, staging: Path) -> None:

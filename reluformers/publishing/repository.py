@@ -45,6 +45,7 @@ class Repository:
             return
         refs = self.api.list_repo_refs(**where)
         self.exists, self.private, self.head = True, bool(info.private), info.sha
+        self.card = getattr(info, "card_data", None) or {}  # metadata of README.md
         self.model_type = (getattr(info, "config", None) or {}).get("model_type")
         self.digests = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in info.siblings}
         self.tags = {tag.name: tag.target_commit for tag in refs.tags}

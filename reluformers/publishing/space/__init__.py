@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+# in the metadata of README.md: this library made the Space and may write it anew
+MARK = "reluformers-demo"
 FILES = ("app.py", "drawing.py", "models.py", "README.md", "requirements.txt")
 
 
