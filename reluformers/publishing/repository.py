@@ -105,6 +105,8 @@ class Repository:
             private: whether it stays so.
             options: further arguments of `HfApi.create_repo`.
         """
+        # a cut before the mark leaves an empty private repository, which looks like one that its owner made to be
+        # private: it stays so, and the command line says how to show it
         self.api.create_repo(self.repo_id, repo_type=self.repo_type, private=True, **options)
         if not private:
             self.api.create_branch(self.repo_id, repo_type=self.repo_type, branch=UNFINISHED)
