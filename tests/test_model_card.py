@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from card_cases import image_run, translation_evaluation, translation_run, write_run
 from huggingface_hub import ModelCard
 from image_training_cases import CLASSES
@@ -231,6 +232,12 @@ VALID = (PINNED / "card_translation.md").read_text(encoding="utf-8")
         ("pipeline_tag: translation", "pipeline_tag: translate", "pipeline_tag is 'translate'"),
         ("license: apache-2.0", "license: Apache-2.0", "license is 'Apache-2.0'"),
         ("license: apache-2.0\n", "", "license is None"),
+        ("license: apache-2.0", "license: []", "license is None"),
+        ("license: apache-2.0", "license: {a: b}", "license is {'a': 'b'}"),
+        ("license: apache-2.0", "license: [[mit]]", r"license is \['mit'\]"),
+        ("license: apache-2.0", "license: apache-2.0\n5: a", "cannot be read"),
+        ("widget:\n- text", "widget:\n- src: 5\n  text", "widget must be"),
+        ("widget:\n- text", "widget:\n- src:\n  text", "widget must be"),
         ("- en\n", "- english\n", "ISO 639"),
         ("- en\n", "- no\n", "language is .* quote no"),
         ("datasets:\n- bentrevett/multi30k", "datasets:\n- /data/multi30k", "datasets has '/data/multi30k'"),
@@ -253,6 +260,34 @@ def test_what_a_card_must_not_be(tmp_path, old, new, message):
     with pytest.raises(UserError, match=message) as caught:
         check_card(tmp_path / "README.md")
     assert "\n" not in str(caught.value)
+
+
+def test_a_card_without_examples_may_say_so(tmp_path):
+    text = "---\nlibrary_name: transformers\npipeline_tag: translation\nlicense: [mit]\nwidget:\n---\n# Tiny\n"
+    assert check_card_text(text, tmp_path / "README.md").data.license == ["mit"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("evaluation", {"bleu": 30.0}, r"evaluation\.json: bleu is 30\.0, but must be a mapping"),
+        ("evaluation", {"bleu": {"value": 30.0}}, "score of bleu is '', but must be a number"),
+        ("evaluation", {"source_lang": 5}, "source_lang is 5, but must be a string"),
+        ("evaluation", {"attention": [1]}, r"attention is \[1\], but must be a mapping"),
+        ("recipe", {"training": "fast"}, r"recipe\.yaml: section training is 'fast', but must be a mapping"),
+        ("recipe", {"data": {"target_lang": False}}, r"data\.target_lang is False, but must be a string"),
+        ("log_history", [1, 2], r"log_history\.json: entry 1 is 1, but must be a mapping"),
+    ],
+)
+def test_files_of_another_shape_are_one_line(tmp_path, file, change, message):
+    folder = translation_run(tmp_path / "run")
+    path = folder / ("recipe.yaml" if file == "recipe" else f"{file}.json")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **change} if isinstance(change, dict) else change))
+    with pytest.raises(UserError, match=message) as caught:
+        write_card(folder, "someone/en-de")
+    assert "\n" not in str(caught.value)
+    assert not (folder / "README.md").exists()
 
 
 @pytest.mark.parametrize(

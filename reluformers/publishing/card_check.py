@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from ..errors import UserError
+from ..errors import UserError, describe_error
 
 # https://huggingface.co/docs/hub/repositories-licenses
 LICENCES = frozenset(
@@ -65,13 +65,17 @@ def check_card_text(text: str, path: str | Path) -> ModelCard:
     # the client says the same as we do, and more loudly
     logging.getLogger("huggingface_hub.repocard_data").setLevel(logging.CRITICAL)
     try:
-        card = ModelCard(text, ignore_metadata_errors=True)
         metadata = yaml.safe_load(_METADATA.match(text)[0].strip("-\r\n ")) or {}
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: the metadata of the card are no YAML ({' '.join(str(error).split())})") from error
-    for problem in (*_metadata_problems(metadata), *_text_problems(text), *_missing_pictures(text, metadata, path)):
-        raise UserError(f"{path}: {problem}")
-    return card
+    # pictures are looked for only where the metadata have the shape that names them
+    problems = _metadata_problems(metadata) or [*_text_problems(text), *_missing_pictures(text, metadata, path)]
+    if problems:
+        raise UserError(f"{path}: {problems[0]}")
+    try:
+        return ModelCard(text, ignore_metadata_errors=True)
+    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: the metadata of the card cannot be read ({describe_error(error)})") from error
 
 
 def check_licence(licence: str) -> None:
@@ -98,8 +102,8 @@ def _metadata_problems(metadata: Any) -> list[str]:
     if metadata.get("pipeline_tag") not in PIPELINE_TAGS:
         problems.append(f"pipeline_tag is {metadata.get('pipeline_tag')!r}, but must be one of {PIPELINE_TAGS}")
     licences = metadata.get("license")
-    for licence in licences if isinstance(licences, list) else [licences]:
-        if licence not in LICENCES:
+    for licence in (licences or [None]) if isinstance(licences, list) else [licences]:
+        if not isinstance(licence, str) or licence not in LICENCES:
             problems.append(f"license is {licence!r}, which is none of the Hub's list, such as apache-2.0")
     for name in _LISTS:
         values = metadata.get(name, [])
@@ -118,12 +122,15 @@ def _value_problems(metadata: dict[str, Any]) -> list[str]:
             if not allowed.fullmatch(value):
                 kind = "an ISO 639 code in lower case" if name == "language" else "an id of the Hub"
                 problems.append(f"{name} has {value!r}, but must be {kind}")
-    widgets = metadata.get("widget", [])
-    if not isinstance(widgets, list) or not all(
-        isinstance(it, dict) and {"text", "src"} & it.keys() for it in widgets
-    ):
-        problems.append("widget must be a list of examples with text or src")
+    widgets = metadata.get("widget") or []
+    if not isinstance(widgets, list) or not all(_is_example(it) for it in widgets):
+        problems.append("widget must be a list of examples with text or src, which are strings")
     return problems + _index_problems(metadata.get("model-index", []))
+
+
+def _is_example(widget: Any) -> bool:
+    inputs = [widget[key] for key in ("text", "src") if key in widget] if isinstance(widget, dict) else []
+    return bool(inputs) and all(isinstance(value, str) for value in inputs)
 
 
 def _index_problems(index: Any) -> list[str]:
@@ -155,7 +162,7 @@ def _text_problems(text: str) -> list[str]:
 
 
 def _missing_pictures(text: str, metadata: dict[str, Any], path: Path) -> list[str]:
-    names = [*pictures(text), *(it["src"] for it in metadata.get("widget", []) if "://" not in it.get("src", "://"))]
+    names = [*pictures(text), *(it["src"] for it in metadata.get("widget") or [] if "://" not in it.get("src", "://"))]
     return [
         f"the card shows {name}, but there is no such file beside it"
         for name in dict.fromkeys(names)

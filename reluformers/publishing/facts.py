@@ -17,6 +17,7 @@ RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE = (
     "results.json",
     "evaluation.json",
 )
+_LANGUAGES = ("source_lang", "target_lang")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")
 
@@ -53,7 +54,7 @@ class RunFacts:
         """Codes of the source and the target language, as far as they are known."""
         codes = [(self.evaluation or {}).get(f"{side}_lang") for side in ("source", "target")]
         return [code for code in codes if code] or [
-            self.section("data")[key] for key in ("source_lang", "target_lang") if self.section("data").get(key)
+            self.section("data")[key] for key in _LANGUAGES if self.section("data").get(key)
         ]
 
     @property
@@ -90,10 +91,13 @@ def read_facts(folder: str | Path, evaluation: str | Path | None = None) -> RunF
         raise UserError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
+    log = _read(folder / LOG_FILE, list)
+    for number, entry in enumerate(log, start=1):
+        _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
     return RunFacts(
         config=config,
-        recipe=_read_mapping(folder / RECIPE_FILE),
-        log=_read(folder / LOG_FILE, list),
+        recipe=read_recipe(folder / RECIPE_FILE),
+        log=log,
         results=_read_mapping(folder / RESULTS_FILE),
         evaluation=None if evaluation is None else read_evaluation(evaluation),
     )
@@ -112,12 +116,27 @@ def read_evaluation(path: str | Path) -> dict[str, Any]:
     evaluation = _read_mapping(path)
     if not ({"bleu", "accuracy"} & evaluation.keys() and "split" in evaluation):
         raise UserError(f"{path}: has neither bleu nor accuracy of a split; evaluate the model again")
+    for names, kind in (
+        (("split", *_LANGUAGES), str),
+        (("accuracy", "top5_accuracy", "loss"), int | float),
+        (("bleu", "chrf", "decoding", "attention"), dict),
+    ):
+        for name in names:
+            _check_kind(evaluation.get(name), kind, f"{path}: {name}")
+    for name in ("bleu", "chrf"):
+        if evaluation.get(name):
+            _check_kind(evaluation[name].get("score", ""), int | float, f"{path}: score of {name}")
     return evaluation
 
 
 def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
-    return _read_mapping(Path(path))
+    recipe = _read_mapping(Path(path))
+    for name, section in recipe.items():
+        _check_kind(section, dict, f"{path}: section {name}")
+    for name in _LANGUAGES:
+        _check_kind((recipe.get("data") or {}).get(name), str, f"{path}: data.{name}")
+    return recipe
 
 
 def source_name(source: Any) -> str | None:
@@ -158,3 +177,10 @@ def _read(path: Path, kind: type) -> Any:
     if not isinstance(content, kind):
         raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
     return content
+
+
+def _check_kind(value: Any, kind: Any, name: str) -> None:
+    """Refuse a value of another type; None is one that is not known."""
+    if value is not None and not isinstance(value, kind):
+        allowed = {str: "a string", dict: "a mapping"}.get(kind, "a number")
+        raise UserError(f"{name} is {value!r}, but must be {allowed}")
