@@ -130,12 +130,18 @@ def check_text(text: Any, name: str) -> str:
     """A text that may be translated.
 
     Raises:
-        ValueError: it is not a string, is empty or too long.
+        ValueError: it is not a string, is empty, too long or has half a character.
     """
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a text, got {type(text).__name__}")
     if not text.strip():
         raise ValueError(f"{name} is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is no valid text: half of a surrogate pair at character {error.start + 1}"
+        ) from error
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"{name} has {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
     return text

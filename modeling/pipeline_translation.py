@@ -218,12 +218,18 @@ def check_text(text: Any, name: str) -> None:
     """Refuse what cannot be translated.
 
     Raises:
-        ValueError: it is not a string, or there is nothing in it.
+        ValueError: it is not a string, there is nothing in it, or it has half a character.
     """
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a string, got {type(text).__name__}")
     if not text.strip():
         raise ValueError(f"{name} is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is no valid text: half of a surrogate pair at character {error.start + 1}"
+        ) from error
 
 
 def split_source(text: str, offsets: list[tuple[int, int]]) -> tuple[list[str], list[int]]:

@@ -118,6 +118,7 @@ BAD_BODIES = [
     ({"inputs": None}, "inputs must be a text, got NoneType"),
     ({"inputs": {"text": "old dog"}}, "inputs must be a text, got dict"),
     ({"inputs": ""}, "inputs is empty"),
+    ({"inputs": "a \ud800"}, "inputs is no valid text: half of a surrogate pair at character 3"),
     ({"inputs": []}, "inputs must be 1 to 32, got 0"),
     ({"inputs": ["dog"] * 33}, "inputs must be 1 to 32, got 33"),
     ({"inputs": ["dog", 3]}, "inputs[1] must be a text, got int"),

@@ -127,6 +127,8 @@ def test_limit_of_the_tokenizer_counts_too(tokenizer):
         (["old dog", 7], "text 2 must be a string, got int"),
         (["old dog", ["cat"]], "text 2 must be a string, got list"),
         (["old dog", ""], "text 2 is empty"),
+        ("a \ud800", "the text is no valid text: half of a surrogate pair at character 3"),
+        (["old dog", "\udfff"], "text 2 is no valid text"),
     ],
 )
 def test_what_is_no_text_is_refused(pipe, inputs, message):
