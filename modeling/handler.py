@@ -86,14 +86,20 @@ class EndpointHandler:
         unknown = [key for key in data if key not in ("inputs", "parameters")]
         if unknown:
             raise ValueError(f'the body has "inputs" and "parameters" and nothing else, got {_quote(unknown[0])}')
-        check_input = check_text if self.task == "translation" else open_image
-        inputs = data["inputs"]
+        inputs, parameters = data["inputs"], self._check_parameters(data.get("parameters"))
+        is_translation = self.task == "translation"
         if not isinstance(inputs, list):
-            return check_input(inputs, "inputs"), self._check_parameters(data.get("parameters"))
+            return check_text(inputs, "inputs") if is_translation else open_image(inputs, "inputs"), parameters
         if not 1 <= len(inputs) <= MAX_BATCH:
             raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
-        inputs = [check_input(value, f"inputs[{number}]") for number, value in enumerate(inputs)]
-        return inputs, self._check_parameters(data.get("parameters"))
+        names = [f"inputs[{number}]" for number in range(len(inputs))]
+        if is_translation:
+            return [check_text(*pair) for pair in zip(inputs, names, strict=True)], parameters
+        images, num_pixels = [], 0
+        for value, name in zip(inputs, names, strict=True):
+            images.append(open_image(value, name, num_pixels))
+            num_pixels += math.prod(images[-1].size)
+        return images, parameters
 
     def _check_parameters(self, parameters: Any) -> dict[str, Any]:
         if parameters is None:
@@ -147,7 +153,7 @@ def check_text(text: Any, name: str) -> str:
     return text
 
 
-def open_image(value: Any, name: str) -> Any:
+def open_image(value: Any, name: str, num_pixels: int = 0) -> Any:
     """An image that may be classified, as a PIL image.
 
     Never by name: a path or an address would make the server read what the asker has no right to.
@@ -155,6 +161,7 @@ def open_image(value: Any, name: str) -> Any:
     Args:
         value: base64, with or without `data:image/…;base64,` before it; bytes; or a PIL image.
         name: for messages.
+        num_pixels: of the images before it in a request, which count for the bound.
 
     Raises:
         ValueError: it is none of these, is damaged or too large.
@@ -175,6 +182,8 @@ def open_image(value: Any, name: str) -> Any:
     width, height = value.size
     if width * height > Image.MAX_IMAGE_PIXELS:
         raise ValueError(f"{name} has {width}×{height} pixels, at most {Image.MAX_IMAGE_PIXELS} are allowed")
+    if num_pixels + width * height > Image.MAX_IMAGE_PIXELS:
+        raise ValueError(f"the images up to {name} have more than {Image.MAX_IMAGE_PIXELS} pixels together")
     try:
         value.load()
     except (OSError, ValueError, SyntaxError) as error:

@@ -178,6 +178,10 @@ def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 12 - 1)
     for value in (encode(picture(8, 12)), picture(8, 12)):
         assert classify({"inputs": value}) == {"error": "inputs has 12×8 pixels, at most 95 are allowed"}
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2 * 8 * 12)
+    assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
+    together = "the images up to inputs[2] have more than 192 pixels together"
+    assert classify({"inputs": [encode(picture(8, 12))] * 3}) == {"error": together}
     bomb = classify({"inputs": encode(picture(16, 24))})  # Pillow itself refuses twice the bound
     assert set(bomb) == {"error"}
 
