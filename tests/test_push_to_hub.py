@@ -487,6 +487,12 @@ def test_code_that_computes_something_else_is_refused(folder):
         check_folder(folder)
 
 
+def test_code_may_print(folder):
+    path = folder / "modeling_seq2seq.py"
+    path.write_text(path.read_text() + "\nimport os\nprint('loaded')\nos.write(1, b'loaded')\n")
+    assert check_folder(folder).task == "translation"
+
+
 def test_code_that_does_not_open_is_refused(folder):
     (folder / "attention_functions.py").write_text("raise RuntimeError('two\\nlines')\n")
     with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:

@@ -7,6 +7,7 @@ or tensors on stdin, JSON on stdout. It imports nothing of this library and make
 import importlib.util
 import io
 import json
+import os
 import sys
 
 # what Python itself takes for "there is no such package", however it is installed
@@ -60,12 +61,16 @@ TASKS = {"translation": translate, "image-classification": classify, "compare": 
 
 def main() -> None:
     task, folder = sys.argv[1:]
+    # the model's code may print: that goes to stderr, so that stdout has the answer alone
+    output = os.dup(1)
+    os.dup2(2, 1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model, answer = TASKS[task](folder, sys.stdin.buffer.read())
     answer["model_class"] = f"{type(model).__module__}.{type(model).__name__}"
     answer["has_library"] = importlib.util.find_spec("reluformers") is not None
-    sys.stdout.buffer.write(json.dumps(answer).encode())
+    with os.fdopen(output, "wb") as stdout:
+        stdout.write(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":
