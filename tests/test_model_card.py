@@ -108,6 +108,18 @@ class TestWholeCard:
         path = write_card(write_run(tmp_path / "run", config), "someone/unknown")
         assert path.read_text(encoding="utf-8") == (PINNED / "card_unknown.md").read_text(encoding="utf-8")
 
+    @pytest.mark.parametrize(
+        ("attention", "needed"),
+        [
+            ({"attention": "entmax15"}, True),
+            ({"attention": "softmax", "cross_attention": "sparsemax"}, True),
+            ({"attention": "softmax"}, False),
+        ],
+    )
+    def test_names_entmax_where_it_is_needed(self, tmp_path, attention, needed):
+        path = write_card(write_run(tmp_path / "run", seq2seq_config("softmax", **attention)), "someone/unknown")
+        assert ("`pip install entmax`" in path.read_text(encoding="utf-8")) == needed
+
     def test_the_hub_reads_the_results(self, tmp_path):
         data = ModelCard.load(write_full_card(tmp_path)).data
         measured = {result.metric_type: result for result in data.eval_results}

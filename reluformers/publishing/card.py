@@ -36,6 +36,7 @@ _LANGUAGES = {
     "vi": "Vietnamese",
     "zh": "Chinese",
 }
+_OF_ENTMAX = ("sparsemax", "entmax15")
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
     "decoder": "The self-attention of the decoder",
@@ -211,6 +212,7 @@ def _model_context(facts: RunFacts, dataset: str | None) -> dict[str, Any]:
     return {
         "is_vision": facts.is_vision,
         "attentions": attentions,
+        "needs_entmax": any(site["needs_entmax"] for site in attentions),
         "papers": list(papers),
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "languages": [_LANGUAGES.get(code, code) for code in facts.languages],
@@ -264,6 +266,7 @@ def _attentions(facts: RunFacts) -> list[dict[str, Any]]:
                 "title": _SITE_TITLES[site],
                 "paper": source.paper,
                 "place": source.place,
+                "needs_entmax": attention.activation in _OF_ENTMAX,
                 "formula": "\n".join(formula(attention, config.hidden_size // heads)),
             }
         )
