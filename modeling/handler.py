@@ -60,13 +60,18 @@ class EndpointHandler:
         config = AutoConfig.from_pretrained(path, trust_remote_code=True)
         self.task = "translation" if config.is_encoder_decoder else "image-classification"
         self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
+        self.parameters = dict(PARAMETERS[self.task])
+        if self.task == "translation":
+            kind, low, high = self.parameters["max_new_tokens"]
+            self.parameters["max_new_tokens"] = kind, low, min(high, config.max_position_embeddings)
 
     def __call__(self, data: Any) -> list[Any] | dict[str, str]:
         """Answer one request.
 
         Args:
             data: `inputs`: a text or a list of texts; or an image or a list of images, each in base64, as bytes or as
-                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task.
+                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, with no more new
+                tokens than the model has positions.
 
         Returns:
             What the pipeline of the task gives; `{"error": …}`, one line, if the request cannot be answered.
@@ -106,7 +111,7 @@ class EndpointHandler:
             return {}
         if not isinstance(parameters, dict):
             raise ValueError(f"parameters must be an object, got {type(parameters).__name__}")
-        allowed = PARAMETERS[self.task]
+        allowed = self.parameters
         for name, value in parameters.items():
             if name not in allowed:
                 raise ValueError(f"unknown parameter {_quote(name)}; allowed are {', '.join(allowed)}")

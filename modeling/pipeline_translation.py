@@ -87,7 +87,8 @@ class TranslationPipeline(Pipeline):
         0.76 of them over five presets). Words are what white space separates.
 
         Args:
-            inputs: a text or a list of texts; a generator or a dataset of texts is answered one by one.
+            inputs: a text or a list of texts; a generator, any other iterable or a dataset of texts is answered
+                one by one.
             return_alignments: whether to add `alignments`.
             truncation: cut a source that is longer than `max_source_length`, with one warning for a call; False
                 raises instead.
@@ -116,7 +117,9 @@ class TranslationPipeline(Pipeline):
             return [records[0] if len(records) == 1 else records for records in results]
         if not isinstance(inputs, Iterable | Dataset) or isinstance(inputs, dict | bytes):
             raise ValueError(f"a text or a list of texts is to be translated, got {type(inputs).__name__}")
-        results = _unpack(super().__call__(inputs, **kwargs))
+        # of what can be iterated over, transformers takes only these two for more than one input
+        texts = inputs if isinstance(inputs, Dataset) else (text for text in inputs)
+        results = _unpack(super().__call__(texts, **kwargs))
         return (records[0] if len(records) == 1 else records for records in results)
 
     def _sanitize_parameters(

@@ -69,6 +69,8 @@ def test_shapes_of_answers(pipe):
     nested = pipe(TEXTS, num_beams=3, num_return_sequences=2, batch_size=3)
     assert [len(records) for records in nested] == [2, 2, 2]
     assert list(pipe(text for text in TEXTS)) == pipe(TEXTS) == pipe(tuple(TEXTS))
+    for iterable in (map(str, TEXTS), iter(TEXTS), dict.fromkeys(TEXTS).keys()):
+        assert list(pipe(iterable)) == pipe(TEXTS)
 
 
 @pytest.mark.parametrize(

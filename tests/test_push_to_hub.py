@@ -336,7 +336,7 @@ def test_names_of_repositories(name):
         check_names(name, None)
 
 
-@pytest.mark.parametrize("revision", ["main", "0123abc", "v 1", "-v1", ""])
+@pytest.mark.parametrize("revision", ["main", "0123abc", "v 1", "-v1", "", "v1..2", "v1.", "v1.lock"])
 def test_names_of_revisions(revision):
     with pytest.raises(UserError, match="is no name for a tag"):
         check_names(REPO, revision)

@@ -20,7 +20,7 @@ from .files import check_texts, is_ours, read_config, stage_files, task_of
 from .hub_errors import hub_errors
 from .repository import Operation, Repository
 
-_REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)[A-Za-z0-9][A-Za-z0-9._-]*")
+_REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
 _PINNED = re.compile(r"""revision=["']([^"']+)["']""")  # by an example of a card
 
 
