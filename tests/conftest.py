@@ -24,12 +24,14 @@ def fixed_seeds():
     set_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_short(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_short():
     """Sequences of tests are short: what computes the long ones must not leave them to the reference."""
     from reluformers.modeling import attention
 
-    monkeypatch.setattr(attention, "SHORT_KEYS", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "SHORT_KEYS", 0)
+        yield
 
 
 def _is_local(address) -> bool:
