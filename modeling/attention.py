@@ -20,13 +20,13 @@ from ..configuration.fields import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import compute_dtype
 from .masks import AttentionMask
-from .normalization import GatedRMSNorm, RMSNorm, unit_length
+from .normalization import GatedRMSNorm, RMSNorm, unit_length, wide_dtype
 from .rectified_attention import ELEMENTWISE_ACTIVATIONS, RowStatistics, attend, in_one_dtype
 from .regularization import attention_statistics, row_statistics
 
 logger = logging.get_logger(__name__)
 
-SHORT_KEYS = 128
+SHORT_KEYS = 128  # up to so many, weights are written out on a processor
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over them if they are asked for
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
@@ -51,7 +51,7 @@ def eager_attention(
         mask: which keys a query may see, and n_i.
         scaling: a.
         dropout: share of weights dropped, 0 outside of training.
-        statistics: `"none"`, `"sums"` of the rows, or `"entropy"` for Σ_j s_ij·log s_ij too.
+        statistics: `"none"`, `"sums"` of the rows, or `"all"` for Σ_j s_ij·log s_ij too.
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
@@ -66,7 +66,7 @@ def eager_attention(
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     dropped = functional.dropout(weights, dropout) if dropout > 0 else weights
-    rows = None if statistics == "none" else RowStatistics(*row_statistics(weights, statistics == "entropy"))
+    rows = None if statistics == "none" else RowStatistics(*row_statistics(weights, statistics == "all"))
     return (dropped @ value).transpose(1, 2), weights, rows
 
 
@@ -90,7 +90,7 @@ def fused_attention(
     activation = module.attention.activation
     # an exported program is to hold PyTorch's plain operators alone
     stays_eager = torch.compiler.is_exporting() or _is_short(query, mask, activation)
-    if activation == "softmax" and statistics != "entropy" and not stays_eager:
+    if activation == "softmax" and statistics != "all" and not stays_eager:
         return _softmax_attention(module, query, key, value, mask, **options)
     if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not stays_eager:
         output, rows = attend(
@@ -103,7 +103,7 @@ def fused_attention(
             threshold=module.current_threshold(),
             divisor=module.length_divisor(mask.key_counts(), query.dtype),
             dropout=dropout,
-            statistics={"none": "none", "sums": "sums", "entropy": "all"}[statistics],
+            statistics=statistics,
         )
         return output.transpose(1, 2), None, rows
     if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
@@ -147,7 +147,7 @@ def _softmax_attention(
     if statistics != "none":
         shape = (query.shape[0], query.shape[1], query.shape[2], 1)
         is_used = torch.as_tensor(key_counts, device=query.device) > 0
-        row_sums = is_used.expand(shape).to(torch.promote_types(query.dtype, torch.float32))
+        row_sums = is_used.expand(shape).to(wide_dtype(query.dtype))
         rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
     return output.transpose(1, 2), None, rows
 
@@ -275,7 +275,7 @@ class MultiHeadAttention(nn.Module):
             mask,
             scaling=self.attention.initial_scale(self.head_dim) if self.scale is None else self.scale,
             dropout=self.dropout if self.training else 0.0,
-            statistics="none" if not self.training else "sums" if entropy_bound is None else "entropy",
+            statistics="none" if not self.training else "sums" if entropy_bound is None else "all",
         )
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:

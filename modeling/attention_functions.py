@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .normalization import at_least_float32
+from .normalization import at_least_float32, wide_dtype
 
 aten = torch.ops.aten
 
@@ -122,7 +122,7 @@ def length_divisor(
     if isinstance(exponent, Tensor):
         exponent = at_least_float32(exponent)
     if isinstance(key_counts, Tensor):
-        key_counts = key_counts.clamp_min(1).to(torch.promote_types(dtype, torch.float32))
+        key_counts = key_counts.clamp_min(1).to(wide_dtype(dtype))
     else:
         key_counts = max(key_counts, 1)
     return coefficient * key_counts**exponent

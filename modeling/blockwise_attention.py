@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
-from .normalization import at_least_float32
+from .normalization import at_least_float32, wide_dtype
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
 _ELEMENTS = 2**19
 _ROWS = 512  # queries of a block at most
 _KEYS = 1024  # keys of a block at most
-_CAUSAL_ROWS = (
-    64  # the least with causality, for each thread: several wait for each other at the end of each operation
-)
+# the least with causality, for each thread: several wait for each other at the end of each operation
+_CAUSAL_ROWS = 64
 _CAUSAL_PARTS = 16  # else as many blocks of queries, whose squares on the diagonal are half in vain
 
 
@@ -211,7 +210,7 @@ def blockwise_forward(
     output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     dtype, scratch, sums = compute_dtype(query), _Scratch(), [None] * 3
     if statistics != "none":
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide = wide_dtype(query.dtype)
         number = 3 if statistics == "all" else 1
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
@@ -260,13 +259,13 @@ def blockwise_backward(
         grad_output = grad_output * row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim).transpose(1, 2)
     # sums over blocks, in at least float32 whatever the products are made in; lying down, as products are faster so
-    wide = torch.promote_types(query.dtype, torch.float32)
+    wide = wide_dtype(query.dtype)
     grad_key, grad_value = (
         torch.zeros(batch, heads, states.shape[3], states.shape[2], dtype=wide, device=query.device)
         for states in (key, value)
     )
     scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
-    grad_threshold = torch.zeros((), dtype=grad_key.dtype, device=query.device)
+    grad_threshold = torch.zeros((), dtype=wide, device=query.device)
     for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
         scaled = part.take(query, queries, dtype) * scale
         grad_states = part.take(grad_output, queries, dtype)
@@ -289,7 +288,7 @@ def blockwise_backward(
             else:
                 grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
             if isinstance(threshold, Tensor):
-                grad_threshold -= grad_scores.sum(dtype=grad_threshold.dtype)
+                grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)
             products = _plus_product(products, grad_scores, part.key[:, block.keys])
         place = grad_query[part.batch, part.heads, queries]
@@ -301,18 +300,20 @@ def blockwise_backward(
 def _row_statistics(weights: Tensor, statistics: str) -> list[Tensor]:
     """Σ_j w, and of all of them also Σ_j w·log w and the number of w ≠ 0    [rows, block]."""
     if statistics == "sums":
-        return [weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))]
+        return [weights.sum(-1, dtype=wide_dtype(weights.dtype))]
     wide = at_least_float32(weights)
-    logs = wide.clamp_min(torch.finfo(wide.dtype).tiny).log_()
-    return [wide.sum(-1), logs.mul_(wide).sum(-1), (weights != 0).sum(-1)]
+    return [wide.sum(-1), _log(wide).mul_(wide).sum(-1), (weights != 0).sum(-1)]
 
 
 def _log_derivative(weights: Tensor) -> Tensor:
     """d/dw of w·log max(w, tiny): log w + 1, and log tiny where w is not above it."""
     wide = at_least_float32(weights)
-    tiny = torch.finfo(wide.dtype).tiny
-    logs = wide.clamp_min(tiny).log_()
-    return logs.add_(weights > tiny).to(weights.dtype)
+    return _log(wide).add_(wide > torch.finfo(wide.dtype).tiny).to(weights.dtype)
+
+
+def _log(weights: Tensor) -> Tensor:
+    """log max(w, tiny), finite where w is 0."""
+    return weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
 
 
 def _plus_product(total: Tensor | None, weights: Tensor, states: Tensor) -> Tensor:

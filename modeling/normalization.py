@@ -10,9 +10,14 @@ from transformers import initialization as init
 from ..configuration.fields import NORM_TYPES, check_choice
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def at_least_float32(states: Tensor) -> Tensor:
-    """The tensor in the dtype that norms and sums are computed in: fp32 for bf16 and fp16, else its own."""
-    return states if states.dtype in (torch.float32, torch.float64) else states.float()
+    """The tensor in its `wide_dtype`."""
+    return states.to(wide_dtype(states.dtype))
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:

@@ -15,6 +15,7 @@ from ..configuration.fields import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
 from .masks import AttentionMask
+from .normalization import wide_dtype
 
 # the others normalise a row and need it whole
 ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
@@ -90,7 +91,7 @@ def _operator(
             seed=seed,
             statistics=statistics,
         )
-    return output, *(query.new_empty(0, dtype=_wide(query)) if total is None else total for total in sums)
+    return output, *(query.new_empty(0, dtype=wide_dtype(query.dtype)) if total is None else total for total in sums)
 
 
 @_operator.register_fake
@@ -101,7 +102,7 @@ def _(
     output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     row = (batch, heads, query_len)
     shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}[statistics]
-    return output, *(query.new_empty(shape, dtype=_wide(query)) for shape in shapes)
+    return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
 
 @torch.library.custom_op(f"{_NAMESPACE}::rectified_attention_backward", mutates_args=())
@@ -152,7 +153,7 @@ def _(
         grads = [_empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
-    return grad_query, *grads, query.new_empty((), dtype=_wide(query))
+    return grad_query, *grads, query.new_empty((), dtype=wide_dtype(query.dtype))
 
 
 def _empty_heads_inside(states: Tensor) -> Tensor:
@@ -284,7 +285,7 @@ def attend(
         key,
         value,
         threshold if isinstance(threshold, Tensor) else None,
-        None if divisor is None else _row_factors(divisor.detach() if is_learned else divisor, query),
+        None if divisor is None else _row_factors(divisor, query),
         None if mask.real_keys is None else mask.real_keys.expand(query.shape[0], -1),
         seed,
         activation,
@@ -329,16 +330,12 @@ def _attend_once(
 
 
 def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
-    """1/(c·n_i^α)    [batch or 1, query_len]."""
+    """1/(c·n_i^α), without its gradient    [batch or 1, query_len]."""
     if not isinstance(divisor, Tensor):
-        return query.new_full((1, query.shape[2]), 1 / divisor, dtype=_wide(query))
+        return query.new_full((1, query.shape[2]), 1 / divisor, dtype=wide_dtype(query.dtype))
+    divisor = divisor.detach()
     divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
     return divisor.reciprocal().expand(-1, query.shape[2])
-
-
-def _wide(states: Tensor) -> torch.dtype:
-    """The dtype that sums are made in."""
-    return torch.promote_types(states.dtype, torch.float32)
 
 
 def in_one_dtype(*states: Tensor) -> list[Tensor]:

@@ -29,7 +29,7 @@ _LINES = {
     "eval_bleu": {"linewidth": 2.0, "marker": "o", "markersize": 4},
     "eval_accuracy": {"linewidth": 2.0, "marker": "o", "markersize": 4},
 }
-_SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 _ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
 _DASHES = ("-", "--", ":", "-.")
 
@@ -142,7 +142,7 @@ def plot_attention_report(report: Mapping[str, Any], path: str | Path) -> Path:
         ValueError: the suffix is not allowed.
     """
     path = check_picture_path(path)
-    sites = {site: name for site, name in _SITE_NAMES.items() if site in report}
+    sites = {site: name for site, name in SITE_NAMES.items() if site in report}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
         for number, (site, name) in enumerate(sites.items()):

@@ -11,10 +11,11 @@ from jinja2 import Environment, StrictUndefined
 from ..errors import UserError
 from ..files import atomic_write
 from ..plotting import plot_attention_report
+from ..training.run import RECIPE_FILE
 from .card_check import check_card_text, check_licence
 from .card_examples import Example, image_examples, translation_examples
 from .card_tables import result_table, scores, size_text, statistics_rows, training_rows
-from .facts import RECIPE_FILE, RunFacts, is_hub_id, read_evaluation, read_facts, read_recipe, source_name
+from .facts import RunFacts, is_hub_id, read_evaluation, read_facts, read_recipe, source_name
 from .papers import architecture_paper, attention_source, formula
 
 CARD_FILE = "README.md"

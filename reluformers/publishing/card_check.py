@@ -31,7 +31,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual|other|unknown")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _LISTS = ("tags", "datasets", "metrics", "language")
 _LOCAL_PATH = re.compile(r"(?<![\w./:~<)-])~?/(?:[\w.+-]+/)+[\w.+-]+|\b[A-Za-z]:\\\w+|\bfile://")
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 _METADATA = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.DOTALL)
 
@@ -154,7 +154,7 @@ def _index_problems(index: Any) -> list[str]:
 
 def _text_problems(text: str) -> list[str]:
     problems = [f"the card still holds {PLACEHOLDER}"] if PLACEHOLDER in text else []
-    for pattern, what in ((_LOCAL_PATH, "a path of this machine"), (_TOKEN, "an access token")):
+    for pattern, what in ((_LOCAL_PATH, "a path of this machine"), (TOKEN, "an access token")):
         if found := pattern.search(text):
             shown = f", {found[0]}" if what.startswith("a path") else ""
             problems.append(f"the card holds {what}{shown}; take it out")

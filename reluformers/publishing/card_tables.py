@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
+from ..plotting import SITE_NAMES
 from .facts import RunFacts, source_name
 
-SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention", "overall": "all"}
 MISSING = "–"
 # what two evaluations must share, so that their scores can stand side by side
 _SAME = ("data", "split", "sentences", "images", "source_lang", "target_lang", "decoding")
@@ -91,19 +91,18 @@ def result_table(
 
 def statistics_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """The rows of the attention report: each site, and all of them if there are several."""
-    sites = [site for site in SITE_NAMES if site in report and site != "overall"]
-    numbers = {site: report[site]["overall"] for site in sites}
-    if len(sites) > 1:
-        numbers["overall"] = report["overall"]
+    numbers = {name: report[site]["overall"] for site, name in SITE_NAMES.items() if site in report}
+    if len(numbers) > 1:
+        numbers["all"] = report["overall"]
     return [
         [
-            SITE_NAMES[site],
+            name,
             f"{row['zeros']:.1%}",
             f"{row['null_rate']:.1%}",
             MISSING if row["entropy"] is None else f"{row['entropy']:.2f}",
             f"{row['row_sum']:.2f}",
         ]
-        for site, row in numbers.items()
+        for name, row in numbers.items()
     ]
 
 

@@ -10,13 +10,9 @@ import yaml
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..errors import UserError, describe_error
+from ..training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
-RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE = (
-    "recipe.yaml",
-    "log_history.json",
-    "results.json",
-    "evaluation.json",
-)
+EVALUATION_FILE = "evaluation.json"
 _LANGUAGES = ("source_lang", "target_lang")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")

@@ -21,10 +21,10 @@ from reluformers.registry import FAMILIES
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 from .card import CARD_FILE
-from .card_check import check_card, pictures
+from .card_check import TOKEN, check_card, pictures
+from .facts import EVALUATION_FILE
 
 HANDLER = "handler.py"
-EVALUATION_FILE = "evaluation.json"
 # what a run writes about itself: paths in it become names
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 TOKENIZER_FILES = (
@@ -50,7 +50,6 @@ _OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_co
 # pieces of a vocabulary may look like paths
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
 _LEAST_TOKEN = 16  # characters
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _LOCAL_VALUE = re.compile(r"(?:file://|~?/|\.\.?/|[A-Za-z]:[\\/]|\\\\)[^\n]+")
 _LOCAL_TEXT = re.compile(r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M)
 
@@ -157,7 +156,7 @@ def check_texts(staging: Path, shown_as: Path) -> None:
         name = path.relative_to(staging).as_posix()
         for number, line in enumerate(_read(path, shown_as / name).split("\n"), start=1):
             where = f"{shown_as / name}, line {number}"
-            if _TOKEN.search(line) or (is_secret and own_token in line):
+            if TOKEN.search(line) or (is_secret and own_token in line):
                 raise UserError(f"{where}: holds a token of the Hub; take it out, and revoke it if others saw it")
             found = local and local.search(line)
             found = found or (path.name not in _VOCABULARY and _LOCAL_TEXT.search(line))
