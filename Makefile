@@ -73,7 +73,7 @@ MODEL ?= ./runs/demo
 app: export HF_HUB_OFFLINE = 0
 app: export MODEL_ID = $(value MODEL)
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
-	@$(VENV)/bin/python reluformers/publishing/space/app.py
+	@$(VENV)/bin/python reluformers/app/app.py
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
 	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache

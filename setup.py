@@ -68,7 +68,7 @@ setup(
     ],
     package_data={
         "reluformers.model_cards": ["template.md"],
-        "reluformers.publishing.space": ["README.md", "requirements.txt"],
+        "reluformers.app": ["README.md", "requirements.txt"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,

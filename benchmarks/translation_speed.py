@@ -30,10 +30,10 @@ from transformers import (
 )
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
-from reluformers.data.loading import load_translation_split
-from reluformers.data.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 from reluformers.errors import run_main
-from reluformers.training import TranslationTrainer, TranslationTrainingArguments
+from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
+from reluformers.translation.loading import load_translation_split
+from reluformers.translation.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 
 PEER = "marian"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

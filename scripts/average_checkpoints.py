@@ -6,8 +6,8 @@ Example:
 
 import argparse
 
-from reluformers.averaging import average_checkpoints, last_checkpoints
 from reluformers.errors import run_main
+from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
 
 def main() -> None:

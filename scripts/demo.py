@@ -18,7 +18,8 @@ from reluformers.demo.digits import classify_in_clean_process, first_digit, writ
 from reluformers.demo.steps import check_output, train_model
 from reluformers.demo.translation import check_text, translate_examples, translate_in_clean_process, write_corpus
 from reluformers.errors import run_main
-from reluformers.training import ImageRecipe, TranslationRecipe, train_image_classification, train_translation
+from reluformers.images import ImageRecipe, train_image_classification
+from reluformers.translation import TranslationRecipe, train_translation
 
 RECIPES = Path(__file__).with_name("recipes")
 DEFAULT_TEXT = "Vienna, Rome, and Tokyo: Wednesday, January 3, 2024, 3:04 PM; 3 hours and 20 minutes"

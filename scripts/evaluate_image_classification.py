@@ -15,11 +15,11 @@ import datasets
 import torch
 import transformers
 
-from reluformers.data.images import load_image_split
+from reluformers.analysis.attention_report import attention_report, format_attention_report
 from reluformers.errors import UserError, run_main
-from reluformers.evaluation.attention_report import attention_report, format_attention_report
-from reluformers.evaluation.images import evaluate, image_batches, load_image_model, model_classes, predict
 from reluformers.files import atomic_write, check_output_files
+from reluformers.images.loading import load_image_split
+from reluformers.images.scoring import evaluate, image_batches, load_image_model, model_classes, predict
 from reluformers.plotting import check_picture_path, plot_confusion_matrix
 
 PRINTED_CLASSES = 10

@@ -18,12 +18,13 @@ import torch
 import transformers
 from sacrebleu.metrics import BLEU
 
-from reluformers.data.loading import load_translation_split
+from reluformers.analysis.attention_report import attention_report, format_attention_report
 from reluformers.errors import UserError, run_main
-from reluformers.evaluation.attention_report import attention_report, format_attention_report, teacher_forced_batches
-from reluformers.evaluation.metrics import ChrF, SacreBLEU
-from reluformers.evaluation.translation import PENALTIES, check_search, load_translation_model, translate
 from reluformers.files import atomic_write, check_output_files
+from reluformers.translation.decoding import PENALTIES, check_search, load_translation_model, translate
+from reluformers.translation.evaluation import teacher_forced_batches
+from reluformers.translation.loading import load_translation_split
+from reluformers.translation.metrics import ChrF, SacreBLEU
 
 LANGUAGES = ("source_lang", "target_lang")
 EARLY_STOPPING = {"heuristic": False, "first": True, "never": "never"}

@@ -12,8 +12,8 @@ import transformers
 from huggingface_hub.utils import disable_progress_bars, logging
 
 from reluformers.errors import run_main
-from reluformers.publishing.demo_space import push_space
-from reluformers.publishing.push import push_to_hub, snippet
+from reluformers.hub.push import push_to_hub, snippet
+from reluformers.hub.space import push_space
 
 
 def parse_arguments() -> argparse.Namespace:

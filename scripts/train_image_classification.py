@@ -5,9 +5,9 @@ Example:
         data.path=data/cifar10 model.preset=relu-vit --output_dir runs/relu-vit
 """
 
+from reluformers.commands.train import run_training_command
 from reluformers.errors import run_main
-from reluformers.training import ImageRecipe, train_image_classification
-from reluformers.training.command import run_training_command
+from reluformers.images import ImageRecipe, train_image_classification
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ Example:
         model.preset=reluformer --output_dir runs/reluformer
 """
 
+from reluformers.commands.train import run_training_command
 from reluformers.errors import run_main
-from reluformers.training import TranslationRecipe, train_translation
-from reluformers.training.command import run_training_command
+from reluformers.translation import TranslationRecipe, train_translation
 
 
 def main() -> None:

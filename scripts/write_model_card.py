@@ -10,8 +10,8 @@ from pathlib import Path
 
 import transformers
 
+from reluformers.cards.card import write_card
 from reluformers.errors import run_main
-from reluformers.publishing.card import write_card
 
 
 def parse_arguments() -> argparse.Namespace:

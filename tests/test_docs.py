@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from training_cases import recipe_class
+
+from builders.translation_runs import recipe_class
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs" / "adding-a-variant.md"

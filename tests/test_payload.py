@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from clean_cases import run_clean
-from modeling_cases import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from reluformers.modeling import attention
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from builders.clean_processes import run_clean
+from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from reluformers import ReLUFormerConfig
 from reluformers.payload import find_payload_file, payload_files
 

@@ -4,8 +4,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from modeling_cases import FAMILY_MODELS, build_config
 
+from builders.models import FAMILY_MODELS, build_config
 from reluformers.payload import payload_files
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,9 @@ from typing import Any
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory
-from reluformers.training import ImageRecipe, TranslationRecipe
+from reluformers.images import ImageRecipe
 from reluformers.training.run import RECIPE_FILE
+from reluformers.translation import TranslationRecipe
 
 
 def check_output(folder: Path) -> None:

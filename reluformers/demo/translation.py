@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
-from reluformers.evaluation.translation import load_translation_model, translate
 from reluformers.files import atomic_directory, iterate_lines
+from reluformers.translation.decoding import load_translation_model, translate
 
 from .corpus import KINDS, DemoCorpus, Row
 

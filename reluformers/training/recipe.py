@@ -4,19 +4,17 @@ Each task has a recipe class of its own, which says what its sections are; readi
 """
 
 import dataclasses
-import difflib
-import enum
 import re
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import yaml
-from huggingface_hub.dataclasses import type_validator
 from transformers import PreTrainedConfig
 
+from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.errors import UserError
 from reluformers.files import atomic_write
@@ -139,7 +137,7 @@ class Recipe(ABC):
         allowed = {item.name: item for item in dataclasses.fields(cls)}
         checked = {}
         for name, values in sections.items():
-            _check_name(name, allowed, "section")
+            check_name(name, allowed, "section")
             if not isinstance(values, dict | None):
                 raise UserError(f"{name} is {values!r}, but must be a section of keys and values")
             checked[name] = cls._check_section(name, values or {})
@@ -152,10 +150,10 @@ class Recipe(ABC):
         if name == "model":
             return cls._check_model(values)
         if name == "training":
-            return _check_fields(name, values, cls.arguments_class, ("output_dir",))
+            return check_fields(name, values, cls.arguments_class, excluded=["output_dir"])
         owner = typing.get_type_hints(cls)[name]
         try:
-            return owner(**_check_fields(name, values, owner))
+            return owner(**check_fields(name, values, owner))
         except UserError:
             raise
         except ValueError as error:
@@ -172,7 +170,7 @@ class Recipe(ABC):
                 raise UserError(f"model.{name} {reason}")
         fields = [item.name for item in dataclasses.fields(cls.config_class(preset))]
         for name in values:
-            _check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
+            check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
         return dict(values)
 
 
@@ -250,48 +248,3 @@ def _apply_override(sections: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise UserError(f"{override!r}: {parent} is {target!r}, so it has no keys of its own")
     target[last] = _parse_yaml(value, override)
-
-
-def _check_name(name: str, allowed: Iterable[str], kind: str) -> None:
-    if name in allowed:
-        return
-    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0)
-    raise UserError(f"unknown {kind} {name!r}; the nearest allowed is {near[0]!r}")
-
-
-def _check_fields(section: str, values: dict[str, Any], owner: type, excluded: Iterable[str] = ()) -> dict[str, Any]:
-    """The values, whole numbers as floats where floats are meant, if they fit the fields of a dataclass."""
-    hints = typing.get_type_hints(owner)
-    allowed = [f"{section}.{item.name}" for item in dataclasses.fields(owner) if item.name not in excluded]
-    checked = {}
-    for name, value in values.items():
-        key = f"{section}.{name}"
-        _check_name(key, allowed, "key")
-        hint = hints[name]
-        choices = [item.value for kind in (hint, *typing.get_args(hint)) if _is_enum(kind) for item in kind]
-        if choices and value is not None and value not in choices:
-            raise UserError(f"{key} is {value!r}, but must be one of {', '.join(map(str, choices))}")
-        if type(value) is int and (hint is float or float in typing.get_args(hint)):
-            value = float(value)
-        try:
-            type_validator(name, value, hint)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{key} is {value!r}, but must be {_describe(hint)}") from error
-        checked[name] = value
-    return checked
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, enum.Enum)
-
-
-def _describe(hint: Any) -> str:
-    """A type in words."""
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) in (dict, list):
-        return str(hint).replace("typing.", "")
-    parts = typing.get_args(hint)
-    if parts:
-        return " or ".join(_describe(part) for part in parts)
-    return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))

@@ -17,11 +17,11 @@ import yaml
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
-from reluformers.averaging import average_checkpoints
 from reluformers.errors import UserError
 from reluformers.files import atomic_write
 from reluformers.plotting import plot_training_curves
 
+from .averaging import average_checkpoints
 from .checkpoints import checkpoint_to_resume
 from .recipe import Recipe
 from .trainer import TaskTrainer

@@ -1,0 +1,293 @@
+"""Writes a model's card from what was measured of it: metadata for the Hub, text from the template, pictures."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, StrictUndefined
+
+from reluformers.errors import UserError
+from reluformers.files import atomic_write
+from reluformers.papers import architecture_paper, attention_source, formula
+from reluformers.plotting import plot_attention_report
+from reluformers.training.run import RECIPE_FILE
+
+from .check import check_card_text, check_licence
+from .examples import Example, image_examples, translation_examples
+from .finished_run import FinishedRun, is_hub_id, read_evaluation, read_finished_run, read_recipe, source_name
+from .tables import result_table, scores, size_text, statistics_rows, training_rows
+
+CARD_FILE = "README.md"
+ATTENTION_PICTURE = "attention.png"
+
+_LANGUAGES = {
+    "be": "Belarusian",
+    "az": "Azerbaijani",
+    "cs": "Czech",
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "gl": "Galician",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "vi": "Vietnamese",
+    "zh": "Chinese",
+}
+_OF_ENTMAX = ("sparsemax", "entmax15")
+_SITE_TITLES = {
+    "encoder": "The self-attention of the encoder",
+    "decoder": "The self-attention of the decoder",
+    "cross": "The cross-attention",
+    "pooling": "The attention of the pooling",
+}
+_TASKS = {True: ("image-classification", "Image Classification"), False: ("translation", "Translation")}
+
+
+def write_card(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    revision: str = "v1",
+    evaluation: str | Path | None = None,
+    baseline: str | Path | None = None,
+    licence: str = "apache-2.0",
+    dataset: str | None = None,
+    examples: Sequence[str | Path] = (),
+    hardware: str | None = None,
+    notes: Sequence[str] = (),
+    output: str | Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write README.md and the pictures it shows, from the files of a finished run.
+
+    What the folder does not know is left out. Places on this machine are cut down to names.
+
+    Args:
+        folder: of the model: config.json and, as far as they are there, recipe.yaml, log_history.json, results.json
+            and evaluation.json.
+        repo_id: where the model is to be published, OWNER/NAME.
+        revision: tag that the snippets pin.
+        evaluation: results of the evaluation scripts; None for evaluation.json of the folder.
+        baseline: such results of a softmax model on the same split; a recipe.yaml beside them is compared.
+        licence: of weights and code, as the Hub spells it.
+        dataset: Hub id of the data set that the model was trained and scored on; None for that of the recipe, if it
+            names one.
+        examples: texts to translate or files of images to classify; the card shows the model's answers.
+        hardware: what it was trained on; None for what the run wrote down.
+        notes: further sentences on the results.
+        output: where to write; None for `folder`.
+        overwrite: whether to replace a card that is there.
+
+    Returns:
+        Path of the card.
+
+    Raises:
+        UserError: there is a card already, a file of the folder cannot be read, the baseline was scored in another
+            way, or the card would not be valid.
+    """
+    path = Path(output or folder) / CARD_FILE
+    if path.exists() and not overwrite:
+        raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
+    _check_names(repo_id, revision, licence, dataset)
+    facts = read_finished_run(folder, evaluation)
+    if dataset is None and is_hub_id(facts.section("data").get("path")):
+        dataset = facts.section("data")["path"]
+    context = {
+        "name": repo_id.rpartition("/")[2],
+        "repo_id": repo_id,
+        "revision": revision,
+        "licence": licence,
+        "notes": list(notes),
+        "examples": _examples(facts, folder, examples, path.parent),
+        **_model_context(facts, dataset),
+        **_measured_context(facts, repo_id, dataset, baseline, hardware),
+    }
+    context["metadata"] = card_data(facts, repo_id, licence, dataset, context["examples"]).to_yaml()
+    text = str(ModelCard(_render(context)))
+    if context["statistics"]:
+        plot_attention_report(scores(facts)["attention"], path.parent / ATTENTION_PICTURE)
+    check_card_text(text, path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def card_data(
+    facts: FinishedRun, repo_id: str, licence: str, dataset: str | None, examples: Sequence[Example] = ()
+) -> ModelCardData:
+    """Metadata of a card.
+
+    Args:
+        facts: of the model.
+        repo_id: where the model is to be published.
+        licence: as the Hub spells it.
+        dataset: Hub id of the data set, if it has one.
+        examples: shown as widget examples with their outputs.
+
+    Returns:
+        The metadata; results stand in its `model-index`.
+    """
+    results = _eval_results(facts, dataset)
+    codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in facts.languages}
+    regional = [code for code, base in codes.items() if code != base]
+    return ModelCardData(
+        language=list(dict.fromkeys(codes.values())) or None if not facts.is_vision else None,
+        language_bcp47=regional or None if not facts.is_vision else None,
+        license=licence,
+        library_name="transformers",
+        pipeline_tag=_TASKS[facts.is_vision][0],
+        tags=["reluformers", facts.config.model_type, "attention", "custom_code"],
+        datasets=[dataset] if dataset else None,
+        metrics=list(dict.fromkeys(it.metric_type for it in results if it.metric_type != "loss")) or None,
+        widget=[example.widget() for example in examples] or None,
+        model_name=repo_id.rpartition("/")[2] if results else None,
+        eval_results=results or None,
+    )
+
+
+def _eval_results(facts: FinishedRun, dataset: str | None) -> list[EvalResult]:
+    measured = scores(facts)
+    data = _scored_data(facts, dataset)
+    if measured is None or data is None:
+        return []
+    task, task_name = _TASKS[facts.is_vision]
+    common = {
+        "task_type": task,
+        "task_name": task_name,
+        "dataset_type": data,
+        "dataset_name": data,
+        "dataset_split": measured["split"],
+    }
+    results = []
+    for name, metric, key in (("BLEU", "sacrebleu", "bleu"), ("chrF", "chrf", "chrf")):
+        if measured.get(key):
+            signature = measured[key].get("signature")
+            results.append(
+                EvalResult(
+                    **common,
+                    metric_type=metric,
+                    metric_value=round(measured[key]["score"], 2),
+                    metric_name=name,
+                    metric_args={"signature": signature} if signature else None,
+                )
+            )
+    for name, key in (("Accuracy", "accuracy"), ("Loss", "loss")):
+        if measured.get(key) is not None:
+            value = round(measured[key], 4)
+            results.append(EvalResult(**common, metric_type=key, metric_value=value, metric_name=name))
+    return results
+
+
+def _scored_data(facts: FinishedRun, dataset: str | None) -> str | None:
+    """The data set of the scores: a Hub id of their own, that of the model, or the name of a file."""
+    source = (scores(facts) or {}).get("data")
+    return source if is_hub_id(source) else dataset or source_name(source)
+
+
+def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None) -> None:
+    if not is_hub_id(repo_id):
+        raise UserError(f"the repository {repo_id!r} must be written OWNER/NAME, and be no folder of this machine")
+    if dataset is not None and not is_hub_id(dataset):
+        raise UserError(f"the data set {dataset!r} must be its Hub id, written OWNER/NAME")
+    if not revision or any(character.isspace() or character in "\"'\\" for character in revision):
+        raise UserError(f"the revision {revision!r} is no name of a tag; write it like v1")
+    check_licence(licence)
+
+
+def _examples(facts: FinishedRun, folder: str | Path, examples: Sequence[str | Path], output: Path) -> list[Example]:
+    if facts.is_vision:
+        return image_examples(folder, examples, output)
+    return translation_examples(folder, [str(text) for text in examples])
+
+
+def _model_context(facts: FinishedRun, dataset: str | None) -> dict[str, Any]:
+    """What config.json says."""
+    config = facts.config
+    attentions = _attentions(facts)
+    papers = dict.fromkeys([*(site["paper"] for site in attentions), architecture_paper(facts.is_vision)])
+    weights = {"normalization": config.normalization_loss_weight, "entropy": config.entropy_loss_weight}
+    return {
+        "is_vision": facts.is_vision,
+        "attentions": attentions,
+        "needs_entmax": any(site["needs_entmax"] for site in attentions),
+        "papers": list(papers),
+        "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
+        "languages": [_LANGUAGES.get(code, code) for code in facts.languages],
+        "classes": [config.id2label[label] for label in range(config.num_labels)] if facts.is_vision else [],
+        "image_size": size_text(config.image_size) if facts.is_vision else None,
+        "positions": getattr(config, "max_position_embeddings", None),
+        "dataset": dataset,
+        "dataset_link": f"[{dataset}](https://huggingface.co/datasets/{dataset})",
+        "parameters": f"{facts.results['parameters']:,}" if "parameters" in facts.results else None,
+    }
+
+
+def _measured_context(
+    facts: FinishedRun, repo_id: str, dataset: str | None, baseline: str | Path | None, hardware: str | None
+) -> dict[str, Any]:
+    """What was measured, and how."""
+    data = facts.section("data")
+    trained_on = dataset or source_name(data.get("path")) or source_name(data.get("train"))
+    report = (scores(facts) or {}).get("attention")
+    table = result_table(
+        facts,
+        repo_id.rpartition("/")[2],
+        None if baseline is None else read_evaluation(baseline),
+        {} if baseline is None else read_recipe(Path(baseline).with_name(RECIPE_FILE)),
+        _scored_data(facts, dataset),
+    )
+    statistics = None
+    if report:
+        rows = statistics_rows(report)
+        statistics = {"rows": rows, "queries": f"{report['overall']['rows']:,}"}
+    return {
+        "training": training_rows(facts, trained_on, hardware),
+        "has_recipe": bool(facts.recipe),
+        "results": table,
+        "statistics": statistics,
+    }
+
+
+def _attentions(facts: FinishedRun) -> list[dict[str, Any]]:
+    """Title, source and formula of each site, or of all where they are alike."""
+    config = facts.config
+    sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
+    described = []
+    for site in sites:
+        attention = config.attention_for(site)
+        source = attention_source(attention, config.model_type)
+        in_decoder = site in ("decoder", "cross")
+        heads = config.decoder_attention_heads if in_decoder else config.num_attention_heads
+        described.append(
+            {
+                "title": _SITE_TITLES[site],
+                "paper": source.paper,
+                "place": source.place,
+                "needs_entmax": attention.activation in _OF_ENTMAX,
+                "formula": "\n".join(formula(attention, config.hidden_size // heads)),
+            }
+        )
+    if all(site["formula"] == described[0]["formula"] for site in described):
+        return [{**described[0], "title": "Its attention"}]
+    return described
+
+
+def _render(context: dict[str, Any]) -> str:
+    """Text of the card, from the template."""
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    environment.filters["cell"] = _cell
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
+    return environment.from_string(template).render(context)
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return " ".join(str(text).split()).replace("|", "\\|")

@@ -1,0 +1,1 @@
+"""The commands of `reluformers`, a file each."""

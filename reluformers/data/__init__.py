@@ -1,1 +1,0 @@
-"""From files or the Hub to batches: loading, packing, tokens, cleaning, batches."""

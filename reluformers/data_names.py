@@ -1,0 +1,30 @@
+"""Names of data sources without their places on this machine."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")
+
+
+def source_name(source: Any) -> str | None:
+    """Name of a data source without its place on this machine: a Hub id as it is, else the last part of a path."""
+    if isinstance(source, list | tuple):
+        names = [name for item in source if (name := source_name(item))]
+        return ", ".join(dict.fromkeys(names)) or None
+    if isinstance(source, dict):
+        return source_name(list(source.values()))
+    if not isinstance(source, str) or not source.strip():
+        return None
+    return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
+
+
+def is_hub_id(source: Any) -> bool:
+    """Whether a data source is one of the Hub: looks like owner/name and is nothing on this machine."""
+    return (
+        isinstance(source, str)
+        and _HUB_ID.fullmatch(source) is not None
+        and not _DATA_FILE.search(source)
+        and not Path(source).exists()
+    )

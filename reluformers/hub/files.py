@@ -1,0 +1,287 @@
+"""Chooses the files of a folder that make a release, and copies them without secrets and local paths."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import get_token
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForSeq2SeqLM
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from reluformers.cards.card import CARD_FILE
+from reluformers.cards.check import TOKEN, check_card, pictures
+from reluformers.cards.finished_run import EVALUATION_FILE
+from reluformers.errors import UserError
+from reluformers.payload import payload_names
+from reluformers.registry import FAMILIES
+from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.translation.tokenization import TARGET_FOLDER
+
+HANDLER = "handler.py"
+# what a run writes about itself: paths in it become names
+RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICTURES = (".png", ".jpg", ".jpeg")
+_BINARY = (".safetensors", *_PICTURES)
+_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
+_REQUIRED = {
+    "translation": (HANDLER, "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+    "image-classification": (HANDLER, "preprocessor_config.json"),
+}
+# what else belongs to a saved model and is taken if it is there
+_OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
+# pieces of a vocabulary may look like paths
+_VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
+_LEAST_TOKEN = 16  # characters
+_LOCAL_VALUE = re.compile(r"(?:file://|~?/|\.\.?/|[A-Za-z]:[\\/]|\\\\)[^\n]+")
+_LOCAL_TEXT = re.compile(r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a finished model of this library.
+
+    Raises:
+        UserError: there is none, or the folder is the checkpoint of a run or a run that has not ended.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    _check_finished(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder}/config.json: is no JSON ({error}); save the model again") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{folder}/config.json: holds a {type(config).__name__}, no mapping; save the model again")
+    if config.get("model_type") not in [family.model_type for family in FAMILIES]:
+        raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
+    return config
+
+
+def task_of(config: dict[str, Any]) -> str:
+    """What a model does, by its config.json: the name of its pipeline."""
+    family = next(family for family in FAMILIES if family.model_type == config["model_type"])
+    return "translation" if AutoModelForSeq2SeqLM in FAMILIES[family] else "image-classification"
+
+
+def select_files(folder: Path) -> list[str]:
+    """Names of the files that make a release; whatever is not listed here stays at home.
+
+    Args:
+        folder: of a saved model.
+
+    Returns:
+        Sorted paths within the folder, with README.md and the pictures it shows if there is one.
+
+    Raises:
+        UserError: a file is missing, or the folder holds no finished model.
+    """
+    config = read_config(folder)
+    names = {"config.json", *_REQUIRED[task_of(config)], *_weights(folder), *_code(folder, config)}
+    if config.get("decoder_vocab_size"):
+        names |= {f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES[:2]}
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
+    optional = [*_OPTIONAL, *RECORDS, CARD_FILE, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
+    names |= {name for name in optional if (folder / name).is_file()}
+    return sorted(names | set(_card_files(folder)))
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of a repository is one that a release removes where it has it no more; never the owner's."""
+    in_target = name.removeprefix(f"{TARGET_FOLDER}/")
+    is_weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)
+    return bool(is_weights) or in_target in TOKENIZER_FILES or name in payload_names()
+
+
+def stage_files(folder: Path, staging: Path) -> None:
+    """Bring the files of a release into an empty folder: weights and pictures as links, texts as clean copies.
+
+    Args:
+        folder: of a saved model.
+        staging: where to.
+
+    Raises:
+        UserError: a file is missing, lies elsewhere, is not what its name says, holds a token of the Hub or names a
+            place of this machine.
+    """
+    names = select_files(folder)
+    for name in names:
+        _check_inside(folder, name)
+    for name in names:
+        source, target = folder / name, staging / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix.lower() in _BINARY:
+            _check_binary(source)
+            target.symlink_to(source.resolve())
+        elif name in RECORDS:
+            _copy_record(source, target)
+        else:
+            shutil.copyfile(source, target)
+    check_texts(staging, shown_as=folder)
+
+
+def check_texts(staging: Path, shown_as: Path) -> None:
+    """Refuse texts with a token of the Hub or a path of this machine.
+
+    Args:
+        staging: folder of the texts.
+        shown_as: the folder that the user knows.
+
+    Raises:
+        UserError: names the file and the line, and no token.
+    """
+    homes = [str(place) for place in (Path.home(), shown_as.resolve().parent) if len(place.parts) > 2]
+    local = re.compile("|".join(map(re.escape, homes))) if homes else None
+    own_token = get_token() or ""
+    is_secret = len(own_token) >= _LEAST_TOKEN  # a shorter one is a mistake, and may be any word
+    for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix.lower() not in _BINARY):
+        name = path.relative_to(staging).as_posix()
+        for number, line in enumerate(_read(path, shown_as / name).split("\n"), start=1):
+            where = f"{shown_as / name}, line {number}"
+            if TOKEN.search(line) or (is_secret and own_token in line):
+                raise UserError(f"{where}: holds a token of the Hub; take it out, and revoke it if others saw it")
+            found = local and local.search(line)
+            found = found or (path.name not in _VOCABULARY and _LOCAL_TEXT.search(line))
+            if found:
+                raise UserError(f"{where}: names a path of this machine, {found[0]}; take it out")
+
+
+def _check_finished(folder: Path) -> None:
+    """Refuse what a run has left or is writing."""
+    checkpoint = re.fullmatch(r"checkpoint-\d+", folder.resolve().name) and (folder / "trainer_state.json").is_file()
+    if checkpoint or any((folder / name).is_file() for name in ("optimizer.pt", "optimizer.bin")):
+        raise UserError(f"{folder}: is a checkpoint of a training run; push the folder of the finished run")
+    has_checkpoints = any(folder.glob("checkpoint-*"))
+    is_run = (folder / RECIPE_FILE).is_file() and not (folder / RESULTS_FILE).is_file()
+    if (folder / "unfinished").is_dir() or is_run or (has_checkpoints and not (folder / "config.json").is_file()):
+        raise UserError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: holds no model, it has no config.json")
+
+
+def _check_inside(folder: Path, name: str) -> None:
+    """Refuse a link out of the folder, behind which may be anything."""
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
+
+
+def _check_binary(path: Path) -> None:
+    """Refuse what only has the name of a picture or of weights."""
+    try:
+        if path.suffix.lower() in _PICTURES:
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                image.verify()
+        else:
+            with safe_open(path, framework="pt"):
+                pass
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: is no picture that can be opened; give a PNG or JPEG file") from error
+    except SafetensorError as error:
+        raise UserError(f"{path}: are no weights that can be opened ({error}); save the model again") from error
+
+
+def _weights(folder: Path) -> list[str]:
+    if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
+        return [_WEIGHTS]
+    try:
+        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder / _INDEX}: is no index of weights; save the model again") from error
+    for shard in shards:
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+            raise UserError(f"{folder / _INDEX}: names {shard!r}, which is no file of weights in the folder")
+    return [_INDEX, *shards]
+
+
+def _code(folder: Path, config: dict[str, Any]) -> list[str]:
+    """The files that config.json names and what they import, as transformers follows it."""
+    classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
+    if not classes or (task_of(config) == "translation" and "translation" not in pipelines):
+        raise UserError(
+            f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
+        )
+    try:
+        entries = {*classes.values(), *(pipeline["impl"] for pipeline in pipelines.values())}
+        modules = sorted(entry.rpartition("--")[2].partition(".")[0] for entry in entries)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder}: auto_map or custom_pipelines of config.json is not as transformers writes it; load the model "
+            "with reluformers and save it again"
+        ) from error
+    names = []
+    for module in dict.fromkeys(modules):
+        if not module.isidentifier():
+            raise UserError(f"{folder}: config.json names {module!r}, which is no module in the folder")
+        name = f"{module}.py"
+        names.append(name)
+        try:
+            names += [Path(path).name for path in get_relative_import_files(folder / name)]
+        except FileNotFoundError as error:
+            names.append(Path(error.filename).name)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{folder}: {name}, or what it imports, is no UTF-8 text; save the model again") from error
+    return names
+
+
+def _card_files(folder: Path) -> Iterator[str]:
+    """The pictures that the card shows, in the text or as a widget's example."""
+    if not (folder / CARD_FILE).is_file():
+        return
+    card = check_card(folder / CARD_FILE)
+    sources = [example.get("src", "") for example in card.data.get("widget") or []]
+    for name in sorted({*pictures(card.text), *filter(None, sources)}):
+        if "://" in name:
+            continue
+        if Path(name).suffix.lower() not in _PICTURES or Path(name).is_absolute() or ".." in Path(name).parts:
+            kinds = ", ".join(_PICTURES)
+            raise UserError(f"{folder / CARD_FILE}: shows {name}, which is no picture ({kinds}) of the folder")
+        yield name.removeprefix("./")
+
+
+def _read(path: Path, shown_as: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{shown_as}: is not UTF-8 text ({error}); write it again") from error
+
+
+def _copy_record(source: Path, target: Path) -> None:
+    """Copy what a run says of itself, with names instead of paths."""
+    text = _read(source, source)
+    is_yaml = source.suffix == ".yaml"
+    try:
+        content = yaml.safe_load(text) if is_yaml else json.loads(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{source}: cannot be read ({' '.join(str(error).split())}); write it again") from error
+    reduced = _without_paths(content)
+    if reduced != content:
+        dump = yaml.safe_dump(reduced, sort_keys=False, allow_unicode=True)
+        text = dump if is_yaml else json.dumps(reduced, indent=1, ensure_ascii=False) + "\n"
+    target.write_text(text, encoding="utf-8")
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_paths(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(part) for part in value]
+    if isinstance(value, str) and _LOCAL_VALUE.fullmatch(value):
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return value

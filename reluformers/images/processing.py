@@ -1,0 +1,163 @@
+"""From the bytes of an image to the pixels that a model gets, as `pipeline("image-classification")` does it."""
+
+import os
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from transformers import PreTrainedConfig, ViTImageProcessorPil
+
+from reluformers.errors import UserError, describe_error
+
+# big_vision evaluates 224 px models on the centre of pictures whose shorter side is 256 px
+CROP_SHARE = 224 / 256
+SMALLEST_CROPPED = 160
+
+
+def decode_image(image: dict[str, Any] | Image.Image | str | os.PathLike, place: str) -> Image.Image:
+    """Decode an image of any kind to RGB, upright.
+
+    The pixels are those that transformers' pipelines see: the EXIF orientation is followed, transparency is dropped,
+    of an animation the first frame is taken. Only grey images of 16 bits differ: their high byte is taken, as Pillow
+    does with colours of 16 bits, where the pipelines cut all above 255 off.
+
+    Args:
+        image: {"bytes": the file or None, "path": its name, needed if there are no bytes}, a path, or an image.
+        place: Where it comes from, such as "split 'train', row 3", for errors.
+
+    Returns:
+        A new image of mode "RGB".
+
+    Raises:
+        UserError: If it is missing, broken, truncated, too big, no image, or holds numbers of unknown range.
+    """
+    if isinstance(image, str | os.PathLike):
+        image = {"bytes": None, "path": str(image)}
+    path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", None)
+    place = f"{place} ({path})" if path else place
+    try:
+        if isinstance(image, Image.Image):
+            return _to_rgb(image, place)
+        if not isinstance(image, dict) or (image.get("bytes") is None and not path):
+            raise UserError(f"{place}: holds no image; correct or remove the row")
+        if image.get("bytes") == b"" or (image.get("bytes") is None and not os.path.getsize(path)):
+            raise UserError(f"{place}: the file is empty; replace or remove it")
+        with Image.open(path if image.get("bytes") is None else BytesIO(image["bytes"])) as opened:
+            return _to_rgb(opened, place)
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{place}: no such file; replace it or remove the row") from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"{place}: not an image, or of a format that is not known; replace or remove it") from error
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{place}: too big ({describe_error(error)}); scale it down or remove it") from error
+    except Exception as error:  # on broken files, each format has errors of its own
+        raise UserError(f"{place}: broken or truncated ({describe_error(error)}); replace or remove it") from error
+
+
+def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode == "F":
+        raise UserError(f"{place}: its pixels are floats of unknown range; convert it to 8 or 16 bits")
+    if picture.mode.startswith("I"):
+        values = np.asarray(picture)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise UserError(f"{place}: its pixels are integers of more than 16 bits; convert it to 8 or 16 bits")
+        picture = Image.fromarray((values >> 8).astype(np.uint8))
+    if picture.mode == "RGB":
+        return picture
+    picture.info.pop("transparency", None)  # dropped anyway, and Pillow warns of it in palettes
+    return picture.convert("RGB")
+
+
+def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None = None) -> ViTImageProcessorPil:
+    """Make the image processor that goes with a vision model: bicubic, pixels in [-1, 1] (big_vision).
+
+    Args:
+        config: Configuration with `image_size`, one number or [height, width], and `num_channels`.
+        shorter_side: Length in pixels to which the shorter side is resized before the centre is cropped. None for
+            256/224 of `image_size` (big_vision) if that is square and at least 160 px; other pictures are resized as
+            a whole to `image_size`.
+
+    Returns:
+        A stock processor, saved as `preprocessor_config.json`; it needs no torchvision.
+
+    Raises:
+        ValueError: If the model does not take RGB, or `shorter_side` is smaller than `image_size`.
+    """
+    if config.num_channels != 3:
+        raise ValueError(f"num_channels is {config.num_channels}, but images are read as RGB: it must be 3")
+    sides = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
+    height, width = sides
+    if shorter_side is None and height == width >= SMALLEST_CROPPED:
+        shorter_side = round(height / CROP_SHARE)
+    if shorter_side is not None and shorter_side < max(sides):
+        raise ValueError(f"shorter_side is {shorter_side}, but must be at least image_size, {max(sides)}")
+    target = {"height": height, "width": width}
+    crop = {} if shorter_side is None else {"do_center_crop": True, "crop_size": target}
+    return ViTImageProcessorPil(
+        size=target if shorter_side is None else {"shortest_edge": shorter_side},
+        resample=Image.Resampling.BICUBIC,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        **crop,
+    )
+
+
+def check_image_processor(processor: ViTImageProcessorPil) -> None:
+    """Raise a `ValueError` unless `fit_image` and `to_pixel_values` can do what the processor does."""
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not getattr(processor, name):
+            raise ValueError(f"{name} of the image processor is {getattr(processor, name)}, but must be True")
+    size = processor.size
+    if not (size.height and size.width) and (not size.shortest_edge or size.longest_edge):
+        raise ValueError(f"the image processor resizes to {size}, but must to a height and width or a shortest_edge")
+    if processor.do_pad or (size.shortest_edge and not processor.do_center_crop):
+        raise ValueError("the image processor gives images of many sizes or pads them; let it crop the centre")
+
+
+def target_size(processor: ViTImageProcessorPil) -> tuple[int, int]:
+    """Height and width of the images that a processor makes."""
+    size = processor.crop_size if processor.do_center_crop else processor.size
+    return size.height, size.width
+
+
+def fit_image(picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
+    """Resize an image and crop its centre, pixel for pixel as the processor does it, only faster.
+
+    Args:
+        picture: RGB image of any size.
+        processor: One out of `build_image_processor`.
+
+    Returns:
+        The image in the size that the model takes.
+    """
+    width, height = processor.size.width, processor.size.height
+    if processor.size.shortest_edge:
+        shorter, length = min(picture.size), processor.size.shortest_edge
+        width, height = (length if side == shorter else int(length * side / shorter) for side in picture.size)
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), processor.resample)
+    rows, columns = target_size(processor)
+    left, top = (width - columns) // 2, (height - rows) // 2
+    return picture if (rows, columns) == (height, width) else picture.crop((left, top, left + columns, top + rows))
+
+
+def to_pixel_values(pictures: list[Image.Image], processor: ViTImageProcessorPil) -> Tensor:
+    """Rescale and normalize images of the size that the model takes, as the processor does it.
+
+    Args:
+        pictures: RGB images of one size.
+        processor: One out of `build_image_processor`.
+
+    Returns:
+        float32 [batch, 3, height, width].
+    """
+    pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))  # [batch, height, width, 3]
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
+    values = pixels.permute(0, 3, 1, 2).contiguous().float()
+    return values.mul_(processor.rescale_factor / std).sub_(mean / std)

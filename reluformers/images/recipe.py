@@ -1,0 +1,145 @@
+"""Recipes of image classification: their sections and checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datasets import ReadInstruction
+
+from reluformers.configuration.configuration_vision import (
+    VisionTransformerConfig,
+    vision_config,
+    vision_config_class,
+)
+from reluformers.errors import UserError
+from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.recipe import Recipe
+from reluformers.training.sources import split_name
+
+from .augmentation import Augmentation
+
+# more than any data set has
+_MANY_ROWS = 10**12
+
+
+@dataclass
+class ImageDataSection:
+    """Which labelled images.
+
+    Args:
+        path: Hub id of a data set, folder or file; None if `train` and the others are files or folders.
+        name: configuration of the data set on the Hub.
+        revision: branch, tag or commit on the Hub.
+        train, validation, test: with `path`, the name of the split, perhaps with a slice: `train[5000:]`; without it
+            a parquet file, a list of them, or a folder with one folder of images for each class. `train` is
+            `"train"` by default. Without `validation` nothing is evaluated in training, without `test` nothing
+            afterwards; the test set chooses nothing.
+        image_column, label_column: of the data set; None for the only one of that type.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str | list[str] | None = None
+    validation: str | list[str] | None = None
+    test: str | list[str] | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+
+    def __post_init__(self):
+        for name, source in self.sources().items():
+            if source == []:
+                raise UserError(f"data.{name} is {source!r}, but must name a file or split")
+            if self.path is not None and isinstance(source, list):
+                raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+        self._check_overlap()
+
+    def sources(self) -> dict[str, str | list[str]]:
+        """Where each split is that the recipe names."""
+        default = None if self.path is None else "train"
+        sources = {
+            "train": default if self.train is None else self.train,
+            "validation": self.validation,
+            "test": self.test,
+        }
+        return {name: source for name, source in sources.items() if source is not None}
+
+    def _check_overlap(self) -> None:
+        """Refuse to evaluate on what is trained on, as far as the names of splits show it."""
+        sources = self.sources()
+        train = sources.pop("train", None)
+        for name, source in sources.items():
+            if source == train or (self.path is not None and _share_rows(train, source)):
+                raise UserError(
+                    f"data.{name} is {source}, which shares images with data.train, {train}: name parts that do not, "
+                    "such as data.train=train[5000:] data.validation=train[:5000]"
+                )
+
+
+def _share_rows(*splits: str) -> bool:
+    """Whether two splits with slices have rows in common; False where that hangs on the number of rows."""
+    if len({split_name(split) for split in splits}) > 1:
+        return False
+    slices = [split.removeprefix(split_name(split)) for split in splits]
+    # counted from the start, from the end or in percent
+    kinds = {("%" in part, "-" in part) for part in slices if part}
+    if len(kinds) > 1:
+        return False
+    try:
+        parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
+    except (ValueError, AssertionError):  # no slice at all, which the loader puts into words
+        return False
+    return max(part.from_ or 0 for part in parts) < min(part.to or _MANY_ROWS for part in parts)
+
+
+@dataclass
+class ImageRecipe(Recipe):
+    """Everything that defines the training of an image classifier.
+
+    Args:
+        model: `preset` (a name of `ATTENTION_PRESETS`, "softmax" if missing), `size` (a name of `VISION_SIZES`) and
+            fields of its configuration class.
+        data, augmentation: see the sections.
+        training: fields of `TaskTrainingArguments`, all but `output_dir`.
+    """
+
+    arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
+    model_options: ClassVar[tuple[str, ...]] = ("preset", "size")
+    decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("id2label", "label2id", "num_labels"), "follows from the classes of the data: leave it out"
+    )
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: ImageDataSection = field(default_factory=ImageDataSection)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def config_class(preset: str) -> type[VisionTransformerConfig]:
+        """Configuration class of a preset."""
+        return vision_config_class(preset)
+
+    @staticmethod
+    def make_config(preset: str, **fields: Any) -> VisionTransformerConfig:
+        """Configuration of a preset and perhaps a size with some fields."""
+        return vision_config(preset, **fields)
+
+    @staticmethod
+    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
+        """What evaluations measure."""
+        return "loss", "accuracy", "top5_accuracy"
+
+    def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
+        """Arguments of the trainer, for an output folder.
+
+        Raises:
+            UserError: a field has a value that is not allowed, or there is nothing to evaluate on.
+        """
+        args = super().training_arguments(output_dir)
+        if args.eval_strategy != "no" and "validation" not in self.data.sources():
+            raise UserError(
+                f"training.eval_strategy is {args.eval_strategy.value!r}, but there is no data.validation: name "
+                "one, or set training.eval_strategy=no"
+            )
+        return args

@@ -1,0 +1,137 @@
+"""Training runs of image classifiers."""
+
+import logging
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+
+from reluformers.errors import UserError
+from reluformers.plotting import plot_confusion_matrix
+from reluformers.training.run import TaskRun
+
+from .loading import class_names, load_image_split
+from .processing import build_image_processor
+from .recipe import ImageDataSection, ImageRecipe
+from .trainer import ImageTrainer
+
+logger = logging.getLogger(__name__)
+
+CONFUSION_FILE = "confusion_matrix.png"
+# a picture of more would show nothing
+MOST_DRAWN_CLASSES = 300
+
+
+def train_image_classification(
+    recipe: ImageRecipe,
+    output_dir: str | Path,
+    *,
+    resume: str | Path | None = None,
+    report: Callable[[str], None] = logger.info,
+) -> dict[str, Any]:
+    """Train an image classifier, evaluate it and save everything that belongs to it.
+
+    Under `accelerate launch` or `torchrun` every process calls this; the first one writes and reports.
+
+    Args:
+        recipe: what to train on what; it stays as it is.
+        output_dir: folder for checkpoints and, at the end, the model, image processor, `recipe.yaml`,
+            `log_history.json`, `results.json`, `curves.png` and `confusion_matrix.png` (of the test set, else of the
+            validation set).
+        resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        report: takes lines for the user.
+
+    Returns:
+        The content of `results.json`: `validation_accuracy`, `validation_top5_accuracy` (of more than five classes),
+        `validation_loss`, the same of the test set, as far as there are such sets, `images_per_second` of training
+        (median of the log), `parameters`, `steps`, `device`, `torch`,
+        `transformers` and, unless it was resumed, `training_seconds`.
+
+    Raises:
+        UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
+    """
+    return _ImageRun(recipe, output_dir, report).run(resume)
+
+
+def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
+    """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`.
+
+    Raises:
+        UserError: the recipe does not say where the training set is, a split cannot be read or has other classes.
+    """
+    sources = data.sources()
+    if "train" not in sources:
+        raise UserError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
+    location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
+    splits: dict[str, Dataset] = {}
+    for name, source in sources.items():
+        where = (location, source) if data.path is not None else ({name: source}, name)
+        splits[name] = load_image_split(
+            *where,
+            image_column=data.image_column,
+            label_column=data.label_column,
+            classes=class_names(splits["train"]) if splits else None,
+        )
+    return splits
+
+
+class _ImageRun(TaskRun):
+    """What is peculiar to images: classes, the image processor, accuracy."""
+
+    recipe: ImageRecipe
+
+    def prepare(self, checkpoint: Path | None) -> None:
+        """Splits and the names of their classes."""
+        splits = load_splits(self.recipe.data)
+        self.classes = class_names(splits["train"])
+        counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
+        self.report(f"images of {len(self.classes)} classes: {counts}")
+        self.train, self.evaluation = splits.pop("train"), splits
+
+    def build_model(self) -> PreTrainedModel:
+        """A model for the recipe and the classes."""
+        id2label = dict(enumerate(self.classes))
+        label2id = {name: label for label, name in id2label.items()}
+        return AutoModelForImageClassification.from_config(
+            self.recipe.model_config(id2label=id2label, label2id=label2id)
+        )
+
+    def build_trainer(self, model: PreTrainedModel) -> ImageTrainer:
+        """A trainer with the model's image processor."""
+        return ImageTrainer(
+            model,
+            self.args,
+            train_dataset=self.train,
+            eval_dataset=self.evaluation.get("validation"),
+            processing_class=build_image_processor(model.config),
+            augmentation=self.recipe.augmentation,
+        )
+
+    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
+        """The classes must be those that the checkpoint was trained with."""
+        before, now = AutoConfig.from_pretrained(checkpoint).id2label, config.id2label
+        if before != now:
+            label = next(label for label in range(len(before) + 1) if before.get(label) != now.get(label))
+            raise UserError(
+                f"{checkpoint}: its class {label} is {before.get(label)!r}, but {now.get(label)!r} in the data; "
+                "resume with the same data, or choose another output folder"
+            )
+
+    def evaluate(self, trainer: ImageTrainer) -> dict[str, Any]:
+        """Accuracy and loss of every evaluation split, and the speed of training."""
+        results: dict[str, Any] = {}
+        speeds = [entry["images_per_second"] for entry in trainer.state.log_history if "images_per_second" in entry]
+        if speeds:
+            results["images_per_second"] = statistics.median(speeds)
+        for name, dataset in self.evaluation.items():
+            metrics = trainer.evaluate(dataset, metric_key_prefix=name)
+            keys = (f"{name}_{metric}" for metric in ("accuracy", "top5_accuracy", "loss"))
+            results |= {key: metrics[key] for key in keys if key in metrics}
+            self.report(f"{name}: accuracy {results[f'{name}_accuracy']:.2%}, loss {results[f'{name}_loss']:.3f}")
+        if self.evaluation and trainer.is_world_process_zero() and len(self.classes) <= MOST_DRAWN_CLASSES:
+            matrix = trainer.classified.confusion_matrix(len(self.classes))
+            plot_confusion_matrix(matrix, self.classes, self.output_dir / CONFUSION_FILE, title=f"{name} set")
+        return results

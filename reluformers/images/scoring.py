@@ -1,0 +1,220 @@
+"""Classifies images with a trained model and counts what it gets right."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+
+# its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from reluformers.errors import UserError, describe_error
+from reluformers.saved_models import load_model
+
+from .loading import class_names
+from .processing import decode_image
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of images.
+
+    Args:
+        logits: float32 [images, classes].
+        labels: true classes, int64 [images].
+        loss: mean of the model's own loss over the images, in nats.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    loss: float
+
+
+def load_image_model(
+    name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs
+) -> tuple[PreTrainedModel, Any]:
+    """Load an image classifier and its image processor.
+
+    Args:
+        name_or_path: folder of a saved model, or a Hub id.
+        trust_remote_code: whether to run code of the repository, for models that are not in this library.
+        kwargs: passed to `AutoModelForImageClassification.from_pretrained` (dtype, revision, …).
+
+    Returns:
+        The model in evaluation mode, and the processor.
+
+    Raises:
+        UserError: the folder, its weights or its processor are missing or damaged, or the model takes no RGB.
+    """
+    model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+    channels = getattr(model.config, "num_channels", 3)
+    if channels != 3:
+        raise UserError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
+    revision = {"revision": kwargs["revision"]} if "revision" in kwargs else {}
+    try:
+        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **revision)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        raise UserError(f"{name_or_path}: the image processor cannot be loaded: {describe_error(error)}") from error
+    return model, processor
+
+
+def model_classes(config: PreTrainedConfig) -> list[str]:
+    """List the classes of a model, as `load_image_split` takes them to number the labels of a data set by name.
+
+    Args:
+        config: configuration of an image classifier.
+
+    Returns:
+        The name of each label.
+
+    Raises:
+        UserError: two labels have one name.
+    """
+    names = [config.id2label[label] for label in range(config.num_labels)]
+    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if repeated is not None:
+        raise UserError(f"the model has several classes {repeated!r}, so that data cannot name one; rename them")
+    return names
+
+
+def image_batches(
+    dataset: Dataset, processor: Any, config: PreTrainedConfig, *, batch_size: int = 64, num_workers: int = 0
+) -> DataLoader:
+    """Turn a split into batches for a model, in the order of its rows.
+
+    Args:
+        dataset: of `load_image_split`, loaded with the classes of the model (`model_classes`).
+        processor: image processor of the model.
+        config: configuration of the model.
+        batch_size: images of a batch.
+        num_workers: processes that decode images; 0 = this one.
+
+    Returns:
+        Loader of dicts with `pixel_values` float32 [batch, channels, height, width] and `labels` int64 [batch].
+
+    Raises:
+        UserError: the labels of the data are not those of the model; while iterating, an image cannot be decoded.
+        ValueError: `batch_size` is below 1 or `num_workers` below 0.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    if class_names(dataset) != model_classes(config):
+        raise UserError(
+            "the labels of the data are not those of the model; load it with classes=model_classes(config)"
+        )
+    return DataLoader(dataset, batch_size, collate_fn=partial(_collate, processor), num_workers=num_workers)
+
+
+def _collate(processor: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """One batch, by the processor itself, which may be of any kind."""
+    pictures = [decode_image(row["image"], row["place"]) for row in rows]
+    pixel_values = processor(images=pictures, return_tensors="pt")["pixel_values"]
+    return {"pixel_values": pixel_values, "labels": torch.tensor([row["label"] for row in rows])}
+
+
+def predict(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, progress: bool = False) -> Predictions:
+    """Run a classifier over batches.
+
+    Args:
+        model: it is put in evaluation mode and back.
+        batches: dicts with `pixel_values` [batch, channels, height, width] and `labels` int64 [batch].
+        progress: whether to show a progress bar.
+
+    Returns:
+        Logits and labels in the order of the batches, on the CPU, and the loss.
+
+    Raises:
+        UserError: there are no batches, or the model computes NaN or infinite logits.
+    """
+    logits, labels, loss = [], [], 0.0
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in tqdm(batches, unit=" batches", disable=not progress):
+                outputs = model(**{name: tensor.to(model.device) for name, tensor in batch.items()})
+                logits.append(outputs.logits.float().cpu())
+                labels.append(batch["labels"].cpu())
+                loss += float(outputs.loss) * len(logits[-1])
+    finally:
+        model.train(training)
+    if not logits:
+        raise UserError("there are no images to classify")
+    predictions = Predictions(torch.cat(logits), torch.cat(labels), loss / sum(map(len, logits)))
+    broken = int((~predictions.logits.isfinite()).any(-1).sum())
+    if broken:
+        raise UserError(f"the model computes NaN or infinite logits for {broken} of {len(predictions.logits)} images")
+    return predictions
+
+
+def top_k_accuracy(logits: Tensor | np.ndarray, labels: Tensor | np.ndarray, k: int = 1) -> float:
+    """Compute the share of images whose true class is among the k of the highest logits.
+
+    Of equal logits the one of the lower class counts as higher, as for argmax. An image with NaN counts as wrong.
+
+    Args:
+        logits: [images, classes].
+        labels: true classes, [images] of whole numbers.
+        k: at least 1; with as many classes or fewer the result is 1.
+
+    Returns:
+        Number in [0, 1].
+    """
+    logits, labels = torch.as_tensor(logits), torch.as_tensor(labels).unsqueeze(-1)
+    true = logits.gather(-1, labels)
+    before = torch.arange(logits.shape[-1], device=logits.device) < labels
+    rank = ((logits > true) | ((logits == true) & before)).sum(-1)
+    return float(((rank < k) & ~logits.isnan().any(-1)).double().mean())
+
+
+def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> np.ndarray:
+    """Count how often each class was taken for which.
+
+    Args:
+        predicted: classes int64 [images].
+        labels: true classes int64 [images].
+        classes: number of classes.
+
+    Returns:
+        Counts int64 [true classes, predicted classes].
+    """
+    return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes).numpy()
+
+
+def evaluate(predictions: Predictions) -> dict[str, Any]:
+    """Score predictions.
+
+    Args:
+        predictions: of `predict`.
+
+    Returns:
+        `images` (their number), `accuracy` and `top5_accuracy` (0 to 1; None where there are five classes or fewer),
+        `loss` (nats), `confusion_matrix` (int64 [true classes, predicted classes]), and for each class `recall`, the
+        share of its images that were found, and `precision`, the share of right ones among those taken for it; None
+        where there are no such images.
+    """
+    logits, labels = predictions.logits, predictions.labels
+    classes = logits.shape[-1]
+    matrix = confusion_matrix(logits.argmax(-1), labels, classes)
+    return {
+        "images": len(labels),
+        "accuracy": top_k_accuracy(logits, labels),
+        "top5_accuracy": top_k_accuracy(logits, labels, 5) if classes > 5 else None,
+        "loss": predictions.loss,
+        "confusion_matrix": matrix,
+        "recall": _shares(matrix.diagonal(), matrix.sum(1)),
+        "precision": _shares(matrix.diagonal(), matrix.sum(0)),
+    }
+
+
+def _shares(parts: np.ndarray, wholes: np.ndarray) -> list[float | None]:
+    return [part / whole if whole else None for part, whole in zip(parts.tolist(), wholes.tolist(), strict=True)]

@@ -1,0 +1,170 @@
+"""Trainer for image classification: batches drawn by seed, accuracy, weight decay as in big_vision."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import BaseImageProcessor
+
+from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampler
+from reluformers.training.trainer import TaskTrainer
+
+from .augmentation import Augmentation, ImageCollator
+from .batches import CarryErrorsCollator, SeededCollator, SeededRows, check_batch
+
+# the modules whose weights big_vision calls kernels
+_KERNELS = (nn.Linear, nn.Conv2d)
+_TOP = 5
+_NOWHERE = -1
+
+
+@dataclass
+class Classified:
+    """What a model says of the images of a data set, on all processes together.
+
+    Args:
+        loss: mean of the model's own loss, in nats.
+        top: the classes with the highest logits, best first, int [images, min(5, classes)]; −1 where a logit is not
+            finite.
+        labels: true classes, int [images].
+    """
+
+    loss: float
+    top: np.ndarray
+    labels: np.ndarray
+
+    def accuracy(self, k: int = 1) -> float:
+        """Share of the images whose class is among the first k, in [0, 1]."""
+        return float((self.top[:, :k] == self.labels[:, None]).any(1).mean())
+
+    def confusion_matrix(self, classes: int) -> np.ndarray:
+        """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
+        known = self.top[:, 0] != _NOWHERE
+        pairs = self.labels[known] * classes + self.top[known, 0]
+        return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+class ImageTrainer(TaskTrainer):
+    """`Trainer` for images with one label each.
+
+    What it does differently: images are decoded and changed at random by the data loader's workers, from a seed for
+    each batch; batches are dealt to the processes here, not by accelerate; weight decay is for the weights of linear
+    maps and convolutions alone; `evaluate` gives loss and accuracy and gathers no logits.
+
+    Args:
+        model: image classifier whose loss is a mean over images.
+        args: training arguments.
+        train_dataset: rows of `load_image_split`.
+        eval_dataset: such rows, or a dict of such data sets.
+        processing_class: the model's image processor.
+        augmentation: of the training images; None for none.
+        options: of `Trainer`, such as `callbacks`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TaskTrainingArguments,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        *,
+        processing_class: BaseImageProcessor,
+        augmentation: Augmentation | None = None,
+        **options: Any,
+    ):
+        self.training_collator = ImageCollator(processing_class, augmentation, num_labels=model.config.num_labels)
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            data_collator=ImageCollator(processing_class),
+            **options,
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of this process, in a new order and with new random changes each epoch."""
+        args = self.args
+        sampler = SeededBatchSampler(
+            len(self.train_dataset),
+            self._train_batch_size,  # as given, or as `auto_find_batch_size` lowered it
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            drop_last=args.dataloader_drop_last,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+        collator = SeededCollator(self.training_collator)
+        return PerProcessDataLoader(
+            SeededRows(self.train_dataset), sampler, collate_fn=collator, **self.loader_options()
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        """Batches of this process, which takes every n-th image of n processes."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        share = range(self.args.process_index, len(dataset), self.args.world_size)
+        return DataLoader(
+            dataset.select(share),
+            self.args.eval_batch_size,
+            collate_fn=CarryErrorsCollator(self.data_collator),
+            **self.loader_options(),
+        )
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        """The batches of one update.
+
+        Raises:
+            UserError: an image cannot be decoded.
+        """
+        batches, count = super().get_batch_samples(*args, **kwargs)
+        return [check_batch(batch) for batch in batches], count
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Weights of linear maps and convolutions; none of biases, norms, positions and learned tokens."""
+        return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _KERNELS)]
+
+    @staticmethod
+    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`images`."""
+        images = inputs["pixel_values"]
+        # where the statistics of the model are, which are added up beside it
+        return {"images": images.new_full((), len(images), dtype=torch.float32)}
+
+    def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
+        """Patches."""
+        images, _, height, width = inputs["pixel_values"].shape
+        return images * height * width // self.model.config.patch_size**2
+
+    def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
+        """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1)."""
+        self.classified = self.classify(dataset)
+        metrics = {"loss": self.classified.loss, "accuracy": self.classified.accuracy()}
+        if self.model.config.num_labels > _TOP:
+            metrics["top5_accuracy"] = self.classified.accuracy(_TOP)
+        return metrics
+
+    @torch.no_grad()
+    def classify(self, dataset: Dataset) -> Classified:
+        """Run the model over a data set, each process its share; every process gets the whole result."""
+        loss, tops, labels = 0.0, [], []
+        for batch in self.get_eval_dataloader(dataset):
+            inputs = self._prepare_inputs(check_batch(batch))
+            outputs = self.model(**inputs)
+            logits = outputs.logits.float()
+            loss += float(outputs.loss) * len(logits)
+            # of equal logits the lower class comes first, as for argmax
+            top = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :_TOP]
+            tops.append(top.where(logits.isfinite().all(-1, keepdim=True), _NOWHERE).cpu().numpy())
+            labels.append(inputs["labels"].cpu().numpy())
+        losses, tops, labels = zip(*gather_object([(loss, tops, labels)]), strict=True)
+        top, true = (np.concatenate([part for share in parts for part in share]) for parts in (tops, labels))
+        return Classified(sum(losses) / len(true), top, true)

@@ -1,0 +1,140 @@
+"""Where the rows of a split lie, for sentence pairs and for images alike: on the Hub, in a folder or in files."""
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, ReadInstruction, load_dataset
+from datasets import logging as datasets_logging
+from datasets.exceptions import DatasetsError
+
+from reluformers.errors import UserError, describe_error
+
+
+def split_name(split: str) -> str:
+    """Name of a split without its slice: "train" of "train[:1000]"."""
+    return split.partition("[")[0]
+
+
+def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
+    """Take {"path": …, "name": …, "revision": …} apart into the path and the options of `load_dataset`.
+
+    Args:
+        source: What a user gave as the source of a split; anything but a dict with a "path" is returned as it is.
+
+    Returns:
+        The source proper, and those options that are set.
+
+    Raises:
+        UserError: If there are other keys beside "path".
+    """
+    if not isinstance(source, dict) or "path" not in source:
+        return source, {}
+    unknown = set(source) - {"path", "name", "revision"}
+    if unknown:
+        raise UserError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
+    return source["path"], {key: value for key, value in source.items() if key != "path" and value is not None}
+
+
+def take_split(source: dict, name: str) -> Any:
+    """Files of one split out of {split: files}; raises UserError if there are none."""
+    if source.get(name) is None:
+        raise UserError(f"no files for split {name!r}; there are: {', '.join(map(str, source))}")
+    return source[name]
+
+
+def check_file(path: str | os.PathLike) -> str:
+    """Check that a file is there and holds something; gives its path as str, with the home folder filled in."""
+    path = str(Path(path).expanduser())
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: no such file; check the path")
+    if os.path.getsize(path) == 0:
+        raise UserError(f"{path}: the file is empty; fetch or make it again")
+    return path
+
+
+def names_in(folder: Path) -> str:
+    """What lies in a folder, for an error."""
+    return textwrap.shorten(", ".join(sorted(path.name for path in folder.iterdir())) or "nothing", 200)
+
+
+def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset:
+    """Load a split from the Hub, or raise a UserError that says why it does not come."""
+    try:
+        return load_dataset(name, split=split, **options)
+    except (ValueError, RuntimeError, OSError, DatasetsError) as error:
+        raise UserError(
+            f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
+        ) from error
+
+
+def read_rows(kind: str, files: list[str], **options: Any) -> Dataset:
+    """Load the rows of files of one kind: "json", "csv" or "parquet"."""
+    with _quiet():
+        return load_dataset(kind, data_files={"data": files}, split="data", **options)
+
+
+def take_slice(dataset: Dataset, split: str) -> Dataset:
+    """Rows of the slice in `split`, such as "train[:90%]", counted as `datasets` does it."""
+    name = split_name(split)
+    try:
+        # a name of its own, because names such as "test-2016" are none for `datasets`
+        part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": len(dataset)})[0]
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"split {split!r}: no such part of {len(dataset)} rows; write it like {name}[:1000] or {name}[90%:]"
+        ) from error
+    rows = range(part.from_ or 0, len(dataset) if part.to is None else part.to)
+    if not rows:
+        raise UserError(f"split {split!r}: this part of {len(dataset)} rows is empty; choose a bigger one")
+    return dataset.select(rows)
+
+
+def reason(error: BaseException) -> str:
+    """Say in one line what an exception means that `datasets` has wrapped in others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return describe_error(error)
+
+
+def find_value(
+    dataset: Dataset, column: str, place: str, is_wrong: Callable[[Any], bool], kind: str
+) -> tuple[int, str]:
+    """Find the first wrong value of a column.
+
+    Args:
+        dataset: The rows, one of which is known to be wrong.
+        column: The column.
+        place: Where the rows come from, for the error.
+        is_wrong: Says whether a value is wrong.
+        kind: What the column should hold, for the error.
+
+    Returns:
+        The row, counted from 1 as lines are, and the value in words.
+
+    Raises:
+        UserError: If no single value is wrong.
+    """
+    values = dataset.select_columns([column])
+    for row in range(len(values)):
+        try:
+            value = values[row][column]
+        except UnicodeDecodeError:
+            return row + 1, "bytes that are not UTF-8"
+        if is_wrong(value):
+            return row + 1, textwrap.shorten(repr(value), 60)
+    raise UserError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold {kind} only")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # `datasets` logs what it then raises, and our own line is to be the only one
+    verbosity = datasets_logging.get_verbosity()
+    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets_logging.set_verbosity(verbosity)

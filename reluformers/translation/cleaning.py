@@ -1,0 +1,110 @@
+"""Dropping the pairs that a translation model should not learn from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from datasets import Dataset
+
+from reluformers.errors import UserError
+
+from .tokenization import ROWS_PER_BLOCK, token_lengths
+
+
+@dataclass(frozen=True)
+class CleaningReport:
+    """What `clean` did; a row with several faults is counted under the first of them.
+
+    Args:
+        rows: Pairs before cleaning.
+        kept: Pairs after it.
+        empty: Dropped because a side holds nothing but white space.
+        too_long: Dropped because a side has more than `max_tokens` tokens.
+        length_ratio: Dropped because one side has more than `max_length_ratio` times the tokens of the other.
+        max_tokens: The limit in tokens, `</s>` included; None = no limit.
+        max_length_ratio: The limit of the ratio; None = no limit.
+    """
+
+    rows: int
+    kept: int
+    empty: int
+    too_long: int
+    length_ratio: int
+    max_tokens: int | None = None
+    max_length_ratio: float | None = None
+
+    def __str__(self) -> str:
+        dropped = [f"{self.empty:,} with an empty side"]
+        if self.max_tokens is not None:
+            dropped.append(f"{self.too_long:,} over {self.max_tokens} tokens")
+        if self.max_length_ratio is not None:
+            dropped.append(f"{self.length_ratio:,} over length ratio {self.max_length_ratio:g}")
+        return f"kept {self.kept:,} of {self.rows:,} pairs; dropped {', '.join(dropped)}"
+
+
+def clean(
+    dataset: Dataset,
+    *,
+    max_tokens: int | None = None,
+    max_length_ratio: float | None = None,
+    text_columns: tuple[str, str] = ("source", "target"),
+    token_columns: tuple[str, str] = ("input_ids", "labels"),
+) -> tuple[Dataset, CleaningReport]:
+    """Drop pairs that are empty, too long or of too unequal lengths.
+
+    Empty is judged on the text, lengths are counted in tokens with the closing `</s>`: run it after `tokenize_pairs`.
+
+    Args:
+        dataset: Tokenised pairs with their texts.
+        max_tokens: Most tokens of a side; None = no limit.
+        max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
+        text_columns: Names of the columns of source and target text.
+        token_columns: Names of the columns of source and target token ids.
+
+    Returns:
+        The rows that are kept, in their order, and the counts.
+
+    Raises:
+        UserError: If no row is left.
+    """
+    _check_arguments(dataset, max_tokens, max_length_ratio, (*text_columns, *token_columns))
+    source, target = (token_lengths(dataset, column) for column in token_columns)
+    longer, shorter = np.maximum(source, target), np.minimum(source, target)
+    nothing = np.zeros(len(dataset), dtype=bool)
+    empty = _blank(dataset, text_columns[0]) | _blank(dataset, text_columns[1])
+    too_long = nothing if max_tokens is None else ~empty & (longer > max_tokens)
+    unequal = nothing if max_length_ratio is None else ~empty & ~too_long & (longer > max_length_ratio * shorter)
+    keep = ~(empty | too_long | unequal)
+    report = CleaningReport(
+        rows=len(dataset),
+        kept=int(keep.sum()),
+        empty=int(empty.sum()),
+        too_long=int(too_long.sum()),
+        length_ratio=int(unequal.sum()),
+        max_tokens=max_tokens,
+        max_length_ratio=max_length_ratio,
+    )
+    if not report.kept:
+        raise UserError(
+            f"cleaning leaves no pair: {report}; raise data.max_length or data.max_length_ratio of the recipe, or "
+            "check the data"
+        )
+    return dataset if keep.all() else dataset.select(np.flatnonzero(keep)), report
+
+
+def _blank(dataset: Dataset, column: str) -> np.ndarray:
+    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
+    blank = [pc.equal(pc.utf8_trim_whitespace(block[column]), "").to_numpy() for block in blocks]
+    return np.concatenate(blank) if blank else np.zeros(0, dtype=bool)
+
+
+def _check_arguments(
+    dataset: Dataset, max_tokens: int | None, max_length_ratio: float | None, columns: tuple[str, ...]
+) -> None:
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    if max_length_ratio is not None and not max_length_ratio >= 1:
+        raise ValueError(f"max_length_ratio must be at least 1, got {max_length_ratio}")
+    missing = [column for column in columns if column not in dataset.column_names]
+    if missing:
+        raise ValueError(f"column {missing[0]!r} is missing, found {dataset.column_names}; run tokenize_pairs first")

@@ -1,0 +1,200 @@
+"""Translates texts with a trained model, fast and in the given order."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from math import isfinite
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from reluformers.errors import UserError
+from reluformers.saved_models import load_model
+
+from .length_penalty import wu_length_penalty
+from .tokenization import check_tokenizer_fits, load_tokenizers
+
+logger = logging.getLogger(__name__)
+
+PENALTIES = ("hf", "wu")
+
+# a translation may be this much longer than its source
+_EXTRA_TOKENS = 50
+
+Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+
+
+def load_translation_model(
+    name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs
+) -> tuple[PreTrainedModel, tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]]:
+    """Load a translation model and its tokenizers, and check that they belong together.
+
+    Args:
+        name_or_path: folder of a saved model, or a Hub id.
+        trust_remote_code: whether to run code of the repository, for models that are not in this library.
+        kwargs: passed to `AutoModelForSeq2SeqLM.from_pretrained` (dtype, revision, …).
+
+    Returns:
+        The model in evaluation mode, and (source tokenizer, target tokenizer).
+
+    Raises:
+        UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
+    """
+    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+    try:
+        tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
+        for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
+            check_tokenizer_fits(tokenizer, model.config, side=side)
+    except UserError as error:
+        raise error if str(name_or_path) in str(error) else UserError(f"{name_or_path}: {error}") from error
+    return model, tokenizers
+
+
+def translate(
+    model: PreTrainedModel,
+    tokenizers: Tokenizers,
+    texts: Iterable[str],
+    *,
+    num_beams: int = 5,
+    length_penalty: float = 1.0,
+    penalty: str = "hf",
+    max_tokens: int = 4096,
+    progress: bool = False,
+    **generation_options,
+) -> list[str]:
+    """Translate texts by beam search.
+
+    Texts are sorted by length and batched, longest first; a batch generates at most as many tokens as its longest
+    source has, plus 50 (ReLA and QKNorm: "at most source + 50"). A source that is longer than the model's positions is
+    cut, with one warning for all.
+
+    Args:
+        model: encoder–decoder model; it is put in evaluation mode and back.
+        tokenizers: one for both sides, or (source, target).
+        texts: an empty text is allowed.
+        num_beams: 1 is greedy search.
+        length_penalty: α; hypotheses compete by log P / penalty.
+        penalty: "hf" divides by len^α, "wu" by ((5 + len)/6)^α, which is what the papers mean by α = 0.6.
+        max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
+        progress: whether to show a progress bar.
+        generation_options: more options of `generate`; the papers' search is `early_stopping="never",
+            min_new_tokens=1` (no empty translation).
+
+    Returns:
+        Translations, in the order of `texts`.
+
+    Raises:
+        ValueError: an argument is not allowed, `texts` is empty or holds anything but strings.
+    """
+    texts = _checked_texts(texts)
+    check_search(num_beams=num_beams, length_penalty=length_penalty, max_tokens=max_tokens)
+    source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
+    limit = getattr(model.config, "max_position_embeddings", None)
+    lengths = _token_counts(source_tokenizer, texts, limit)
+    options = {"num_beams": num_beams, "do_sample": False, **generation_options}
+    if num_beams > 1:
+        options["length_penalty"] = length_penalty
+    translations = [""] * len(texts)
+    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=not progress) as bar:
+        for rows in _batches(lengths, max_tokens):
+            tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
+            for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
+                translations[row] = text
+            bar.update(len(rows))
+    return translations
+
+
+def check_search(*, num_beams: int, length_penalty: float, max_tokens: int) -> None:
+    """Check the arguments of `translate` that are numbers.
+
+    Args:
+        num_beams: at least 1.
+        length_penalty: finite.
+        max_tokens: at least 1.
+
+    Raises:
+        ValueError: one of them is out of its range.
+    """
+    for name, value in (("num_beams", num_beams), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not isfinite(length_penalty):
+        raise ValueError(f"length_penalty must be a finite number, got {length_penalty}.")
+
+
+def _checked_texts(texts: Iterable[str]) -> list[str]:
+    """Return the texts as a list, or say what is wrong with them."""
+    if isinstance(texts, str):
+        raise ValueError(f"texts must be a list of strings, got the string {texts[:50]!r}.")
+    texts = list(texts)
+    if not texts:
+        raise ValueError("There are no texts to translate: got an empty list.")
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise ValueError(f"Text {number} must be a string, got {text!r}.")
+    return texts
+
+
+def _token_counts(tokenizer: PreTrainedTokenizerBase, texts: list[str], limit: int | None) -> list[int]:
+    """Return the number of tokens of each text as the model will see it."""
+    lengths = [len(tokens) for tokens in tokenizer(texts, verbose=False)["input_ids"]]
+    if 0 in lengths:
+        raise ValueError(f"Text {lengths.index(0) + 1} has no tokens; the tokenizer must end texts with </s>.")
+    if limit is None:
+        return lengths
+    if too_long := sum(length > limit for length in lengths):
+        logger.warning(
+            "%d of %d texts have more than %d tokens, the positions of the model, and are cut (the longest has %d).",
+            too_long,
+            len(texts),
+            limit,
+            max(lengths),
+        )
+    return [min(length, limit) for length in lengths]
+
+
+def _generate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], limit: int | None, options: dict
+) -> torch.Tensor:
+    """Return the target tokens [rows, target_len] of one batch."""
+    batch = tokenizer(
+        texts,
+        padding=True,
+        truncation=limit is not None,
+        max_length=limit,
+        return_attention_mask=True,
+        return_tensors="pt",
+    ).to(model.device)
+    new_tokens = batch["input_ids"].shape[1] + _EXTRA_TOKENS
+    return model.generate(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        max_new_tokens=new_tokens if limit is None else min(new_tokens, limit),
+        **options,
+    )
+
+
+def _batches(lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield the row numbers of batches of at most `max_tokens` padded tokens, longest rows first."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    start = 0
+    while start < len(order):
+        size = max(1, max_tokens // lengths[order[start]])
+        yield order[start : start + size]
+        start += size
+
+
+@contextmanager
+def _search(model: PreTrainedModel, penalty: str) -> Iterator[None]:
+    """Put the model in the state for searching, and back."""
+    if penalty not in PENALTIES:
+        raise ValueError(f"penalty={penalty!r} is not one of {list(PENALTIES)}.")
+    training = model.training
+    model.eval()
+    try:
+        with wu_length_penalty(model) if penalty == "wu" else nullcontext(), torch.inference_mode():
+            yield
+    finally:
+        model.train(training)

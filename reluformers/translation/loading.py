@@ -1,0 +1,282 @@
+"""Sentence pairs from the Hub or from local files, checked before anything is trained on them."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from datasets import Dataset
+
+from reluformers.errors import UserError
+from reluformers.files import iterate_lines
+from reluformers.training.sources import (
+    check_file,
+    find_value,
+    names_in,
+    read_hub,
+    read_rows,
+    reason,
+    split_name,
+    take_options,
+    take_slice,
+    take_split,
+)
+
+from .tokenization import ROWS_PER_BLOCK
+
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
+# "NA" and "null" are words, and a quotation mark in a TSV file is a character
+CSV_OPTIONS = {"keep_default_na": False}
+TSV_OPTIONS = {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE}
+
+
+def load_translation_split(
+    source: str | os.PathLike | list | dict,
+    split: str,
+    *,
+    source_lang: str,
+    target_lang: str,
+    translation_column: str = "translation",
+    document_column: str | None = None,
+) -> Dataset:
+    """Load one split of a translation corpus.
+
+    Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns named
+    like the languages. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and pairs of
+    plain text files with a sentence per line. In .tsv files quotation marks are ordinary characters.
+
+    Args:
+        source: One of
+            a Hub id, such as "wmt14";
+            a folder with a file for each split, `<split>.jsonl.gz` or the like, or `<split>.de` and `<split>.en`;
+            files, read whatever the name of the split: a path, a list of paths, or {"source": path, "target": path}
+            for a pair of plain text files;
+            {split: files, ...};
+            {"path": Hub id or folder, "name": configuration, "revision": ...}, the last two as far as needed.
+        split: Name of the split, perhaps with a slice: "train" or "train[:1000]".
+        source_lang: Key or column of the source sentences, such as "de".
+        target_lang: Key or column of the target sentences.
+        translation_column: Column of the dicts.
+        document_column: Column of document ids, to be kept under the name "document".
+
+    Returns:
+        Rows with "source" and "target", both str, and "document" if asked for.
+
+    Raises:
+        UserError: If files, columns, languages or sentences are missing or unreadable; names file and row.
+    """
+    languages = (source_lang, target_lang)
+    if source_lang == target_lang:
+        raise UserError(f"source_lang and target_lang are both {source_lang!r}; name two languages")
+    location, options = _resolve(source, split, languages)
+    place = f"{_describe(location)}, split {split!r}"
+    if isinstance(location, dict):
+        if document_column is not None:
+            raise UserError(f"{place}: plain text has no document ids; use a .jsonl file with them")
+        dataset = _read_parallel_text(location, split)
+    else:
+        is_local = isinstance(location, list)
+        dataset = _read_files(location, split) if is_local else read_hub(location, split, options)
+        dataset, names = _find_columns(dataset, place, translation_column, languages, document_column)
+        dataset = dataset.select_columns(list(names)).rename_columns(names)
+    _check_sentences(dataset, place, languages, location if isinstance(location, list) else None)
+    return dataset
+
+
+def _resolve(
+    source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
+) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
+    """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
+    source, options = take_options(source)
+    name = split_name(split)
+    if isinstance(source, list) or (isinstance(source, dict) and set(source) == {"source", "target"}):
+        return _check_files(source), options
+    if isinstance(source, dict):
+        return _check_files(take_split(source, name)), options
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _files_in_folder(path, name, languages), options
+    looks_local = _format(path.name) is not None or str(source).startswith((".", "/", "~"))
+    return (_check_files(str(path)) if path.exists() or looks_local else str(source)), options
+
+
+def _format(name: str) -> str | None:
+    return FORMATS.get(Path(name.removesuffix(".gz")).suffix)
+
+
+def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str, str]:
+    """Bring the files of a split to one form and check that they are there and hold something."""
+    if isinstance(files, dict):
+        if set(files) != {"source", "target"}:
+            raise UserError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
+        return {side: check_file(path) for side, path in files.items()}
+    checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
+    for path in checked:
+        if _format(path) is None:
+            raise UserError(
+                f"{path}: unknown kind of file; allowed are {', '.join(FORMATS)}, or two text files given as source: "
+                "and target:"
+            )
+    return checked
+
+
+def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> list[str] | dict[str, str]:
+    found = sorted(path for path in folder.glob(f"{name}.*") if _format(path.name) and _stem(path) == name)
+    if len(found) > 1:
+        raise UserError(f"{folder}: several files for split {name!r} ({', '.join(p.name for p in found)}); name one")
+    if found:
+        return _check_files(str(found[0]))
+    for ending in ("", ".gz"):
+        pair = [folder / f"{name}.{language}{ending}" for language in languages]
+        if all(path.is_file() for path in pair):
+            return _check_files(dict(zip(("source", "target"), pair, strict=True)))
+    raise UserError(
+        f"{folder}: no file {name} ({', '.join(FORMATS)}, also .gz), nor {name}.{languages[0]} and "
+        f"{name}.{languages[1]}; there is {names_in(folder)}"
+    )
+
+
+def _stem(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).stem
+
+
+def _describe(location: str | list[str] | dict[str, str]) -> str:
+    if isinstance(location, dict):
+        return " and ".join(location.values())
+    return location if isinstance(location, str) else ", ".join(location)
+
+
+def _read_files(files: list[str], split: str) -> Dataset:
+    place, kind = _describe(files), _format(files[0])
+    tabs = [path.removesuffix(".gz").endswith(".tsv") for path in files]
+    if any(_format(path) != kind for path in files) or any(tabs) != all(tabs):
+        raise UserError(f"{place}: different kinds of files in one split; use one kind")
+    options = {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
+    try:
+        dataset = read_rows(kind, files, **options)
+    except Exception as error:
+        if kind != "parquet":
+            _find_fault(files, kind)
+        raise UserError(f"{place}: could not be read as {kind} ({reason(error)})") from error
+    if kind == "csv" and "__index_level_0__" in dataset.column_names:
+        raise UserError(f"{place}: rows have more fields than the header; quote sentences that hold a comma")
+    return take_slice(dataset, split)
+
+
+def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
+    counts = {side: sum(1 for _ in iterate_lines(path)) for side, path in files.items()}
+    if counts["source"] != counts["target"]:
+        raise UserError(
+            f"{files['source']} has {counts['source']} lines, but {files['target']} has {counts['target']}; "
+            "line n of the one must be the translation of line n of the other"
+        )
+    # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
+    stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in files.values()}
+    dataset = Dataset.from_generator(_pairs, gen_kwargs={"files": files, "stamps": stamps})
+    return take_slice(dataset, split)
+
+
+def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
+    for source, target in zip(iterate_lines(files["source"]), iterate_lines(files["target"]), strict=True):
+        yield {"source": source, "target": target}
+
+
+def _find_fault(files: list[str], kind: str) -> None:
+    """Read text files that a faster reader failed on line by line, for an error that names the line."""
+    rows = 0
+    for path in files:
+        is_array = kind == "json" and next(iterate_lines(path), "").lstrip().startswith("[")
+        lines = 0
+        for number, line in enumerate(iterate_lines(path), start=1):
+            if not line.strip():
+                continue
+            lines += 1
+            if kind == "json" and not is_array:
+                _check_json_line(line, path, number)
+        rows += lines if kind == "json" else lines - 1
+    if rows <= 0:
+        raise UserError(f"{_describe(files)}: there are no rows; fetch or make it again")
+
+
+def _check_json_line(line: str, path: str, number: int) -> None:
+    advice = "write one object per line"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {number}, character {error.colno}: not JSON ({error.msg}); {advice}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: not a JSON object; {advice}")
+
+
+def _find_columns(
+    dataset: Dataset, place: str, translation_column: str, languages: tuple[str, str], document_column: str | None
+) -> tuple[Dataset, dict[str, str]]:
+    """Lay the sentences into columns and say which become "source", "target" and "document"."""
+    found = ", ".join(map(repr, dataset.column_names))
+    wanted = [] if document_column is None else [document_column]
+    if document_column is not None and document_column not in dataset.column_names:
+        raise UserError(f"{place}: no column {document_column!r} of document ids; found {found}")
+    if translation_column in dataset.column_names:
+        dataset = dataset.select_columns([translation_column, *wanted]).flatten()
+        prefix = f"{translation_column}."
+        keys = [column.removeprefix(prefix) for column in dataset.column_names if column.startswith(prefix)]
+        if not keys:
+            _fail_on_translation(dataset, place, translation_column, languages)
+        for language in languages:
+            if language not in keys:
+                raise UserError(
+                    f"{place}: no language {language!r} in column {translation_column!r}; "
+                    f"found {', '.join(map(repr, keys))}"
+                )
+        names = [prefix + language for language in languages]
+    else:
+        names = list(languages)
+        if any(name not in dataset.column_names for name in names):
+            raise UserError(
+                f"{place}: neither a column {translation_column!r} nor columns {names[0]!r} and {names[1]!r}; "
+                f"found {found}; set the languages to two of the columns"
+            )
+    return dataset, dict(zip([*names, *wanted], ["source", "target", "document"], strict=False))
+
+
+def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: tuple[str, str]) -> NoReturn:
+    """Name the first row because of which a column of dicts has no common keys."""
+
+    def is_wrong(value: Any) -> bool:
+        return not isinstance(value, dict) or any(language not in value for language in languages)
+
+    row, shown = find_value(dataset, column, place, is_wrong, "dicts of sentences")
+    value = dataset[row - 1][column]
+    if not isinstance(value, dict):
+        raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
+    missing = next(language for language in languages if language not in value)
+    raise UserError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
+
+
+def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str], files: list[str] | None) -> None:
+    """Check that every source and target is text."""
+    if not len(dataset):
+        raise UserError(f"{place}: there are no rows; check the file and the split")
+    for column, language in zip(("source", "target"), languages, strict=True):
+        if _is_text(dataset, column):
+            continue
+        if files and _format(files[0]) != "parquet":
+            _find_fault(files, _format(files[0]))
+        row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
+        raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; correct or remove the row")
+
+
+def _is_text(dataset: Dataset, column: str) -> bool:
+    if getattr(dataset.features[column], "dtype", None) not in ("string", "large_string"):
+        return False
+    for block in dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK):
+        if block[column].null_count:
+            return False
+        try:
+            block[column].validate(full=True)
+        except pa.ArrowInvalid:  # bytes that are not UTF-8
+            return False
+    return True

@@ -1,0 +1,153 @@
+"""Recipes of translation: their sections and checks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from reluformers.configuration.configuration_seq2seq import (
+    Seq2SeqTransformerConfig,
+    seq2seq_config,
+    seq2seq_config_class,
+)
+from reluformers.errors import UserError
+from reluformers.training.recipe import Recipe, check_least
+
+from .arguments import TranslationTrainingArguments
+
+
+@dataclass
+class TokenizerSection:
+    """Which tokenizer.
+
+    Args:
+        path: folder or Hub id of a tokenizer to use; None trains one on the training set.
+        vocab_size: number of tokens of a trained one.
+        shared: one tokenizer for both sides; False trains one for each.
+        min_frequency: a trained merge must occur that often.
+        byte_fallback: unknown characters become bytes instead of <unk>.
+    """
+
+    path: str | None = None
+    vocab_size: int = 32000
+    shared: bool = True
+    min_frequency: int = 2
+    byte_fallback: bool = False
+
+    def __post_init__(self):
+        check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0})
+
+
+@dataclass
+class TranslationDataSection:
+    """Which sentence pairs.
+
+    Args:
+        path: Hub id of a data set, or folder; None if `train` and `validation` are files.
+        name: configuration of the data set on the Hub.
+        revision: branch, tag or commit on the Hub.
+        train, validation, test: with `path`, the name of the split; without it a file, a list of files, or a mapping
+            with `source` and `target` for parallel text. `test` may stay None.
+        source_lang, target_lang: keys of the translation column, or column names.
+        translation_column: name of the column with a dict of both languages.
+        document_column: name of the column with the document's id, for `document_tokens`.
+        document_tokens: join consecutive sentences of a document up to so many tokens (ReLUFormer, App. B).
+        max_length: drop training pairs with a longer side, in tokens with </s>; None for the model's longest.
+        max_length_ratio: drop training pairs whose longer side has more than that many times the other's tokens.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    revision: str | None = None
+    train: str | list[str] | dict[str, str] | None = None
+    validation: str | list[str] | dict[str, str] | None = None
+    test: str | list[str] | dict[str, str] | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    translation_column: str = "translation"
+    document_column: str | None = None
+    document_tokens: int | None = None
+    max_length: int | None = None
+    max_length_ratio: float | int | None = None
+
+    def __post_init__(self):
+        check_least(self, "data", {"max_length": 1})
+        for name in ("train", "validation", "test"):
+            if getattr(self, name) in ([], {}):
+                raise UserError(f"data.{name} is {getattr(self, name)!r}, but must name a file or split")
+
+
+@dataclass
+class DecodingSection:
+    """How the finished model translates: for the last evaluation and as its generation defaults.
+
+    Args:
+        num_beams: width of the beam; 1 for greedy search.
+        length_penalty: α.
+        penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
+        early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
+        min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
+        max_new_tokens: the longest output of the saved model by default, in tokens, at most as many as the model has
+            positions; the evaluation allows 50 more than the source has.
+
+    Raises:
+        UserError: a number is too small, or α is not finite.
+    """
+
+    num_beams: int = 5
+    length_penalty: float | int = 1.0
+    penalty: Literal["hf", "wu"] = "hf"
+    early_stopping: bool | Literal["never"] = False
+    min_new_tokens: int = 0
+    max_new_tokens: int = 256
+
+    def __post_init__(self):
+        check_least(self, "decoding", {"num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 1})
+        if not math.isfinite(self.length_penalty):
+            raise UserError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
+
+    def search_options(self) -> dict[str, Any]:
+        """What `generate` and a `GenerationConfig` need of it."""
+        options: dict[str, Any] = {"num_beams": self.num_beams}
+        if self.num_beams > 1:
+            options |= {"length_penalty": float(self.length_penalty), "early_stopping": self.early_stopping}
+        if self.min_new_tokens > 0:
+            options["min_new_tokens"] = self.min_new_tokens
+        return options
+
+
+@dataclass
+class TranslationRecipe(Recipe):
+    """Everything that defines the training of a translation model.
+
+    Args:
+        model: `preset` (a name of `ATTENTION_PRESETS`, "softmax" if missing) and fields of its configuration class.
+        tokenizer, data, decoding: see the sections.
+        training: fields of `TranslationTrainingArguments`, all but `output_dir`.
+    """
+
+    arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
+    decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"
+    )
+
+    model: dict[str, Any] = field(default_factory=dict)
+    tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
+    data: TranslationDataSection = field(default_factory=TranslationDataSection)
+    training: dict[str, Any] = field(default_factory=dict)
+    decoding: DecodingSection = field(default_factory=DecodingSection)
+
+    @staticmethod
+    def config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
+        """Configuration class of a preset."""
+        return seq2seq_config_class(preset)
+
+    @staticmethod
+    def make_config(preset: str, **fields: Any) -> Seq2SeqTransformerConfig:
+        """Configuration of a preset with some fields."""
+        return seq2seq_config(preset, **fields)
+
+    @staticmethod
+    def metrics(args: TranslationTrainingArguments) -> Sequence[str]:
+        """What evaluations measure."""
+        return ("loss", "bleu") if args.evaluate_bleu else ("loss",)

@@ -1,0 +1,126 @@
+"""Training runs of translation models."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.trainer import SCHEDULER_NAME
+
+from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.errors import UserError
+from reluformers.training.run import TaskRun
+
+from .metrics import SacreBLEU
+from .preparation import ATTENTION_FIELDS, PreparedData, build_model, gives_scale, prepare_data
+from .recipe import DecodingSection, TranslationRecipe
+from .trainer import TranslationTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def train_translation(
+    recipe: TranslationRecipe,
+    output_dir: str | Path,
+    *,
+    resume: str | Path | None = None,
+    report: Callable[[str], None] = logger.info,
+) -> dict[str, Any]:
+    """Train a translation model, evaluate it and save everything that belongs to it.
+
+    Under `accelerate launch` or `torchrun` every process calls this; the first one writes and reports.
+
+    Args:
+        recipe: what to train on what; it stays as it is, and the written one also holds what was measured.
+        output_dir: folder for checkpoints and, at the end, the model, tokenizer, generation settings, `recipe.yaml`,
+            `log_history.json`, `results.json` and `curves.png`.
+        resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        report: takes lines for the user.
+
+    Returns:
+        The content of `results.json`: `validation_bleu`, `validation_loss`, the same of the test set if there is one,
+        `bleu_signature`, `parameters`, `steps`, `device`, `torch`, `transformers` and, unless it was resumed,
+        `training_seconds`.
+
+    Raises:
+        UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
+    """
+    return _TranslationRun(recipe, output_dir, report).run(resume)
+
+
+class _TranslationRun(TaskRun):
+    """What is peculiar to translation: tokenizers, the measured scale of cosine attention, BLEU."""
+
+    recipe: TranslationRecipe
+    fixed_sections = ("model", "tokenizer")
+
+    def prepare(self, checkpoint: Path | None) -> None:
+        """Data with tokenizers of their own, or those of this run's first process or of the checkpoint."""
+        is_started = checkpoint is not None or self.args.process_index > 0
+        self.prepared: PreparedData = prepare_data(
+            self.recipe, checkpoint or self.output_dir, reuse_tokenizers=is_started, report=self.report
+        )
+
+    def build_model(self) -> PreTrainedModel:
+        """A model for the recipe and the tokenizers."""
+        return build_model(self.recipe, self.prepared)
+
+    def build_trainer(self, model: PreTrainedModel) -> TranslationTrainer:
+        """A trainer that decodes as the recipe says, with the beam of evaluations in training."""
+        beams = self.args.generation_num_beams or 1
+        return TranslationTrainer(
+            model,
+            self.args,
+            train_dataset=self.prepared.train,
+            eval_dataset=self.prepared.evaluation["validation"],
+            processing_class=self.prepared.tokenizers[0],
+            target_tokenizer=self.prepared.tokenizers[1],
+            decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
+        )
+
+    def adopt(self, earlier: TranslationRecipe) -> None:
+        """Take the lengths that an earlier start measured, where the attention is otherwise the same."""
+        config = self.recipe.model_config()
+        for name in ATTENTION_FIELDS:
+            value, before = getattr(config, name), earlier.model.get(name)
+            if value is None or before is None or gives_scale(self.recipe.model.get(name)):
+                continue
+            length = AttentionConfig.parse(before).scale_length
+            if dataclasses.replace(AttentionConfig.parse(value), scale_length=length) == AttentionConfig.parse(before):
+                self.recipe.model[name] = before
+
+    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
+        """The tokenizer in the folder must be the one that the checkpoint was trained with."""
+        earlier = AutoConfig.from_pretrained(checkpoint)
+        for name in ("vocab_size", "decoder_vocab_size"):
+            before, now = getattr(earlier, name), getattr(config, name)
+            if before != now:
+                raise UserError(
+                    f"{checkpoint}: its model has {name} {before}, but the tokenizer beside it makes {now}; "
+                    "put the tokenizer back that it was saved with"
+                )
+
+    def has_ended(self, trainer: TranslationTrainer, checkpoint: Path) -> bool:
+        """Whether the plateau schedule had come to its end."""
+        if trainer.args.schedule != "warmup_then_plateau":
+            return False
+        schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
+        is_warm = schedule["last_epoch"] >= schedule["warmup_steps"]
+        return bool(schedule["scores"]) and is_warm and max(schedule["_last_lr"]) < schedule["min_lr"]
+
+    def evaluate(self, trainer: TranslationTrainer) -> dict[str, Any]:
+        """BLEU, as the recipe decodes, and loss of every evaluation split."""
+        results: dict[str, Any] = {}
+        for name, dataset in self.prepared.evaluation.items():
+            metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
+            results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
+            self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")
+        return {**results, "bleu_signature": SacreBLEU().compute(predictions=["a"], references=["a"])["signature"]}
+
+
+def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:
+    """What `translate` needs of the section."""
+    return {**decoding.search_options(), "penalty": decoding.penalty}

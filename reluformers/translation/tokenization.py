@@ -1,0 +1,284 @@
+"""Tokenizers of translation models: training, storage, and sentence pairs turned into token ids."""
+
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from datasets import Dataset, Features, Value
+from datasets import Sequence as SequenceFeature
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import has_file
+
+from reluformers.errors import UserError, describe_error
+
+logger = logging.getLogger(__name__)
+
+# order gives the ids 0 to 3, the defaults of the configurations
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+TARGET_FOLDER = "target_tokenizer"
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+ROWS_PER_BLOCK = 100_000
+
+
+def train_tokenizer(
+    texts: Iterable[str] | Iterable[list[str]],
+    vocab_size: int,
+    *,
+    min_frequency: int = 2,
+    limit_alphabet: int | None = None,
+    byte_fallback: bool = False,
+    model_max_length: int = 1024,
+) -> PreTrainedTokenizerFast:
+    """Train a byte-pair encoding on words, as translation models use it.
+
+    Text is brought to NFKC, runs of white space become one blank, and the blank belongs to the word after it (`▁`), so
+    that decoding gives the text back. A sequence ends in `</s>`; `<pad>`, `<s>`, `</s>`, `<unk>` have the ids 0 to 3
+    and are not recognised inside a text. The same texts in the same order give the same tokenizer. For a joint
+    vocabulary pass the texts of both languages. Byte-pair encoding: Sennrich et al. 2016.
+
+    Args:
+        texts: Sentences, or lists of sentences.
+        vocab_size: Size of the vocabulary in tokens, special tokens (and bytes) included.
+        min_frequency: How often a pair must occur to be merged.
+        limit_alphabet: Keep only so many characters, the most frequent; None = all.
+        byte_fallback: Spell a character outside the alphabet as its UTF-8 bytes (256 tokens more) instead of `<unk>`.
+        model_max_length: Length in tokens that truncation falls back to; training data are limited elsewhere.
+
+    Returns:
+        The tokenizer; its size is below `vocab_size` if the texts have no more pairs to merge.
+
+    Raises:
+        UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
+    """
+    tokenizer = _untrained()
+    if limit_alphabet is not None:
+        texts = list(texts)
+    reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
+    # the trainer breaks ties at the limit at random, so the alphabet is chosen here
+    alphabet = None if limit_alphabet is None else _most_frequent_characters(tokenizer, texts, limit_alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocab_size - (reserved - len(SPECIAL_TOKENS)), 0),
+        min_frequency=min_frequency,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        show_progress=False,
+        **({} if alphabet is None else {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    size = tokenizer.get_vocab_size() + reserved - len(SPECIAL_TOKENS)
+    _check_size(size, vocab_size, reserved)
+    return _finish(_with_bytes(tokenizer) if byte_fallback else tokenizer, model_max_length)
+
+
+def save_tokenizers(
+    folder: str | os.PathLike,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Save the tokenizers of a model so that `AutoTokenizer` opens the folder for the source language.
+
+    Args:
+        folder: Folder of the model; the source tokenizer goes to its root.
+        source_tokenizer: Tokenizer of the source language, or of both.
+        target_tokenizer: Tokenizer of the target language if the vocabularies are separate; saved under
+            `target_tokenizer/`.
+    """
+    source_tokenizer.save_pretrained(folder)
+    if target_tokenizer is not None and target_tokenizer is not source_tokenizer:
+        target_tokenizer.save_pretrained(Path(folder, TARGET_FOLDER))
+
+
+def load_tokenizers(
+    name_or_path: str | os.PathLike, **kwargs: Any
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Open the tokenizers of a model.
+
+    Args:
+        name_or_path: Folder or Hub id of a model.
+        **kwargs: Passed to `AutoTokenizer.from_pretrained`, for example `revision` or `cache_dir`.
+
+    Returns:
+        The source and the target tokenizer; one and the same object if the vocabulary is shared.
+
+    Raises:
+        UserError: If there is no tokenizer.
+    """
+    name = str(name_or_path)
+    try:
+        source = AutoTokenizer.from_pretrained(name, **kwargs)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name}: no tokenizer could be opened ({describe_error(error)})") from error
+    where = {key: kwargs[key] for key in ("revision", "cache_dir", "token", "local_files_only") if key in kwargs}
+    if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json", **where):
+        return source, source
+    return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **kwargs)
+
+
+def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, side: str = "source") -> None:
+    """Check that a model has an embedding for every token and gives the special tokens the same ids.
+
+    Args:
+        tokenizer: Tokenizer of one side.
+        config: Configuration of the model.
+        side: "source" compares with `vocab_size`, "target" with `decoder_vocab_size` if the model has one.
+
+    Raises:
+        UserError: If the vocabulary is bigger than the model's, or a special id differs.
+    """
+    if side not in ("source", "target"):
+        raise ValueError(f"side must be 'source' or 'target', got {side!r}")
+    separate = getattr(config, "decoder_vocab_size", None) if side == "target" else None
+    name, size = ("vocab_size", config.vocab_size) if separate is None else ("decoder_vocab_size", separate)
+    if len(tokenizer) > size:
+        raise UserError(
+            f"the {side} tokenizer has {len(tokenizer)} tokens, but the model's {name} is {size}; "
+            f"set {name} to {len(tokenizer)} or more, or use the tokenizer that the model was trained with"
+        )
+    for token in SPECIAL_TOKENS:
+        key = f"{token}_id"
+        ours, theirs = getattr(tokenizer, key, None), getattr(config, key, None)
+        if theirs is not None and ours != theirs:
+            raise UserError(
+                f"the {side} tokenizer has {key} {ours}, but the model has {key} {theirs}; "
+                "set both alike, or use the tokenizer that the model was trained with"
+            )
+
+
+def tokenize_pairs(
+    dataset: Dataset,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int | None = None,
+    truncate: bool = False,
+) -> Dataset:
+    """Turn the columns "source" and "target" into token ids.
+
+    Nothing is cut unless asked: rows over `max_length` stay whole and their number is logged as a warning, for
+    `reluformers.translation.cleaning.clean` to drop. Lengths count the closing `</s>`.
+
+    Args:
+        dataset: Rows with "source" and "target", both str.
+        source_tokenizer: Tokenizer of "source".
+        target_tokenizer: Tokenizer of "target".
+        max_length: Limit in tokens for each side; None = no limit.
+        truncate: Cut longer sides to `max_length`, the last token still being `</s>` (evaluation).
+
+    Returns:
+        The dataset with two more columns: `input_ids` and `labels`, lists of int without padding.
+    """
+    if truncate and max_length is None:
+        raise ValueError("truncate=True needs max_length, got None")
+    options = {"return_attention_mask": False, "verbose": False}
+
+    def encode(batch: dict[str, list]) -> dict[str, list]:
+        return {
+            "input_ids": source_tokenizer(batch["source"], **options)["input_ids"],
+            "labels": target_tokenizer(text_target=batch["target"], **options)["input_ids"],
+        }
+
+    ids = SequenceFeature(Value("int32"))
+    features = Features({**dataset.features, "input_ids": ids, "labels": ids})
+    tokenized = dataset.map(encode, batched=True, features=features, desc="Tokenizing")
+    if max_length is None:
+        return tokenized
+    longest = np.maximum(token_lengths(tokenized, "input_ids"), token_lengths(tokenized, "labels"))
+    over = int((longest > max_length).sum())
+    if over:
+        what = "were cut" if truncate else "stay whole; cleaning drops them"
+        logger.warning("%d of %d rows are longer than %d tokens and %s", over, len(tokenized), max_length, what)
+    return _truncated(tokenized, max_length) if truncate and over else tokenized
+
+
+def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
+    """Measure the rows of a column of lists.
+
+    Args:
+        dataset: Any dataset with that column.
+        column: Name of a column of lists, such as "input_ids".
+
+    Returns:
+        Lengths in tokens, int64 [rows].
+    """
+    blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
+    lengths = [pc.list_value_length(block[column]).to_numpy() for block in blocks]
+    return np.concatenate(lengths).astype(np.int64) if lengths else np.zeros(0, dtype=np.int64)
+
+
+def _truncated(dataset: Dataset, max_length: int) -> Dataset:
+    def cut(batch: dict[str, list]) -> dict[str, list]:
+        return {
+            column: [ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]] for ids in batch[column]]
+            for column in ("input_ids", "labels")
+        }
+
+    return dataset.map(cut, batched=True, features=dataset.features, desc="Truncating")
+
+
+def _untrained() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
+    # NFKC turns no-break and other blanks into plain ones, so it comes first
+    steps = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def _most_frequent_characters(tokenizer: Tokenizer, texts: list, limit: int) -> list[str]:
+    counts = Counter()
+    for text in _flat(texts):
+        counts.update(tokenizer.normalizer.normalize_str(text).replace(" ", "▁"))
+    if counts:
+        # every word begins with the mark
+        counts["▁"] = counts.total()
+    return [character for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:limit]]
+
+
+def _flat(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[str]:
+    return chain.from_iterable([item] if isinstance(item, str) else item for item in texts)
+
+
+def _check_size(size: int, vocab_size: int, reserved: int) -> None:
+    if size <= reserved:
+        raise UserError("no text to train the tokenizer on; check the data files and their languages")
+    if size > vocab_size:
+        raise UserError(
+            f"vocab_size {vocab_size} is too small for {reserved} reserved tokens and {size - reserved} characters; "
+            f"raise vocab_size above {size}, or limit the alphabet"
+        )
+    if size < vocab_size:
+        logger.warning("the texts give only %d tokens of the %d asked for", size, vocab_size)
+
+
+def _with_bytes(tokenizer: Tokenizer) -> Tokenizer:
+    state = json.loads(tokenizer.to_str())
+    tokens = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
+    tokens[len(SPECIAL_TOKENS) : len(SPECIAL_TOKENS)] = BYTE_TOKENS
+    state["model"]["vocab"] = {token: index for index, token in enumerate(tokens)}
+    state["model"]["byte_fallback"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return tokenizer
+
+
+def _finish(tokenizer: Tokenizer, model_max_length: int) -> PreTrainedTokenizerFast:
+    end = SPECIAL_TOKENS["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        # a text that happens to hold "</s>", an HTML tag say, must not end the sentence
+        split_special_tokens=True,
+        **SPECIAL_TOKENS,
+    )

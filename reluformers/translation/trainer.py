@@ -1,0 +1,183 @@
+"""Trainer for translation: batches by tokens, dev BLEU and the papers' schedules."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+
+from reluformers.training.batching import PerProcessDataLoader, TokenBudgetBatchSampler
+from reluformers.training.trainer import TaskTrainer
+
+from .arguments import TranslationTrainingArguments
+from .collation import PairCollator
+from .decoding import translate
+from .metrics import SacreBLEU
+from .schedules import WarmupThenPlateau, get_noam_schedule
+from .tokenization import save_tokenizers, token_lengths
+
+
+class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
+    """`Seq2SeqTrainer` for sentence pairs.
+
+    What it does differently: batches hold `args.max_tokens` tokens and are split by rank here, not by accelerate;
+    `evaluate` gives the loss per token and, by generating, BLEU; `args.schedule` adds the papers' schedules; the
+    training log also holds tokens per second, and the regulariser and null rate of models that report them.
+
+    Args:
+        model: encoder–decoder whose loss takes `num_items_in_batch`.
+        args: training arguments.
+        train_dataset: columns `input_ids` and `labels`, lists of int; others are ignored.
+        eval_dataset: those and, for BLEU, the texts `source` and `target`; or a dict of such data sets.
+        processing_class: tokenizer of the source side.
+        target_tokenizer: of the target side; None if it is the same.
+        decoding: options of `evaluation.translation.translate` for the BLEU of evaluations that give none; None for
+            `args.generation_num_beams` and its defaults.
+        options: of `Seq2SeqTrainer`, such as `callbacks`.
+    """
+
+    args: TranslationTrainingArguments
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TranslationTrainingArguments,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        *,
+        processing_class: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        decoding: dict[str, Any] | None = None,
+        **options: Any,
+    ):
+        self.target_tokenizer = target_tokenizer or processing_class
+        self.decoding = decoding or {}
+        use_cache = model.config.use_cache
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            data_collator=options.pop("data_collator", None) or PairCollator(processing_class.pad_token_id),
+            **options,
+        )
+        # Trainer turns it off for good, and saved models would generate without a cache
+        self.model.config.use_cache = use_cache
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of this process, within the budget and in a new order each epoch."""
+        return self._token_loader(self.train_dataset, self.args.max_tokens, shuffle=True)
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        """Batches of this process; a row beyond the budget makes a batch of its own."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        longest = max(int(token_lengths(dataset, side).max()) for side in ("input_ids", "labels"))
+        return self._token_loader(dataset, max(self.args.max_tokens, longest), shuffle=False)
+
+    def _token_loader(self, dataset: Dataset, max_tokens: int, *, shuffle: bool) -> DataLoader:
+        args = self.args
+        sampler = TokenBudgetBatchSampler(
+            token_lengths(dataset, "input_ids"),
+            token_lengths(dataset, "labels"),
+            max_tokens,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            shuffle=shuffle,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+        return PerProcessDataLoader(
+            dataset.select_columns(["input_ids", "labels"]),
+            sampler,
+            collate_fn=self.data_collator,
+            **self.loader_options(),
+        )
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Make the schedule that `args.schedule` or `args.lr_scheduler_type` names."""
+        if self.lr_scheduler is not None or self.args.schedule is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        optimizer = self.optimizer if optimizer is None else optimizer
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        options = self.args.lr_scheduler_kwargs or {}
+        if self.args.schedule == "noam":
+            d_model = self.model.config.hidden_size
+            self.lr_scheduler = get_noam_schedule(optimizer, d_model=d_model, warmup_steps=warmup_steps, **options)
+        else:
+            self.lr_scheduler = WarmupThenPlateau(optimizer, warmup_steps=warmup_steps, **options)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`source_tokens` and `target_tokens`, without padding."""
+        return {"source_tokens": inputs["attention_mask"].sum(), "target_tokens": (inputs["labels"] >= 0).sum()}
+
+    def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
+        """Source tokens, with padding."""
+        return inputs["input_ids"].numel()
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Loss per target token and BLEU, see `TaskTrainer.evaluate` and `measure`."""
+        metrics = super().evaluate(*args, **options)
+        self._report_to_schedule(metrics)
+        return metrics
+
+    def measure(self, dataset: Dataset, **gen_kwargs: Any) -> dict[str, float]:
+        """`loss` (nats per target token) and, with `args.evaluate_bleu`, `bleu` (0 to 100).
+
+        Args:
+            dataset: with `source` and `target`, where BLEU is measured.
+            gen_kwargs: options of `evaluation.translation.translate`; with any, BLEU is measured in every case.
+        """
+        metrics = {"loss": self._loss_per_token(dataset)}
+        if self.args.evaluate_bleu or gen_kwargs:
+            metrics["bleu"] = self._bleu(dataset, **gen_kwargs)
+        return metrics
+
+    @torch.no_grad()
+    def _loss_per_token(self, dataset: Dataset) -> float:
+        totals = torch.zeros(2, device=self.args.device)
+        for batch in self.get_eval_dataloader(dataset):
+            inputs = self._prepare_inputs(batch)
+            count = (inputs["labels"] >= 0).sum()
+            loss = self.model(**inputs).loss.float()
+            totals += torch.stack([loss * count, count.float()])
+        loss_sum, tokens = self.accelerator.reduce(totals, reduction="sum").tolist()
+        return loss_sum / tokens
+
+    def translations(self, sources: list[str], **gen_kwargs: Any) -> list[str]:
+        """Translate texts, each process its share; every process gets all translations in the given order."""
+        options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
+        options |= gen_kwargs or self.decoding
+        share = range(self.args.process_index, len(sources), self.args.world_size)
+        texts = []
+        if share:
+            tokenizers = (self.processing_class, self.target_tokenizer)
+            texts = translate(self.model, tokenizers, [sources[row] for row in share], **options)
+        return [text for _, text in sorted(gather_object(list(zip(share, texts, strict=True))))]
+
+    def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
+        predictions = self.translations(list(dataset["source"]), **gen_kwargs)
+        return SacreBLEU().compute(predictions=predictions, references=list(dataset["target"]))["score"]
+
+    def _report_to_schedule(self, metrics: dict[str, float]) -> None:
+        """Give the plateau schedule a score of this training run and stop when it has come to its end."""
+        is_score = self.is_in_train and self.state.global_step > 0 and "eval_bleu" in metrics
+        if is_score and isinstance(self.lr_scheduler, WarmupThenPlateau):
+            self.control.should_training_stop |= self.lr_scheduler.add_score(metrics["eval_bleu"])
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model and tokenizers."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save and self.target_tokenizer is not self.processing_class:
+            save_tokenizers(Path(output_dir or self.args.output_dir), self.processing_class, self.target_tokenizer)

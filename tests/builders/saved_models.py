@@ -1,0 +1,64 @@
+"""Small models as a push would leave them, for the tests of the app."""
+
+from pathlib import Path
+
+from transformers import ViTImageProcessorPil
+
+import reluformers.app
+from reluformers import (
+    ReLUFormerForConditionalGeneration,
+    ReLUViTForImageClassification,
+    seq2seq_config,
+    vision_config,
+)
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+
+SPACE = Path(reluformers.app.__file__).parent
+TEXTS = [
+    "A man in a blue hat is riding a horse on the beach.",
+    "Two dogs run over green grass & a $5 bill lies there.",
+    "Ein Mann mit einem blauen Hut reitet am Strand.",
+]
+HEADS = 2
+
+
+def save_translator(folder: Path, *, separate: bool = False, **fields) -> Path:
+    """An untrained ReLUFormer with its tokenizers; with `separate` ones, the target's is smaller."""
+    tokenizer = train_tokenizer(TEXTS, 120)
+    target = train_tokenizer(TEXTS[2:], 60) if separate else None
+    config = seq2seq_config(
+        "reluformer",
+        vocab_size=len(tokenizer),
+        **({"decoder_vocab_size": len(target), "tying": "decoder"} if separate else {}),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=64,
+        **fields,
+    )
+    ReLUFormerForConditionalGeneration(config).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer, target)
+    return folder
+
+
+def save_classifier(folder: Path, **fields) -> Path:
+    """An untrained ReLU-ViT with 2 × 3 patches and its image processor."""
+    config = vision_config(
+        "relu-vit",
+        image_size=[8, 12],
+        patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        intermediate_size=16,
+        num_labels=3,
+        id2label={0: "cat", 1: "dog", 2: "horse"},
+        **fields,
+    )
+    ReLUViTForImageClassification(config).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(folder)
+    return folder

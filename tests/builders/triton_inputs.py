@@ -1,0 +1,120 @@
+"""Calls of the Triton kernels, and the same in float64."""
+
+from typing import Any
+
+import torch
+from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from torch import Tensor
+
+import reference
+
+ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
+SHARE = 0.3  # of dropout
+TINY = torch.finfo(torch.float32).tiny
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # of the largest number
+
+
+def visible_keys(query: Tensor, key: Tensor, key_mask: Tensor | None, causal_offset: int | None) -> Tensor:
+    query_len, key_len = query.shape[2], key.shape[2]
+    visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool, device=query.device)
+    if causal_offset is not None:
+        visible = visible.tril(causal_offset)
+    return visible if key_mask is None else visible & key_mask[:, None, None, :]
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    activation: str,
+    scale: float,
+    threshold: float | Tensor = 0.0,
+    row_factors: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    causal_offset: int | None = None,
+    kept: Tensor | float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output and the three sums over rows, with every weight kept; `kept` is D."""
+    weights = reference.ACTIVATIONS[activation](scale * query @ key.mT - threshold)
+    weights = weights.masked_fill(~visible_keys(query, key, key_mask, causal_offset), 0.0)
+    output = (kept * weights) @ value
+    if row_factors is not None:
+        output = row_factors.double()[:, None, :, None] * output
+    weighted_logs = (weights * weights.clamp_min(TINY).log()).sum(-1)
+    return output, weights.sum(-1), weighted_logs, (weights != 0).sum(-1)
+
+
+def draw(
+    batch: int = 2,
+    heads: int = 1,
+    query_len: int = 20,
+    key_len: int = 37,
+    head_dim: int = 10,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Query, key, value and gradient of the output [batch, heads, length, head_dim], as they lie in a model."""
+    lengths = (query_len, key_len, key_len, query_len)
+    return tuple(torch.randn(batch, n, heads, head_dim, device=device).to(dtype).transpose(1, 2) for n in lengths)
+
+
+def draw_options(query: Tensor, key: Tensor, **options) -> dict[str, Any]:
+    """Everything at once: a threshold, row factors, hidden keys of all kinds, a causal mask and statistics."""
+    key_mask = torch.rand(len(query), key.shape[2], device=query.device) < 0.8
+    key_mask[0, :17] = False  # a whole tile before the first key
+    key_mask[-1, 18:] = False  # and after the last one
+    row_factors = torch.rand(len(query), query.shape[2], device=query.device) + 0.5
+    threshold = torch.tensor([0.1], device=query.device)
+    defaults = {
+        "scale": 0.4,
+        "threshold": threshold,
+        "key_mask": key_mask,
+        "row_factors": row_factors,
+        "statistics": "all",
+    }
+    return {**defaults, "causal_offset": 12, **options}
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float, name: str = "") -> None:
+    assert actual.shape == expected.shape, name
+    error = (actual.double() - expected).abs().max().item() if expected.numel() else 0.0
+    assert error <= tolerance * max(expected.abs().max().item() if expected.numel() else 0.0, 1e-3), (name, error)
+
+
+def compare(
+    states: tuple[Tensor, ...], kept: Tensor | float = 1.0, tolerance: float | None = None, **options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Check values and gradients of a call; returns the values."""
+    query, key, value, grad_output = states
+    options = {"threshold": 0.0, "statistics": "none", **options}
+    has_statistics = options["statistics"] == "all"
+    tolerance = tolerance or TOLERANCES[query.dtype]
+    leaves = [part.double().requires_grad_() for part in (query, key, value)]
+    threshold = torch.tensor(float(options["threshold"]), device=query.device, dtype=torch.float64).requires_grad_()
+    same = {k: v for k, v in options.items() if k not in ("threshold", "dropout", "seed", "statistics")}
+    expected = dense_attention(*leaves, threshold=threshold, kept=kept, **same)
+    actual = triton_forward(query, key, value, **options)
+    assert actual[0].dtype == query.dtype
+    assert actual[0].transpose(1, 2).is_contiguous()
+    for name, part, right in zip(("output", "t", "u", "z"), actual, expected, strict=True):
+        if name == "z" and query.is_cuda and has_statistics:
+            assert (part - right).abs().max() <= 2  # scores that are 0 but for the rounding of long sums
+        elif name == "output" or has_statistics:
+            assert_near(part, right.detach(), tolerance, name)
+        else:
+            assert part is None
+    grads = [grad_output, None, None]
+    if has_statistics:
+        grads[1:] = (torch.randn_like(part) for part in actual[1:3])
+    loss = sum((part * grad).sum() for part, grad in zip(expected, grads, strict=False) if grad is not None)
+    right = torch.autograd.grad(loss, [*leaves, threshold])
+    del options["statistics"]
+    gradients = triton_backward(*grads, query, key, value, **options)
+    for name, part, expected_part in zip(("query", "key", "value"), gradients, right, strict=False):
+        assert_near(part, expected_part, tolerance, f"gradient of {name}")
+    is_learned = isinstance(options["threshold"], Tensor)
+    # one sum over all scores, large numbers of both signs
+    expected_part = right[3] if is_learned else torch.zeros_like(right[3])
+    torch.testing.assert_close(gradients[3].double(), expected_part, rtol=20 * tolerance, atol=20 * tolerance)
+    return actual

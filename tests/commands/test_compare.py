@@ -1,0 +1,97 @@
+"""The command line that puts runs side by side."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_runs.py"
+
+
+ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None}}
+TRANSLATION = {"bleu": {"score": 30.0, "signature": "BLEU|x"}, "chrf": {"score": 50.0, "signature": "chrF|x"}}
+IMAGES = {"accuracy": 0.8125, "top5_accuracy": 0.99, "loss": 0.6, "images": 10000}
+
+
+def finished_run(folder: Path, history: list[dict], scores: dict = TRANSLATION, **more) -> Path:
+    folder.mkdir(parents=True)
+    evaluation = {**scores, "split": "test", "attention": ATTENTION, **more}
+    files = {"evaluation": evaluation, "results": {"parameters": 1000}, "log_history": history}
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def compare(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_a_run_without_dev_bleu_has_a_dash(compare, tmp_path):
+    scored = finished_run(tmp_path / "scored", [{"epoch": 1.0, "eval_bleu": 9.0}, {"epoch": 2.0, "eval_bleu": 8.0}])
+    bare = finished_run(tmp_path / "bare", [{"epoch": 1.0, "loss": 3.0}])
+    _, _, first, second, *signatures = compare(scored, bare)
+    assert first.startswith("| scored | 30.00 | 50.00 | 9.00 (1) | 1,000 |")
+    assert second.startswith("| bare | 30.00 | 50.00 | – | 1,000 |")
+    assert signatures == ["BLEU|x (test)", "chrF|x (test)"]
+
+
+def test_runs_of_one_name_keep_their_curves(compare, tmp_path):
+    history = [{"epoch": 1.0, "loss": 3.0}, {"epoch": 2.0, "loss": 2.0}]
+    folders = [finished_run(tmp_path / parent / "model", history) for parent in ("a", "b")]
+    picture = tmp_path / "curves.svg"
+    table = compare(*folders, "--curves", picture)
+    for folder, row in zip(folders, table[2:4], strict=True):
+        assert row.startswith(f"| {folder} |")
+        assert str(folder) in picture.read_text()
+
+
+def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
+    history = [
+        {"epoch": 0.5, "loss": 2.0, "images_per_second": 100.0},
+        {"epoch": 1.0, "eval_accuracy": 0.75, "eval_loss": 1.0},
+        {"epoch": 1.5, "loss": 1.5, "images_per_second": 300.0},
+        {"epoch": 2.0, "eval_accuracy": 0.7, "eval_loss": 1.1},
+    ]
+    first = finished_run(tmp_path / "relu-vit", history, IMAGES)
+    second = finished_run(tmp_path / "softmax", history[:1], IMAGES, top5_accuracy=None)
+    picture = tmp_path / "curves.svg"
+    header, rule, *rows, note = compare(first, second, "--curves", picture)
+    assert header.split(" | ")[1:4] == ["accuracy", "top-5", "loss"]
+    assert header.count("|") == rule.count("|") == rows[0].count("|")
+    assert rows[0] == "| relu-vit | 81.25% | 99.00% | 0.600 | 75.00% (1) | 1,000 | 200 | 50.0% | 0.0% | – |"
+    assert rows[1] == "| softmax | 81.25% | – | 0.600 | – | 1,000 | 100 | 50.0% | 0.0% | – |"
+    assert note == "10,000 images (test)"
+    assert "evaluation accuracy" in picture.read_text()
+
+
+def fails(compare, capsys, *folders) -> str:
+    with pytest.raises(SystemExit) as caught:
+        compare(*folders)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    return line
+
+
+def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_path):
+    text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
+    line = fails(compare, capsys, text, images)
+    assert f"{text} of translation and {images} of image classification" in line
+    assert "neither bleu nor accuracy" in fails(compare, capsys, text, finished_run(tmp_path / "c", [], {}))
+    bare = finished_run(tmp_path / "d", [], IMAGES, attention={})
+    assert f"{bare / 'evaluation.json'}: has no attention statistics" in fails(compare, capsys, images, bare)
+    assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
+
+
+def without_results(folder: Path) -> Path:
+    (finished_run(folder, []) / "results.json").unlink()
+    return folder

@@ -1,0 +1,155 @@
+"""Configurations of the encoder–decoder families: defaults of the papers, checks, JSON."""
+
+import json
+import math
+
+import pytest
+from reluformers.configuration.configuration_base import TransformerConfig
+from transformers import AutoConfig, AutoModel
+
+from builders.models import PRESETS, TINY
+from reluformers import (
+    AttentionConfig,
+    QKNormConfig,
+    ReLAConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+    seq2seq_config,
+)
+
+BAD_FIELDS = [
+    ({"dropout": 1.0}, r"dropout is 1\.0, but must be a number in \[0, 1\)"),
+    ({"word_dropout": -0.1}, r"word_dropout is -0\.1"),
+    ({"embedding_dropout": "x"}, r"embedding_dropout is 'x'"),
+    ({"label_smoothing": True}, r"label_smoothing is True"),
+    ({"d_model": 10.5}, r"d_model is 10\.5, but must be an integer"),
+    ({"encoder_layers": 0}, r"encoder_layers is 0"),
+    ({"decoder_attention_heads": 3}, r"decoder_attention_heads is 3, but must divide d_model \(512\)"),
+    ({"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5}, r"d_model is 15, but must be even"),
+    ({"vocab_size": 2}, r"eos_token_id is 2, but must be an integer in \[0, 1\]"),
+    ({"unk_token_id": None}, r"unk_token_id is None"),
+    ({"decoder_vocab_size": 10}, r"tying is 'all', but vocab_size \(32000\) and decoder_vocab_size \(10\) differ"),
+    ({"tying": "both"}, r"tying is 'both', but must be one of 'all', 'decoder', 'none'"),
+    ({"tie_word_embeddings": False}, r"tie_word_embeddings is False, but tying is 'all'"),
+    ({"activation_function": "tanh"}, r"activation_function is 'tanh', but must be one of 'relu'"),
+    ({"norm_type": "batch"}, r"norm_type is 'batch'"),
+    ({"norm_position": "mid"}, r"norm_position is 'mid'"),
+    ({"norm_eps": 0}, r"norm_eps is 0, but must be a number in \(0, inf\)"),
+    ({"swish_beta": math.nan}, r"swish_beta is nan"),
+    ({"position_embedding_type": "rotary"}, r"position_embedding_type is 'rotary'"),
+    ({"initialization": "he"}, r"initialization is 'he'"),
+    ({"scale_embedding": 1}, r"scale_embedding is 1, but must be True or False"),
+    ({"entropy_loss_weight": -1}, r"entropy_loss_weight is -1"),
+    ({"attention": "relu7"}, r"preset is 'relu7', but must be one of 'softmax', 'reluformer'"),
+    ({"attention": 7}, r"attention is 7, but must be a preset's name, a dict or an AttentionConfig"),
+    ({"cross_attention": {"activaton": "relu"}}, r"no field 'activaton'; its fields are activation"),
+    ({"attention": {"activation": "gelu"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can give neg"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=[next(iter(fields)) for fields, _ in BAD_FIELDS])
+def test_wrong_value_is_named_with_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2SeqTransformerConfig(**fields)
+
+
+def test_wrong_value_set_later_is_refused_when_saved(tmp_path):
+    config = Seq2SeqTransformerConfig(**TINY)
+    config.dropout = 2
+    with pytest.raises(ValueError, match="dropout is 2"):
+        config.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_json_round_trip_is_exact_and_complete(preset, tmp_path):
+    config = seq2seq_config(preset, **TINY, cross_attention={"preset": "rela", "threshold": 0.1})
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    loaded = type(config).from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert loaded.attention == loaded.attention_for("encoder") == config.attention_for("encoder")
+    assert loaded.attention_for("cross").threshold == 0.1
+    own = (TransformerConfig.__annotations__, Seq2SeqTransformerConfig.__annotations__)
+    missing = {name for names in own for name, hint in names.items() if "ClassVar" not in str(hint)} - set(saved)
+    assert not missing
+    assert set(saved["attention"]) == set(AttentionConfig().to_dict())
+
+
+def test_site_without_its_own_attention_takes_the_common_one():
+    config = Seq2SeqTransformerConfig(**TINY, attention="rela", cross_attention="softmax")
+    names = [config.attention_for(site).preset_name for site in ("encoder", "decoder", "cross")]
+    assert names == ["rela", "rela", "softmax"]
+    with pytest.raises(ValueError, match="site is 'middle'"):
+        config.attention_for("middle")
+
+
+def test_reluformer_is_that_of_the_paper():
+    config = ReLUFormerConfig()
+    # App. A.2: IWSLT'14; C = 0.7 log n; γ = 1
+    sizes = (config.encoder_layers, config.encoder_attention_heads, config.d_model, config.encoder_ffn_dim)
+    assert sizes == (6, 4, 512, 1024)
+    assert (config.dropout, config.attention_dropout, config.label_smoothing) == (0.1, 0.1, 0.1)
+    assert config.entropy_bound == 0.7
+    assert config.has_regularizer
+    assert config.attention.length_coefficient == pytest.approx(1 / math.sqrt(2))
+
+
+def test_rela_is_that_of_the_released_code():
+    config = ReLAConfig()
+    assert config.attention.preset_name == "rela-g"
+    assert (config.norm_position, config.norm_eps, config.attention.output_norm_eps) == ("post", 1e-8, 1e-8)
+    assert (config.position_embedding_type, config.tying) == ("sinusoidal_halves", "decoder")
+    assert (config.embedding_bias, config.output_bias, config.activation_dropout) == (True, False, 0.1)
+
+
+def test_qknorm_is_that_of_the_released_code():
+    config = QKNormConfig()
+    assert (config.norm_position, config.embedding_norm, config.initialization) == ("pre", "fix_norm", "small")
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.3, 0.3, 0.3)
+    assert (config.word_dropout, config.output_bias, config.tying) == (0.1, True, "all")
+    assert config.attention.initial_scale(64) == pytest.approx(12.320, abs=5e-4)  # L = 72, en2vi
+
+
+def test_presets_choose_their_family():
+    families = {preset: type(seq2seq_config(preset, **TINY)) for preset in PRESETS}
+    assert families["reluformer"] is ReLUFormerConfig
+    assert {families[name] for name in ("rela", "rela-i", "rela-g")} == {ReLAConfig}
+    assert families["qknorm"] is QKNormConfig
+    assert families["entmax15"] is Seq2SeqTransformerConfig
+    with pytest.raises(ValueError, match="preset is 'rele'"):
+        seq2seq_config("rele")
+
+
+def test_lists_of_names_agree_between_configuration_and_modeling():
+    from reluformers.configuration.configuration_attention import ACTIVATIONS
+    from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+
+    assert tuple(ATTENTION_ACTIVATIONS) == ACTIVATIONS
+
+
+def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):
+    ReLUFormerConfig(**TINY).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, tying="none", attention="rela-g", dropout=0.3)
+    assert config.attention == AttentionConfig.parse("rela-g")
+    assert (config.tie_word_embeddings, config.dropout) == (False, 0.3)
+    config.update({"cross_attention": "softmax"})
+    assert json.loads(config.to_json_string())["cross_attention"]["activation"] == "softmax"
+    bad = AutoConfig.from_pretrained(tmp_path, norm_position="sideways")
+    with pytest.raises(ValueError, match="norm_position is 'sideways'"):
+        AutoModel.from_config(bad)
+
+
+def test_newer_format_is_refused_before_its_fields_are_read():
+    newer = {**ReLUFormerConfig(**TINY).to_dict(), "format_version": 2, "attention": {"window": 3}}
+    with pytest.raises(ValueError, match="format_version is 2, but this code reads up to 1"):
+        ReLUFormerConfig.from_dict(newer)
+
+
+def test_class_of_a_user_is_saved_without_code(tmp_path, caplog):
+    class MyConfig(ReLUFormerConfig):
+        model_type = "mine"
+
+    MyConfig(**TINY).save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+    assert "MyConfig is no class of reluformers" in caplog.text

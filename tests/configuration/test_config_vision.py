@@ -1,0 +1,141 @@
+"""Configurations of the vision families: defaults, sizes, checks, JSON."""
+
+import json
+import math
+
+import pytest
+import torch
+from reluformers.configuration.configuration_base import TransformerConfig
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from builders.models import PRESETS, TINY_VISION
+from reluformers import (
+    VISION_SIZES,
+    AttentionConfig,
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUFormerConfig,
+    ReLUViTConfig,
+    VisionTransformerConfig,
+    vision_config,
+)
+
+BAD_FIELDS = [
+    ({"image_size": 30}, r"image_size is 30, but must be a multiple of patch_size \(16\)"),
+    ({"image_size": [32, 20]}, r"image_size is \[32, 20\], but must be a multiple"),
+    ({"image_size": [32, 32, 3]}, r"image_size is \[32, 32, 3\], but must be one number or \[height, width\]"),
+    ({"image_size": [64]}, r"image_size is \[64\], but must be one number or \[height, width\]"),
+    ({"attention": None}, r"attention is None, but must be a preset's name"),
+    ({"pooling_attention": "relu"}, r"pooling_attention is given, but pooling is 'mean'"),
+    ({"image_size": 0}, r"image_size is 0, but must be an integer in \[1"),
+    ({"patch_size": 1.5}, r"patch_size is 1\.5, but must be an integer"),
+    ({"num_attention_heads": 5}, r"num_attention_heads is 5, but must divide hidden_size \(768\)"),
+    ({"hidden_size": 770, "num_attention_heads": 7, "position_embedding_type": "sincos2d"}, r"multiple of 4"),
+    ({"pooling": "max"}, r"pooling is 'max', but must be one of 'cls', 'mean', 'attention'"),
+    ({"position_embedding_type": "rotary"}, r"position_embedding_type is 'rotary'"),
+    ({"hidden_act": "tanh"}, r"hidden_act is 'tanh', but must be one of 'relu'"),
+    ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob is 1\.0, but must be a number in \[0, 1\)"),
+    ({"attention_probs_dropout_prob": -1}, r"attention_probs_dropout_prob is -1"),
+    ({"drop_path_rate": 1}, r"drop_path_rate is 1"),
+    ({"layer_norm_eps": 0}, r"layer_norm_eps is 0, but must be a number in \(0, inf\)"),
+    ({"qkv_bias": 1}, r"qkv_bias is 1, but must be True or False"),
+    ({"representation_size": 0}, r"representation_size is 0"),
+    ({"head_bias_init": math.nan}, r"head_bias_init is nan"),
+    ({"initialization": "xavier"}, r"initialization is 'xavier', but must be one of 'normal', 'big_vision'"),
+    ({"problem_type": "regression"}, r"problem_type is 'regression', but must be one of None, 'single_label"),
+    ({"attention": {"activation": "identity"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can give"),
+    ({"pooling_attention": "softmx"}, r"preset is 'softmx'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=[next(iter(fields)) for fields, _ in BAD_FIELDS])
+def test_wrong_value_is_named_as_the_user_wrote_it(fields, message):
+    with pytest.raises(ValueError, match=message):
+        VisionTransformerConfig(**fields)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_json_round_trip_is_exact_and_complete(preset, tmp_path):
+    config = vision_config(preset, **TINY_VISION, pooling_attention={"preset": "rela", "threshold": 0.1})
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert type(AutoConfig.from_pretrained(tmp_path)) is type(config)
+    loaded = type(config).from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert loaded.attention_for("pooling").threshold == 0.1
+    own = (TransformerConfig.__annotations__, VisionTransformerConfig.__annotations__)
+    assert not {name for names in own for name, hint in names.items() if "ClassVar" not in str(hint)} - set(saved)
+
+
+def test_classes_are_kept_by_name(tmp_path):
+    names = {0: "cat", 1: "dog", 2: "eel"}
+    config = vision_config("relu-vit", "Ti/4", id2label=names, label2id={name: i for i, name in names.items()})
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert (loaded.num_labels, loaded.id2label[2], loaded.label2id["dog"]) == (3, "eel", 1)
+
+
+def test_presets_choose_their_family():
+    families = {preset: type(vision_config(preset)) for preset in PRESETS}
+    assert families["relu-vit"] is ReLUViTConfig
+    assert {families[name] for name in ("rela", "rela-i", "rela-g")} == {ReLAViTConfig}
+    assert families["qknorm"] is QKNormViTConfig
+    assert families["softmax"] is families["reluformer"] is families["entmax15"] is VisionTransformerConfig
+    with pytest.raises(ValueError, match="preset is 'rele'"):
+        vision_config("rele")
+
+
+def test_families_are_those_of_the_papers():
+    assert ReLUViTConfig().attention.preset_name == "relu-vit"
+    assert (ReLUViTConfig().attention.activation, ReLUViTConfig().attention.length_exponent) == ("relu", 1.0)
+    assert ReLAViTConfig().attention.preset_name == "rela-g"
+    assert QKNormViTConfig().attention.preset_name == "qknorm"
+    base = VisionTransformerConfig()
+    assert (base.hidden_act, base.layer_norm_eps, base.norm_position) == ("gelu_pytorch_tanh", 1e-6, "pre")
+
+
+# millions, with a head of 1,000 classes: Dosovitskiy et al. 2021, table 1; Beyer et al. 2022 for S/16
+@pytest.mark.parametrize(
+    ("size", "millions"), [("Ti/16", 5.7), ("S/16", 22.0), ("B/16", 86.6), ("B/32", 88.2), ("L/16", 304.3)]
+)
+def test_named_sizes_have_the_published_numbers_of_parameters(size, millions):
+    config = vision_config("softmax", size, num_labels=1000)
+    with torch.device("meta"):
+        model = AutoModelForImageClassification.from_config(config)
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.15)
+
+
+def test_sizes_for_small_images_and_overrides():
+    assert vision_config("relu-vit", "Ti/4").num_tokens == 64
+    assert vision_config("relu-vit", "S/4", num_hidden_layers=2, pooling="cls").num_tokens == 65
+    assert set(VISION_SIZES) >= {"S/32", "S/16", "B/32", "B/16", "L/16", "Ti/4"}
+    with pytest.raises(ValueError, match="size is 'XL/1', but must be one of 'Ti/4'"):
+        vision_config("relu-vit", "XL/1")
+
+
+def test_cosine_scale_starts_from_the_number_of_tokens():
+    config = QKNormViTConfig(image_size=[32, 64], patch_size=8, pooling="cls")
+    assert config.num_tokens == 33
+    assert config.attention_for("encoder").scale_length == 33
+    assert config.to_dict()["attention"]["scale_length"] == 33  # the file says all
+    given = QKNormViTConfig(attention={"preset": "qknorm", "scale_length": 50})
+    assert given.attention_for("encoder").scale_length == 50
+    assert QKNormViTConfig(image_size=4, patch_size=4).attention_for("encoder").scale_length == 2
+
+
+def test_site_without_its_own_attention_takes_the_common_one():
+    config = VisionTransformerConfig(attention="rela", pooling="attention", pooling_attention="softmax")
+    assert [config.attention_for(site).preset_name for site in ("encoder", "pooling")] == ["rela", "softmax"]
+    assert VisionTransformerConfig(attention="rela").attention_for("pooling").preset_name == "rela"
+    with pytest.raises(ValueError, match="site is 'cross', but must be one of 'encoder', 'pooling'"):
+        config.attention_for("cross")
+
+
+def test_single_fields_change_the_attention_of_the_family(tmp_path):
+    config = ReLUViTConfig(attention={"query_key_norm": "layer_norm"})
+    assert config.attention == AttentionConfig.parse({"preset": "relu-vit", "query_key_norm": "layer_norm"})
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path, attention={"threshold": 0.1})
+    assert (loaded.attention.activation, loaded.attention.threshold) == ("relu", 0.1)
+    assert ReLUViTConfig(attention={"preset": "rela"}).attention == AttentionConfig.parse("rela")
+    assert ReLUFormerConfig(cross_attention={"scale": 2.0}).attention_for("cross").activation == "relu"

@@ -1,0 +1,62 @@
+"""The image demo's steps: the set, and a saved folder in the process without reluformers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from transformers import AutoModelForImageClassification
+
+from reluformers.demo.digits import DIGIT_FILES, classify_in_clean_process, first_digit, write_digits
+from reluformers.errors import UserError
+from reluformers.images import ImageRecipe
+from reluformers.images.loading import class_names, load_image_split
+from reluformers.images.processing import build_image_processor
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_digits(tmp_path_factory.mktemp("digits") / "data")
+
+
+def test_every_digit_is_in_one_split(files):
+    splits = {name: load_image_split({name: str(file)}, name) for name, file in files.items()}
+    assert {name: len(split) for name, split in splits.items()} == {"train": 1437, "validation": 360}
+    assert class_names(*splits.values()) == [str(digit) for digit in range(10)]
+    labels = [label for split in splits.values() for label in split["label"]]
+    assert sorted(labels) == sorted(load_digits().target)
+    assert np.bincount(list(splits["validation"]["label"]), minlength=10).min() > 20
+
+
+def test_pictures_are_those_of_the_set(files):
+    picture, truth = first_digit(files["validation"])
+    digits = load_digits()
+    grey = np.asarray(picture).astype(float) / 255 * 16
+    nearest = np.abs(digits.images - grey).max((1, 2)).argmin()
+    assert np.abs(digits.images[nearest] - grey).max() < 16 / 255
+    assert str(digits.target[nearest]) == truth
+
+
+def test_folder_opens_where_the_library_is_not(files, tmp_path):
+    config = ImageRecipe.load(ROOT / "scripts" / "recipes" / "demo_digits.yaml").model_config(num_labels=10)
+    model = AutoModelForImageClassification.from_config(config)
+    model.save_pretrained(tmp_path)
+    build_image_processor(model.config).save_pretrained(tmp_path)
+    answer = classify_in_clean_process(tmp_path, first_digit(files["validation"])[0])
+    assert answer.model_class.startswith("transformers_modules.")
+    assert answer.model_class.endswith(".ReLUViTForImageClassification")
+    assert answer.score == pytest.approx(0.1)  # an untrained head is 0
+    with pytest.raises(UserError, match="holds no model; run make demo first"):
+        classify_in_clean_process(tmp_path / "none", first_digit(files["validation"])[0])
+
+
+def test_a_foreign_folder_is_not_replaced(tmp_path):
+    write_digits(tmp_path)
+    write_digits(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(DIGIT_FILES)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match=r"holds thesis\.tex, which is none of the demo's"):
+        write_digits(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()

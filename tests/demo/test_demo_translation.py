@@ -1,0 +1,173 @@
+"""The demo's steps around the training: what goes in, what it may replace, and the process without reluformers."""
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
+from reluformers.demo.corpus import KINDS, DemoCorpus, Row, build_corpus
+from reluformers.demo.steps import check_output
+from reluformers.demo.translation import (
+    MAX_TEXT_LENGTH,
+    check_text,
+    translate_examples,
+    translate_in_clean_process,
+    write_corpus,
+)
+from reluformers.errors import UserError
+from reluformers.translation import TranslationRecipe
+from reluformers.translation.loading import load_translation_split
+from reluformers.translation.tokenization import train_tokenizer
+
+ROOT = Path(__file__).parents[2]
+# make, the shell or Python could each take a part of it for their own
+AWKWARD_TEXT = """a "b" 'c' `d` $HOME $(shell e) ${f} ; # & | \\ -- 100 % Åland €"""
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory) -> Path:
+    """An untrained model as the demo saves it."""
+    folder = tmp_path_factory.mktemp("model")
+    corpus = build_corpus(6_000, 10)
+    tokenizer = train_tokenizer([row.source for row in corpus.train], 200)
+    config = ReLUFormerConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=256,
+    )
+    model = ReLUFormerForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 5
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_text_is_stripped():
+    assert check_text("  in 5\n days ") == "in 5 days"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "TEXT is empty"),
+        (" \n\t", "TEXT is empty"),
+        ("x" * (MAX_TEXT_LENGTH + 1), f"TEXT has {MAX_TEXT_LENGTH + 1} characters"),
+        ("\N{ARABIC LIGATURE SALLALLAHOU ALAYHE WASALLAM}" * 20, "TEXT has 360 characters"),
+        ("in 5 \udcff", "TEXT is not valid UTF-8 at character 6"),
+    ],
+    ids=["empty", "blank", "long", "long after NFKC", "not Unicode"],
+)
+def test_bad_text_is_refused(text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        check_text(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_recipe_has_a_position_for_every_character():
+    recipe = TranslationRecipe.load(ROOT / "scripts" / "recipes" / "demo.yaml")
+    # one more for the mark before the first word, one for </s>
+    assert recipe.model_config().max_position_embeddings >= MAX_TEXT_LENGTH + 2
+
+
+def test_corpus_is_written_as_translation_data(tmp_path):
+    corpus = DemoCorpus([Row("date", "May 1", "1. Mai"), Row("money", "1 €", "1 €")], [Row("date", "May 2", "2. Mai")])
+    files = write_corpus(corpus, tmp_path / "corpus")
+    for split, rows in (("train", corpus.train), ("validation", corpus.held_out)):
+        loaded = load_translation_split({split: str(files[split])}, split, source_lang="en", target_lang="de")
+        assert [(row["source"], row["target"]) for row in loaded] == [(row.source, row.target) for row in rows]
+
+
+def test_a_foreign_folder_is_not_replaced(tmp_path):
+    check_output(tmp_path / "new")
+    check_output(tmp_path)
+    (tmp_path / "recipe.yaml").touch()
+    check_output(tmp_path)
+    (tmp_path / "recipe.yaml").rename(tmp_path / "thesis.tex")
+    with pytest.raises(UserError, match="no trained model"):
+        check_output(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "train.jsonl"])
+def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
+    corpus = DemoCorpus([Row("date", "May 1", "1. Mai")], [Row("date", "May 2", "2. Mai")])
+    write_corpus(corpus, tmp_path)
+    write_corpus(corpus, tmp_path)
+    (tmp_path / name).write_text("years of work\n")
+    with pytest.raises(UserError, match=f"holds {name}, which is no corpus of the demo"):
+        write_corpus(corpus, tmp_path)
+    assert (tmp_path / name).read_text() == "years of work\n"
+
+
+def test_examples_are_of_different_kinds(saved_model):
+    rows = build_corpus(6_000, 60).held_out
+    examples = translate_examples(saved_model, rows, 10)
+    assert len({row.kind for row, _ in examples}) == len(examples) == 10
+    assert all(row in rows and isinstance(text, str) for row, text in examples)
+    assert len(translate_examples(saved_model, rows, 100)) == len(KINDS)
+
+
+def test_folder_opens_where_the_library_is_not(saved_model):
+    answer = translate_in_clean_process(saved_model, AWKWARD_TEXT)
+    assert isinstance(answer.text, str)
+    # the code of the folder, not of the installed package
+    assert answer.model_class.startswith("transformers_modules.")
+    assert answer.model_class.endswith(".ReLUFormerForConditionalGeneration")
+
+
+def test_a_folder_without_its_code_fails_in_the_clean_process(saved_model, tmp_path):
+    folder = shutil.copytree(saved_model, tmp_path / "model")
+    (folder / "attention.py").unlink()
+    with pytest.raises(RuntimeError, match="without reluformers"):
+        translate_in_clean_process(folder, "in 5 days")
+
+
+def test_a_missing_model_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"holds no model; run make demo first"):
+        translate_in_clean_process(tmp_path, "in 5 days")
+
+
+def test_command_answers_bad_text_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--text=", f"--output_dir={tmp_path / 'model'}"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("error: TEXT is empty")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("way", ["argument", "environment"])
+@pytest.mark.parametrize("target", ["demo", "translate"])
+def test_make_hands_text_on_untouched(tmp_path, way, target):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    given = [f"TEXT={AWKWARD_TEXT}"] if way == "argument" else []
+    # the tests may run under make themselves
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    process = subprocess.run(
+        ["make", "--no-print-directory", target, f"VENV={tmp_path}", *given],
+        cwd=ROOT,
+        env=environment | ({"TEXT": AWKWARD_TEXT} if way == "environment" else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = process.stdout.splitlines()
+    assert lines[0] == "scripts/demo.py"
+    assert lines[-1] == f"--text={AWKWARD_TEXT}"

@@ -1,0 +1,123 @@
+"""Somebody with `hf` and transformers, and nothing of ours, downloads a release, fine-tunes it and pushes it again."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders.clean_processes import run_clean
+from builders.hub_server import serve_hub
+from builders.models import build_model
+from reluformers.translation.tokenization import train_tokenizer
+
+README = Path(__file__).parents[2] / "README.md"
+LINES = ["a dog runs", "a cat sleeps", "ein Hund rennt", "eine Katze schläft"]
+SECTION = "Use a model from the Hub"
+NAME = "acme/toy"
+
+REPORT = """
+    import json
+    import torch
+    from transformers import pipeline
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    assert "reluformers" not in sys.modules
+    batch = tokenizer("a dog runs", text_target="ein Hund rennt", return_tensors="pt")
+
+    def open_model(place, **options):
+        found = AutoModelForSeq2SeqLM.from_pretrained(place, trust_remote_code=True, **options)
+        with torch.no_grad():
+            return found(**batch).loss.item()
+
+    texts = ["a dog runs", "a cat sleeps"]
+    translate = pipeline(model="ORG/NAME", trust_remote_code=True, max_new_tokens=5)
+    translate_here = pipeline("translation", model="tuned", trust_remote_code=True)
+    report = {
+        "first": [open_model("model"), open_model("ORG/NAME", revision="v1")],
+        "second": [open_model("tuned"), open_model("ORG/NAME")],
+        "kept": model.eval()(**batch).loss.item(),
+        "answers": translate(texts, batch_size=2),
+        "alone": [translate_here(text, max_new_tokens=5)[0] for text in texts],
+    }
+    print("\\n" + json.dumps(report))
+"""
+
+
+def readme_block(heading: str, kind: str, containing: str) -> str:
+    """The block of code below a heading of the README that contains some words."""
+    section = README.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = (text for text in re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) if containing in text)
+    return block.replace("ORG/NAME", NAME)
+
+
+@pytest.fixture
+def hub():
+    with serve_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def hub_environment(hub, tmp_path):
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_TOKEN": "hf_writer",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "home"),
+    }
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """A command of this environment, in a folder."""
+    program = Path(sys.executable).with_name(command[0])
+    result = subprocess.run(
+        [program, *command[1:]], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def files_of(hub, repo_id: str, revision: str = "main") -> dict[str, bytes | str]:
+    """Content by name; that of a large file is its LFS id."""
+    repo = hub.repos["models", repo_id]
+    return repo.commits[repo.find(revision)]
+
+
+def test_download_fine_tune_and_push_as_the_readme_says(tmp_path, hub, hub_environment):
+    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+    released = tmp_path / "released"
+    build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(released)
+    tokenizer.save_pretrained(released)
+    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
+    run(f"hf repos tag create {NAME} v1".split(), tmp_path, hub_environment)
+    run(readme_block(SECTION, "bash", "hf download").split(), tmp_path, hub_environment)
+
+    code = readme_block(SECTION, "python", "Seq2SeqTrainer")
+    report = "".join(line.removeprefix("    ") for line in REPORT.splitlines(keepends=True)).replace("ORG/NAME", NAME)
+    hidden = ("entmax", "datasets", "evaluate", "peft")
+    output = run_clean(code + report, tmp_path, hidden=hidden, **hub_environment, ACCELERATE_USE_CPU="true")
+    report = json.loads(output.splitlines()[-1])
+    first, second = report["first"], report["second"]
+    assert first[0] == pytest.approx(first[1])
+    assert second[0] == pytest.approx(second[1])
+    assert second[0] == pytest.approx(report["kept"])
+    assert second[0] < first[0] - 1e-3
+    assert report["answers"] == report["alone"]
+    first, second = files_of(hub, NAME, "v1"), files_of(hub, NAME)
+    code = {name for name in first if name.endswith(".py")}
+    assert code == {path.name for path in released.glob("*.py")} == {name for name in second if name.endswith(".py")}
+    assert code <= {path.name for path in (tmp_path / "tuned").iterdir()}
+    assert first["model.safetensors"] != second["model.safetensors"]
+    assert isinstance(second["model.safetensors"], str)
+    assert not [name for name in second if name.endswith((".bin", ".pt"))]
+
+
+def test_a_configuration_that_is_pushed_alone_brings_its_code(tmp_path, hub, hub_environment):
+    code = "from reluformers import ReLUFormerConfig as Config; Config().save_pretrained('toy', push_to_hub=True)"
+    run(["python", "-c", code], tmp_path, hub_environment)
+    assert {"config.json", "modeling_seq2seq.py", "pipeline_translation.py"} <= set(files_of(hub, "tester/toy"))
+    assert {path.name for path in (tmp_path / "toy").iterdir()} <= set(files_of(hub, "tester/toy"))

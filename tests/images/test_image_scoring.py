@@ -1,0 +1,334 @@
+"""Classifying images, the scores, and the command line that scores a classifier."""
+
+import json
+import math
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+
+from reluformers import vision_config
+from reluformers.errors import UserError
+from reluformers.images.loading import load_image_split
+from reluformers.images.processing import build_image_processor
+from reluformers.images.scoring import (
+    Predictions,
+    confusion_matrix,
+    evaluate,
+    image_batches,
+    load_image_model,
+    model_classes,
+    predict,
+    top_k_accuracy,
+)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_image_classification.py"
+CLASSES = ["red", "green", "blue", "cyan", "magenta", "yellow", "white"]
+SIZES = {
+    "image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 8,
+}  # fmt: skip
+
+
+def labels_of(names: list[str]) -> dict:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+
+
+def build(preset: str = "relu-vit", names: list[str] = CLASSES, **fields):
+    torch.manual_seed(0)
+    options = {"initialization": "normal", "initializer_range": 0.5, **SIZES, **labels_of(names), **fields}
+    return AutoModelForImageClassification.from_config(vision_config(preset, **options)).eval()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A folder for the split, with a folder of noisy images of one colour for each of five of the classes."""
+    folder, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for number, name in enumerate(CLASSES[:5]):
+        (folder / "test" / name).mkdir(parents=True)
+        for image in range(3 + number):
+            pixels = generator.integers(0, 256, (12, 10, 3), dtype=np.uint8)
+            pixels[..., number % 3] = 255
+            Image.fromarray(pixels).save(folder / "test" / name / f"{image}.png")
+    return folder
+
+
+@pytest.fixture
+def split(data):
+    return load_image_split(data, "test", classes=CLASSES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A saved model with its processor."""
+    folder, model = tmp_path_factory.mktemp("saved") / "model", build()
+    model.save_pretrained(folder)
+    build_image_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(folder, tmp_path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def one_by_one(model, processor, dataset) -> torch.Tensor:
+    """Each image alone, decoded by Pillow."""
+    results = []
+    for row in dataset:
+        pixels = processor(images=Image.open(row["image"]["path"]).convert("RGB"), return_tensors="pt")
+        with torch.no_grad():
+            results.append(model(**pixels).logits)
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_predictions_are_those_of_single_images_in_order(folder, split, batch_size):
+    model, processor = load_image_model(folder)
+    assert not model.training
+    predictions = predict(model, image_batches(split, processor, model.config, batch_size=batch_size))
+    torch.testing.assert_close(predictions.logits, one_by_one(build(), processor, split))
+    assert predictions.labels.tolist() == split["label"]
+    assert len(split) == 25
+    expected = torch.nn.functional.cross_entropy(predictions.logits, predictions.labels).item()
+    assert predictions.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_order_of_the_classes_of_the_model_decides(data, folder):
+    plain, (model, processor) = load_image_split(data, "test"), load_image_model(folder)
+    with pytest.raises(UserError, match=r"classes=model_classes\(config\)"):
+        image_batches(plain, processor, model.config)
+    turned = build(names=CLASSES[::-1])
+    assert model_classes(turned.config) == CLASSES[::-1]
+    split = load_image_split(data, "test", classes=model_classes(turned.config))
+    (batch,) = image_batches(split, processor, turned.config)
+    assert [CLASSES[::-1][label] for label in batch["labels"]] == [
+        plain.features["label"].names[label] for label in plain["label"]
+    ]
+
+
+def test_sigmoid_loss_is_the_model_own(folder, split):
+    model = build(problem_type="multi_label_classification", label_smoothing=0.3)
+    predictions = predict(model, image_batches(split, load_image_model(folder)[1], model.config, batch_size=8))
+    targets = torch.nn.functional.one_hot(predictions.labels, len(CLASSES)).float()
+    sums = torch.nn.functional.binary_cross_entropy_with_logits(predictions.logits, targets, reduction="sum")
+    assert predictions.loss == pytest.approx(sums.item() / len(split), rel=1e-5)
+
+
+def test_a_stock_model_is_evaluated_too(split, folder):
+    model = ViTForImageClassification(ViTConfig(**SIZES, **labels_of(CLASSES), hidden_dropout_prob=0.5)).train()
+    batches = image_batches(split, load_image_model(folder)[1], model.config, batch_size=10, num_workers=1)
+    predictions = predict(model, batches)
+    assert model.training
+    assert torch.equal(predictions.logits, predict(model, batches).logits)
+
+
+def test_no_images_and_broken_logits_are_refused():
+    model = build()
+    with pytest.raises(UserError, match="no images"):
+        predict(model, [])
+    batch = {"pixel_values": torch.zeros(3, 3, 8, 8), "labels": torch.zeros(3, dtype=torch.long)}
+    batch["pixel_values"][1] = math.nan
+    with pytest.raises(UserError, match="NaN or infinite logits for 1 of 3 images"):
+        predict(model.train(), [batch])
+    assert model.training
+
+
+def naive_top_k(logits: list[list[float]], labels: list[int], k: int) -> float:
+    right = 0
+    for row, label in zip(logits, labels, strict=True):
+        order = sorted(range(len(row)), key=lambda number: (-row[number], number))
+        right += label in order[:k]
+    return right / len(labels)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_top_k_accuracy_also_of_equal_logits(k):
+    logits = torch.randint(0, 4, (200, 7)).float()
+    labels = torch.randint(0, 7, (200,))
+    expected = naive_top_k(logits.tolist(), labels.tolist(), k)
+    assert top_k_accuracy(logits, labels, k) == pytest.approx(expected)
+    assert top_k_accuracy(logits.numpy(), labels.numpy(), k) == pytest.approx(expected)
+    assert (expected == 1) == (k >= 7)
+
+
+def test_an_image_with_nan_is_wrong():
+    logits = torch.tensor([[math.nan, 1.0], [math.nan, math.nan], [0.0, 1.0]])
+    assert top_k_accuracy(logits, torch.tensor([0, 1, 1])) == pytest.approx(1 / 3)
+
+
+def test_scores_by_hand():
+    logits = torch.eye(7)[[0, 0, 1, 2, 2, 2]]
+    labels = torch.tensor([0, 0, 0, 2, 2, 6])
+    scores = evaluate(Predictions(logits, labels, 0.5))
+    matrix = np.zeros((7, 7), int)
+    matrix[0, 0], matrix[0, 1], matrix[2, 2], matrix[6, 2] = 2, 1, 2, 1
+    np.testing.assert_array_equal(scores.pop("confusion_matrix"), matrix)
+    assert scores == {
+        "images": 6,
+        "accuracy": pytest.approx(4 / 6),
+        "top5_accuracy": pytest.approx(5 / 6),  # 6 is the last of equals
+        "loss": 0.5,
+        "recall": [pytest.approx(2 / 3), None, 1.0, None, None, None, 0.0],
+        "precision": [1.0, 0.0, pytest.approx(2 / 3), None, None, None, None],
+    }
+    assert evaluate(Predictions(logits[:5, :5], labels[:5], 0.5))["top5_accuracy"] is None
+
+
+def test_confusion_matrix_is_that_of_a_loop():
+    predicted, labels = torch.randint(0, 4, (2, 100))
+    expected = np.zeros((5, 5), int)
+    for one, other in zip(labels.tolist(), predicted.tolist(), strict=True):
+        expected[one, other] += 1
+    matrix = confusion_matrix(predicted, labels, 5)
+    assert matrix.dtype == np.int64
+    np.testing.assert_array_equal(matrix, expected)
+
+
+def without_processor(folder):
+    (folder / "preprocessor_config.json").unlink()
+
+
+def with_broken_processor(folder):
+    (folder / "preprocessor_config.json").write_text('{"size": ')
+
+
+def with_missing_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["classifier.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without_folder(folder):
+    shutil.rmtree(folder)
+
+
+def with_grey_images(folder):
+    build(num_channels=1).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without_folder, "no such folder"),
+        (without_processor, "the image processor cannot be loaded: .*preprocessor_config.json"),
+        (with_broken_processor, "the image processor cannot be loaded"),
+        (with_missing_tensor, r"lack 1 tensors, for example classifier\.weight"),
+        (with_grey_images, "takes 1 channels"),
+    ],
+)
+def test_unusable_folders_are_named_in_one_line(copy, damage, message):
+    damage(copy)
+    with pytest.raises(UserError, match=message) as caught:
+        load_image_model(copy)
+    assert "\n" not in str(caught.value)
+    assert str(copy) in str(caught.value)
+
+
+def test_two_classes_of_one_name_are_refused():
+    config = ViTConfig(id2label={0: "crane", 1: "cat", 2: "crane"}, label2id={"crane": 2, "cat": 1})
+    with pytest.raises(UserError, match="several classes 'crane'"):
+        model_classes(config)
+
+
+@pytest.fixture
+def run_script(monkeypatch):
+    """Runs the command line in this process, which saves the imports."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    return run
+
+
+def test_command_line_scores_and_writes(folder, data, split, run_script, capsys, tmp_path):
+    output, picture = tmp_path / "new" / "results.json", tmp_path / "confusion.svg"
+    run_script(
+        folder, "--data", data, "--split", "test", "--batch_size", 7, "--attention_report", "--output", output,
+        "--confusion_matrix", picture,
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    model, processor = load_image_model(folder)
+    expected = evaluate(predict(model, image_batches(split, processor, model.config)))
+    results = json.loads(output.read_text())
+    assert results["images"] == 25
+    assert results["accuracy"] == expected["accuracy"]
+    assert results["top5_accuracy"] == expected["top5_accuracy"]
+    assert results["loss"] == pytest.approx(expected["loss"])
+    assert list(results["classes"]) == CLASSES
+    for label, name in enumerate(CLASSES):
+        scores = results["classes"][name]
+        assert scores["recall"] == expected["recall"][label]
+        assert scores["precision"] == expected["precision"][label]
+        row = [scores["predicted_as"].get(other, 0) for other in CLASSES]
+        assert row == expected["confusion_matrix"][label].tolist()
+        assert scores["images"] == sum(row)
+        assert list(scores["predicted_as"].values()) == sorted(scores["predicted_as"].values(), reverse=True)
+    assert 0 < results["attention"]["overall"]["zeros"] < 1
+    assert set(results["attention"]) == {"encoder", "overall"}
+    for text in (f"accuracy: {expected['accuracy']:.2%}", "25 images", "magenta", "null %"):
+        assert text in printed
+    assert not re.search("yellow", printed)  # has no images
+    assert "magenta" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
+        (["--num_workers", "-1"], "num_workers must be at least 0, got -1"),
+        (["--confusion_matrix", "matrix.jpg"], "matrix.jpg must end in one of"),
+        (["--output", "."], "is a folder"),
+        (["--output", "a.png", "--confusion_matrix", "a.png"], "choose two paths"),
+    ],
+)
+def test_command_line_refuses_options_before_any_work(run_script, capsys, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    # neither model nor data are there, so that only an early check can give the message
+    with pytest.raises(SystemExit) as caught:
+        run_script("./model", "--data", "./data", *options)
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def with_class_that_the_model_lacks(data):
+    (data / "test" / "red").rename(data / "test" / "orange")
+    return "the class 'orange' is none of the 7 known ones ('red', 'green'"
+
+
+def with_broken_image(data):
+    (data / "test" / "blue" / "1.png").write_bytes(b"\x89PNG nothing")
+    return "1.png"
+
+
+def without_split(data):
+    shutil.rmtree(data / "test")
+    return "test"
+
+
+@pytest.mark.parametrize(
+    ("damage", "workers"),
+    [(with_class_that_the_model_lacks, 0), (with_broken_image, 0), (with_broken_image, 1), (without_split, 0)],
+)
+def test_command_line_ends_with_one_line_on_bad_data(folder, data, run_script, capsys, tmp_path, damage, workers):
+    damaged = Path(shutil.copytree(data, tmp_path / "data"))
+    message = damage(damaged)
+    with pytest.raises(SystemExit) as caught:
+        run_script(folder, "--data", damaged, "--num_workers", workers, "--output", tmp_path / "results.json")
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert "Traceback" not in line
+    assert not (tmp_path / "results.json").exists()

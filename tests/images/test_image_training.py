@@ -1,0 +1,342 @@
+"""Image classifiers from recipes: learning, saving, random changes, evaluation, and what is refused."""
+
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from safetensors.torch import load_file
+
+from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, write_images
+from builders.translation_runs import training_logs
+from reluformers.errors import UserError
+from reluformers.images import ImageRecipe, ImageTrainer, train_image_classification
+from reluformers.images.batches import check_batch
+from reluformers.images.run import load_splits
+from reluformers.images.trainer import Classified
+from test_payload import run_clean
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: write_images(folder, name, rows) for name, rows in (("train", 60), ("validation", 10), ("test", 17))}
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A finished run of 6 epochs: its folder, results and printed lines."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    recipe = make_image_recipe(
+        files,
+        model={"label_smoothing": 0.1},
+        augmentation={"crop": "pad", "padding": 1, "flip": True, "mixup": 0.1},
+        max_steps=-1,
+        num_train_epochs=8,
+        lr_scheduler_type="cosine",
+        warmup_steps=4,
+        eval_strategy="epoch",
+    )
+    lines = []
+    results = train_image_classification(recipe, folder, report=lines.append)
+    return folder, results, lines
+
+
+@pytest.fixture(scope="module")
+def splits(files):
+    return load_splits(make_image_recipe(files).data)
+
+
+def test_the_model_learns_and_the_log_says_what_happened(finished):
+    folder, results, lines = finished
+    assert results["test_accuracy"] > 0.8
+    assert results["validation_accuracy"] > 0.8
+    assert results["test_top5_accuracy"] >= results["test_accuracy"]
+    for entry in training_logs(folder):
+        assert entry["images_per_second"] > 0
+        assert 0 <= entry["null_rate"] < 1
+    history = json.loads((folder / "log_history.json").read_text())
+    evaluations = [entry for entry in history if "eval_accuracy" in entry]
+    assert [entry["epoch"] for entry in evaluations] == [*range(1, 9)]
+    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
+    assert evaluations[-1]["eval_accuracy"] == results["validation_accuracy"]
+    assert results["steps"] == 64
+    assert results["images_per_second"] > 0
+    assert lines[0] == "images of 8 classes: train 60, validation 10, test 17"
+    assert lines[-1] == f"test: accuracy {results['test_accuracy']:.2%}, loss {results['test_loss']:.3f}"
+
+
+def test_the_rate_follows_a_cosine(finished):
+    rates = [entry["learning_rate"] for entry in training_logs(finished[0])]
+    assert rates[:4] == pytest.approx([0, 1.25e-3, 2.5e-3, 3.75e-3])
+    assert rates[34] == pytest.approx(2.5e-3)
+    assert rates[-1] < 1e-4
+
+
+def test_the_folder_holds_all_that_belongs_to_it(finished):
+    folder, results, _ = finished
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "preprocessor_config.json", "modeling_vision.py"} <= names
+    assert not {"training_args.bin", "unfinished", "weight_average.pt"} & names
+    for picture in ("curves.png", "confusion_matrix.png"):
+        with Image.open(folder / picture) as opened:
+            assert opened.width > 100
+    assert json.loads((folder / "results.json").read_text()) == results
+    recipe = ImageRecipe.load(folder / "recipe.yaml")
+    assert recipe.augmentation.mixup == 0.1
+    assert recipe.data.train.endswith("train.parquet")
+
+
+def test_the_folder_classifies_where_nothing_of_this_library_is(finished, files, splits):
+    folder, results, _ = finished
+    pictures = [row["image"]["bytes"] for row in splits["test"]]
+    for number, picture in enumerate(pictures):
+        (folder / f"{number}.png").write_bytes(picture)
+    code = """
+        from transformers import AutoModelForImageClassification, pipeline
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+        folder, count = sys.argv[1], int(sys.argv[2])
+        model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)
+        processor = AutoImageProcessor.from_pretrained(folder)
+        classify = pipeline("image-classification", model=model, image_processor=processor)
+        by_name = pipeline("image-classification", model=folder, trust_remote_code=True)
+        images = [f"{folder}/{number}.png" for number in range(count)]
+        for image, answer in zip(images, classify(images)):
+            assert by_name(image)[0]["label"] == answer[0]["label"]
+            print(answer[0]["label"])
+        assert "reluformers" not in sys.modules
+    """
+    labels = run_clean(code, folder, str(folder), str(len(pictures))).split()
+    right = sum(label == CLASSES[row["label"]] for label, row in zip(labels, splits["test"], strict=True))
+    assert right / len(pictures) == pytest.approx(results["test_accuracy"])
+
+
+def test_weight_decay_is_for_maps_alone(splits, tmp_path):
+    model = {"preset": "qknorm", "position_embedding_type": "learned", "pooling": "attention"}
+    model["attention"] = {"preset": "qknorm", "output_norm": "gated_rms_norm", "output_gate": "silu"}
+    trainer = make_image_trainer(splits, tmp_path, model=model, weight_decay=0.1)
+    decayed, others = (
+        {id(parameter) for parameter in group["params"]} for group in trainer.create_optimizer().param_groups
+    )
+    names = {"weight of maps": set(), "others": set()}
+    for name, parameter in trainer.model.named_parameters():
+        assert (id(parameter) in decayed) != (id(parameter) in others)
+        is_map = parameter.dim() > 1 and name.endswith(".weight")
+        assert (id(parameter) in decayed) == is_map, name
+        names["weight of maps" if is_map else "others"].add(name.rpartition(".")[2])
+    assert names["weight of maps"] == {"weight"}
+    assert {"scale", "bias", "weight", "gate", "probe"} <= names["others"]
+
+
+def test_evaluation_sees_each_image_once(splits, tmp_path):
+    trainer = make_image_trainer(splits, tmp_path, model={"label_smoothing": 0.2})
+    torch.nn.init.normal_(trainer.model.classifier.weight)
+    metrics = trainer.evaluate()
+    rows = splits["validation"]
+    batch = trainer.data_collator([rows[row] for row in range(len(rows))])
+    with torch.no_grad():
+        outputs = trainer.model.eval()(**batch)
+    ranks = outputs.logits.argsort(-1, descending=True)
+    assert metrics["eval_loss"] == pytest.approx(outputs.loss.item(), rel=1e-5)
+    assert metrics["eval_accuracy"] == pytest.approx((ranks[:, 0] == batch["labels"]).float().mean().item())
+    top5 = (ranks[:, :5] == batch["labels"][:, None]).any(1).float().mean()
+    assert metrics["eval_top5_accuracy"] == pytest.approx(top5.item())
+    both = trainer.evaluate({"a": rows, "b": rows.select([0])}, metric_key_prefix="dev")
+    assert both["dev_a_loss"] == metrics["eval_loss"]
+    assert both["dev_b_accuracy"] in (0, 1)
+
+
+def test_the_shares_of_all_processes_make_the_whole(splits, tmp_path, monkeypatch):
+    trainer = make_image_trainer(splits, tmp_path)
+    torch.nn.init.normal_(trainer.model.classifier.weight)
+    whole = trainer.classify(splits["validation"])
+    parts = []
+
+    def gather(part):
+        parts.extend(part)
+        return parts
+
+    monkeypatch.setattr("reluformers.images.trainer.gather_object", gather)
+    monkeypatch.setattr(type(trainer.args), "world_size", 12)
+    for rank in range(12):  # the last two have nothing to do
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        together = trainer.classify(splits["validation"])
+    assert together.loss == pytest.approx(whole.loss)
+    assert together.top.tolist() == whole.top.tolist()
+    assert together.labels.tolist() == whole.labels.tolist()
+
+
+def test_logits_that_are_not_finite_are_wrong_everywhere(splits, tmp_path):
+    trainer = make_image_trainer(splits, tmp_path)
+    torch.nn.init.constant_(trainer.model.classifier.bias, float("nan"))
+    metrics = trainer.evaluate()
+    assert metrics["eval_accuracy"] == 0
+    assert metrics["eval_top5_accuracy"] == 0
+    assert np.isnan(metrics["eval_loss"])
+    assert not trainer.classified.confusion_matrix(len(CLASSES)).any()
+
+
+def test_scores_of_what_was_classified():
+    top = np.array([[0, 1], [1, 0], [-1, -1], [0, 1]])
+    classified = Classified(loss=1.0, top=top, labels=np.array([0, 0, 0, 2]))
+    assert classified.accuracy() == 0.25
+    assert classified.accuracy(2) == 0.5
+    assert classified.confusion_matrix(3).tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_few_classes_have_no_five_best(tmp_path):
+    files = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "test")}
+    results = train_image_classification(make_image_recipe(files, max_steps=1), tmp_path / "run")
+    assert "test_top5_accuracy" not in results
+    assert "validation_accuracy" not in results
+
+
+def test_a_run_without_evaluation(files, tmp_path):
+    recipe = make_image_recipe({"train": files["train"]}, max_steps=1)
+    results = train_image_classification(recipe, tmp_path / "run")
+    circumstances = {"device", "torch", "transformers", "training_seconds"}
+    assert results.keys() == {"parameters", "steps", "images_per_second", *circumstances}
+    assert not (tmp_path / "run" / "confusion_matrix.png").exists()
+
+
+def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
+    logs, weights = [], []
+    for batch_size, accumulation in ((8, 1), (4, 2)):
+        trainer = make_image_trainer(
+            splits,
+            tmp_path,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_steps=3,
+        )
+        trainer.train()
+        assert trainer.state.global_step == 3
+        logs.append(training_logs(trainer))
+        weights.append({name: weight.detach().clone() for name, weight in trainer.model.named_parameters()})
+    for expected, entry in zip(*logs, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-5)
+
+
+def test_images_are_counted_where_they_are():
+    count = ImageTrainer.count({"pixel_values": torch.empty(3, 3, 8, 8, dtype=torch.bfloat16, device="meta")})
+    assert count["images"].device.type == "meta"
+    assert ImageTrainer.count({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_best_weights_can_be_kept(files, tmp_path, resumed):
+    recipe = make_image_recipe(
+        files,
+        max_steps=4,
+        learning_rate=0.05,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+    )
+    results = train_image_classification(recipe, tmp_path / "run")
+    if resumed:
+        assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
+    history = json.loads((tmp_path / "run" / "log_history.json").read_text())
+    accuracies = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
+    assert len(set(accuracies)) > 1
+    assert results["validation_accuracy"] == max(accuracies)
+
+
+AUGMENTED = {"crop": "resized", "min_area": 0.5, "flip": True, "rand_augment": [1, 9], "mixup": 0.2}
+
+
+def test_random_changes_depend_on_the_batch_alone(splits, tmp_path):
+    trainer = make_image_trainer(splits, tmp_path, augmentation=AUGMENTED)
+    with_worker = make_image_trainer(splits, tmp_path, augmentation=AUGMENTED, dataloader_num_workers=1)
+    epochs = []
+    for loader, epoch in ((trainer, 0), (with_worker, 0), (trainer, 1)):
+        batches = loader.get_train_dataloader()
+        batches.set_epoch(epoch)
+        state = torch.get_rng_state()
+        epochs.append(list(batches))
+        assert torch.equal(torch.get_rng_state(), state)  # dropout is none of the images' business
+    for one, two in zip(*epochs[:2], strict=True):
+        assert torch.equal(one["pixel_values"], two["pixel_values"])
+        assert torch.equal(one["labels"], two["labels"])
+    assert not torch.equal(epochs[0][0]["pixel_values"], epochs[2][0]["pixel_values"])
+    assert epochs[0][0]["labels"].shape == (8, len(CLASSES))
+    assert sum(len(batch["labels"]) for batch in epochs[0]) == 60
+
+
+def test_data_on_a_device_keep_their_seed(splits, tmp_path, monkeypatch):
+    loader, seeded = make_image_trainer(splits, tmp_path, augmentation=AUGMENTED).get_train_dataloader(), []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    next(iter(loader))
+    assert not seeded
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_broken_image_is_named_in_one_line(splits, tmp_path, workers, split):
+    rows = splits["train"].select(range(3)).to_list()
+    rows[1]["image"]["bytes"] = rows[1]["image"]["bytes"][:60]
+    broken = Dataset.from_list(rows, features=splits["train"].features)
+    trainer = make_image_trainer(splits, tmp_path, train=broken, dataloader_num_workers=workers)
+    with pytest.raises(UserError, match=r"split 'train', row 2 \(train-1\.png\)") as caught:
+        trainer.train() if split == "train" else trainer.evaluate(broken)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_good_batch_is_let_through():
+    batch = {"labels": torch.tensor([1])}
+    assert check_batch(batch) is batch
+
+
+def test_bf16_and_any_size_of_image(tmp_path, files):
+    folder = tmp_path / "pictures"
+    for name, size in (("flat", (31, 9)), ("tall", (8, 40))):
+        (folder / name).mkdir(parents=True)
+        for number in range(4):
+            buffer = BytesIO()
+            Image.new("L", size, number * 40).save(buffer, "PNG")
+            (folder / name / f"{number}.png").write_bytes(buffer.getvalue())
+    recipe = make_image_recipe(
+        {"path": str(folder), "train": "train[:6]", "validation": "train[6:]"}, bf16=True, max_steps=2
+    )
+    results = train_image_classification(recipe, tmp_path / "run")
+    assert 0 <= results["validation_accuracy"] <= 1
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("data", "training", "message"),
+    [
+        ({"train": None}, {}, "data.train is not given; add data.train=FILE_OR_FOLDER"),
+        ({"train": "gone.parquet"}, {}, "gone.parquet"),
+        ({"label_column": "class"}, {}, "no column 'class' of labels"),
+        (
+            {"validation": None},
+            {"eval_strategy": "epoch"},
+            "eval_strategy is 'epoch', but there is no data.validation",
+        ),
+        ({}, {"metric_for_best_model": "bleu"}, "evaluations measure loss and accuracy and top5_accuracy"),
+        ({}, {"per_device_train_batch_size": 61, "dataloader_drop_last": True}, "60 rows make no batch of 61 rows"),
+    ],
+)
+def test_what_cannot_be_trained_is_a_user_error(files, tmp_path, data, training, message):
+    with pytest.raises(UserError, match=message):
+        train_image_classification(make_image_recipe({**files, **data}, **training), tmp_path / "run")
+    assert not list(tmp_path.glob("run/*.safetensors"))
+
+
+def test_classes_that_training_lacks_are_refused(files, tmp_path):
+    other = write_images(tmp_path, "other", 8, [*CLASSES[:7], "violet"])
+    with pytest.raises(UserError, match="the class 'violet' is none of the 8 known ones"):
+        train_image_classification(make_image_recipe({**files, "test": other}), tmp_path / "run")

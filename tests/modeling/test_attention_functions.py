@@ -1,0 +1,170 @@
+"""From scores to weights: every φ of the table against its naive form."""
+
+import pytest
+import torch
+from reluformers.configuration.configuration_attention import ACTIVATIONS, SIGNED_ACTIVATIONS
+from reluformers.modeling import attention_functions
+from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+
+import reference
+
+DISTRIBUTIONS = ("softmax", "sparsemax", "entmax15")
+SIZES = [(1, 1), (1, 33), (7, 7), (33, 5)]
+all_activations = pytest.mark.parametrize("name", ATTENTION_ACTIVATIONS)
+
+
+def draw(query_len, key_len, dtype=torch.float64):
+    """Scores [2, 3, query_len, key_len] of a few units, and a mask of which the last query sees nothing."""
+    scores = 2 * torch.randn(2, 3, query_len, key_len, dtype=torch.float64)
+    mask = torch.rand(2, 1, query_len, key_len) < 0.7
+    mask[1, :, -1] = False
+    return scores.to(dtype).requires_grad_(), mask
+
+
+def naive(name, scores, mask):
+    rows = []
+    for row, seen in zip(scores.flatten(0, -2), mask.expand_as(scores).flatten(0, -2), strict=True):
+        weights = torch.zeros_like(row)
+        if seen.any():
+            index = seen.nonzero().flatten()
+            weights = weights.index_put((index,), reference.ACTIVATIONS[name](row[index]))
+        rows.append(weights)
+    return torch.stack(rows).view_as(scores)
+
+
+def test_tables_hold_the_same_names():
+    assert tuple(ATTENTION_ACTIVATIONS) == ACTIVATIONS
+    assert set(reference.ACTIVATIONS) == set(ACTIVATIONS)
+    assert set(SIGNED_ACTIVATIONS) == {
+        name for name, function in reference.ACTIVATIONS.items() if (function(torch.linspace(-5, 5, 101)) < 0).any()
+    }
+
+
+@all_activations
+@pytest.mark.parametrize("size", SIZES, ids="{0[0]}x{0[1]}".format)
+def test_weights_and_gradients_are_those_of_the_formula(name, size):
+    scores, mask = draw(*size)
+    weights, expected = ATTENTION_ACTIVATIONS[name](scores, mask), naive(name, scores, mask)
+    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-9)
+    direction = torch.randn_like(weights)
+    gradient, expected_gradient = (torch.autograd.grad(out, scores, direction)[0] for out in (weights, expected))
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-8)
+
+
+@all_activations
+def test_masked_weights_and_their_gradients_are_exactly_zero(name):
+    scores, mask = draw(7, 9)
+    weights = ATTENTION_ACTIVATIONS[name](scores, mask)
+    gradient = torch.autograd.grad(weights, scores, torch.randn_like(weights))[0]
+    hidden = ~mask.expand_as(weights)
+    assert hidden.any()
+    assert not weights[hidden].any()
+    assert not gradient[hidden].any()
+    assert gradient.isfinite().all()
+
+
+@all_activations
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_masked_scores_do_not_matter(name, dtype):
+    scores, mask = draw(7, 9, dtype)
+    other = torch.where(mask, scores, 3e4 * torch.randn(scores.shape).sign().to(dtype))
+    function = ATTENTION_ACTIVATIONS[name]
+    assert torch.equal(function(scores, mask), function(other, mask))
+
+
+@all_activations
+def test_no_mask_means_everything_is_visible(name):
+    scores, _ = draw(5, 7)
+    function = ATTENTION_ACTIVATIONS[name]
+    expected = function(scores, torch.ones(2, 1, 5, 7, dtype=torch.bool))
+    torch.testing.assert_close(function(scores, None), expected, rtol=0, atol=0)
+
+
+@all_activations
+def test_mask_of_keys_alone_serves_every_query(name):
+    scores, mask = draw(5, 7)
+    keys = mask[:, :, :1]
+    function = ATTENTION_ACTIVATIONS[name]
+    assert torch.equal(function(scores, keys), function(scores, keys.expand(2, 3, 5, 7)))
+
+
+@all_activations
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_stays_near_and_keeps_its_type(name, dtype):
+    scores, mask = draw(7, 33, dtype)
+    weights = ATTENTION_ACTIVATIONS[name](scores, mask)
+    assert weights.dtype == dtype
+    # one rounding of what is computed in fp32
+    tolerance = torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1)
+    expected = naive(name, scores.double(), mask)
+    torch.testing.assert_close(weights.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@all_activations
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 1e8), (torch.bfloat16, 1e8), (torch.float16, 6e4)], ids=str
+)
+def test_extreme_scores_stay_finite(name, dtype, size):
+    scores, mask = draw(7, 9, dtype)
+    scores = (size * scores.detach().sign()).requires_grad_()
+    function = ATTENTION_ACTIVATIONS[name]
+    if name == "relu2":  # the square leaves the range of every one of these types at 2 · 10¹⁹ or before
+        scores = (scores.detach() / size * torch.finfo(dtype).max ** 0.5 / 2).requires_grad_()
+    weights = function(scores, mask)
+    assert weights.isfinite().all()
+    assert torch.autograd.grad(weights.float().sum(), scores)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_sum_to_one_and_ignore_a_shift(name):
+    scores, mask = draw(7, 33)
+    function = ATTENTION_ACTIVATIONS[name]
+    weights = function(scores, mask)
+    sees_something = mask.any(-1).expand(2, 3, 7)
+    torch.testing.assert_close(weights.sum(-1), sees_something.double())
+    torch.testing.assert_close(function(scores + 5, mask), weights)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(("dtype", "lowest"), [(torch.float32, -1e30), (torch.bfloat16, -1e30), (torch.float16, -6e4)])
+def test_low_scores_keep_their_weight_beside_masked_ones(name, dtype, lowest):
+    scores = torch.full((1, 1, 2, 4), lowest, dtype=dtype)
+    mask = torch.tensor([[True, False, True, False], [False, False, False, True]])
+    weights = ATTENTION_ACTIVATIONS[name](scores, mask)[0, 0].tolist()
+    assert weights == [pytest.approx([0.5, 0, 0.5, 0]), pytest.approx([0, 0, 0, 1])]
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "relu", "relu2", "relu6"])
+def test_sparse_forms_give_exact_zeros_to_visible_keys(name):
+    scores, mask = draw(7, 33)
+    share = (ATTENTION_ACTIVATIONS[name](scores, mask)[mask.expand_as(scores)] == 0).double().mean()
+    assert 0.2 < share < 1
+
+
+@pytest.mark.parametrize("name", ["relu", "relu2", "relu6"])
+def test_null_rows_send_no_gradient(name):
+    scores = torch.tensor([[[[-1.0, 0.0, -2.0]]]], requires_grad=True)
+    weights = ATTENTION_ACTIVATIONS[name](scores, None)
+    assert not weights.any()
+    assert not torch.autograd.grad(weights.sum(), scores)[0].any()
+
+
+def test_hand_computed_weights():
+    scores = torch.tensor([[[[1.0, 0.5, -7.0]]]], dtype=torch.float64)
+    # sparsemax: τ = (1 + ½ − 1) / 2 = ¼, the third score stays below it
+    assert ATTENTION_ACTIVATIONS["sparsemax"](scores, None).flatten().tolist() == pytest.approx([0.75, 0.25, 0])
+    # 1.5-entmax of halves ½, ¼: mean ⅜, spread 2·(⅛)² = 1/32, τ = ⅜ − √((1 − 1/32)/2)
+    threshold = 3 / 8 - (31 / 64) ** 0.5
+    expected = [(0.5 - threshold) ** 2, (0.25 - threshold) ** 2, 0]
+    assert ATTENTION_ACTIVATIONS["entmax15"](scores, None).flatten().tolist() == pytest.approx(expected)
+    assert sum(expected) == pytest.approx(1)
+    assert ATTENTION_ACTIVATIONS["leaky_relu"](scores, None).flatten().tolist() == pytest.approx([1, 0.5, -0.07])
+    assert ATTENTION_ACTIVATIONS["relu2"](scores, None).flatten().tolist() == [1, 0.25, 0]
+    assert ATTENTION_ACTIVATIONS["relu6"](9 * scores, None).flatten().tolist() == [6, 4.5, 0]
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_missing_package_is_named(name, monkeypatch):
+    monkeypatch.setattr(attention_functions, f"_{name}", None)
+    with pytest.raises(ImportError, match="pip install entmax"):
+        ATTENTION_ACTIVATIONS[name](torch.zeros(1, 1, 1, 1), None)

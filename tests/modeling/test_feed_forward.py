@@ -1,0 +1,140 @@
+"""The feed-forward network: activations, memory and gated forms against their naive forms."""
+
+import math
+
+import pytest
+import torch
+from reluformers.configuration.fields import FEED_FORWARD_ACTIVATIONS
+from reluformers.modeling.feed_forward import FeedForward
+
+import reference
+
+WIDTH, INNER = 5, 9
+all_activations = pytest.mark.parametrize("activation", FEED_FORWARD_ACTIVATIONS)
+
+
+def build(activation, dtype=torch.float64, **options):
+    module = FeedForward(WIDTH, INNER, activation, **options)
+    for name, parameter in module.named_parameters():
+        if name != "swish_beta":
+            torch.nn.init.normal_(parameter)
+    return module.to(dtype)
+
+
+def test_tables_hold_the_same_names():
+    assert {*reference.FEED_FORWARD_ACTIVATIONS, *reference.GATES} == set(FEED_FORWARD_ACTIVATIONS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"norm": "layer_norm", "norm_eps": 1e-3},
+        {"swish_beta": 1.7},
+        {"swish_beta": 1.7, "learned_swish_beta": True},
+    ],
+    ids=["plain", "no_bias", "layer_norm", "beta", "learned_beta"],
+)
+@all_activations
+def test_values_and_gradients_are_those_of_the_formula(activation, options):
+    module = build(activation, **options)
+    hidden = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
+    parameters = dict(module.named_parameters())
+    settings = {name: options[name] for name in ("norm_eps", "swish_beta") if name in options}
+    output, expected = module(hidden), reference.feed_forward(parameters, activation, hidden, **settings)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    direction, inputs = torch.randn_like(output), (hidden, *parameters.values())
+    for actual, wanted in zip(
+        torch.autograd.grad(output, inputs, direction), torch.autograd.grad(expected, inputs, direction), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=1e-8, atol=1e-8)
+
+
+@all_activations
+def test_parameters_stay_equal(activation):
+    width, inner = 64, 256
+    is_gated = activation in reference.GATES
+    module = FeedForward(width, inner, activation, bias=False)
+    assert module.fc1.out_features == (171 if is_gated else 256)  # 256 · 2/3 = 170.7
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert count == pytest.approx(2 * width * inner, rel=0.01)
+    assert ("fc_linear.weight" in module.state_dict()) == is_gated
+
+
+@all_activations
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_stays_near_and_keeps_its_type(activation, dtype):
+    module = build(activation, dtype, norm="layer_norm")
+    hidden = torch.randn(33, WIDTH).to(dtype)
+    output = module(hidden)
+    assert output.dtype == dtype
+    parameters = {name: parameter.double() for name, parameter in module.named_parameters()}
+    expected = reference.feed_forward(parameters, activation, hidden.double())
+    assert (output.double() - expected).norm() < 4 * torch.finfo(dtype).eps * expected.norm()
+
+
+def test_gated_form_by_hand():
+    # x = 2, W1 = (1, −1), V = (3, 4), W2 = (1, 1): reglu (relu(2)·6 + relu(−2)·8) = 12, glu σ(2)·6 + σ(−2)·8
+    for activation, expected in (
+        ("reglu", 12.0),
+        ("bilinear", 2 * 6 - 2 * 8),
+        ("glu", 6 / (1 + math.exp(-2)) + 8 / (1 + math.exp(2))),
+        ("swiglu", 2 * 6 / (1 + math.exp(-2)) - 2 * 8 / (1 + math.exp(2))),
+    ):
+        module = FeedForward(1, 3, activation, bias=False).double()
+        with torch.no_grad():
+            module.fc1.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+            module.fc_linear.weight.copy_(torch.tensor([[3.0], [4.0]]))
+            module.fc2.weight.copy_(torch.tensor([[1.0, 1.0]]))
+        assert module(torch.tensor([[2.0]], dtype=torch.float64)).item() == pytest.approx(expected), activation
+
+
+def test_memory_by_hand():
+    # keys (1, 0), query log 3: softmax(log 3, 0) = (3/4, 1/4); values 8 and 4: 6 + 1 = 7
+    module = FeedForward(1, 2, "softmax", bias=False).double()
+    with torch.no_grad():
+        module.fc1.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        module.fc2.weight.copy_(torch.tensor([[8.0, 4.0]]))
+    assert module(torch.tensor([[math.log(3)]], dtype=torch.float64)).item() == pytest.approx(7)
+
+
+def test_swish_lies_between_the_linear_map_and_relu():
+    hidden = torch.randn(7, WIDTH, dtype=torch.float64)
+
+    def output(activation, **options):
+        torch.manual_seed(1)
+        return build(activation, **options)(hidden)
+
+    torch.testing.assert_close(output("swish"), output("silu"))
+    torch.testing.assert_close(output("swish", swish_beta=1e9), output("relu"))
+    assert not torch.allclose(output("swish", swish_beta=2.0), output("swish"))
+
+
+@pytest.mark.parametrize(
+    ("activation", "learns"), [("swish", True), ("swiglu", True), ("silu", False), ("relu", False)]
+)
+def test_beta_is_trained_where_there_is_one(activation, learns):
+    module = build(activation, swish_beta=2, learned_swish_beta=True)
+    assert ("swish_beta" in dict(module.named_parameters())) == learns
+    if learns:
+        assert module.swish_beta.item() == 2
+
+
+def test_dropout_acts_on_inner_states_in_training_alone():
+    module = build("relu", dropout=0.999999)
+    hidden = torch.randn(7, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(module(hidden), module.fc2.bias.expand(7, WIDTH))
+    module.eval()
+    expected = reference.feed_forward(dict(module.named_parameters()), "relu", hidden)
+    torch.testing.assert_close(module(hidden), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"activation_function": "mish"}, "'mish'.*'swiglu'"), ({"norm": "rms_norm"}, "'rms_norm'.*'layer_norm'")],
+    ids=["activation_function", "norm"],
+)
+def test_unknown_choice_names_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        FeedForward(WIDTH, INNER, **options)

@@ -1,0 +1,217 @@
+"""The endpoint's handler, called as its server calls it: imported from the folder by itself, one body at a time."""
+
+import base64
+import importlib.util
+import json
+import logging
+import sys
+
+import pytest
+from PIL import Image
+
+from builders.clean_processes import run_clean
+from builders.models import build_model
+from builders.pictures import encode, picture
+from reluformers.images.processing import build_image_processor
+from reluformers.translation.tokenization import train_tokenizer
+
+LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
+
+
+@pytest.fixture(scope="module")
+def translation_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("translation")
+    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+    model = build_model("reluformer", vocab_size=len(tokenizer))
+    model.generation_config.max_new_tokens = 8
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    model = build_model("relu-vit", "vision")
+    model.save_pretrained(folder)
+    build_image_processor(model.config).save_pretrained(folder)
+    return folder
+
+
+def open_handler(folder, monkeypatch):
+    """As the server does it: the file by itself, under the name `handler`."""
+    spec = importlib.util.spec_from_file_location("handler", folder / "handler.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "handler", module)
+    spec.loader.exec_module(module)
+    return module.EndpointHandler(str(folder))
+
+
+@pytest.fixture(scope="module")
+def translate(translation_folder):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield open_handler(translation_folder, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def classify(image_folder):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield open_handler(image_folder, monkeypatch)
+
+
+SERVE = """
+    import importlib.util, json
+    from transformers import logging
+
+    logging.disable_progress_bar()
+    answers = []
+    for folder, body in zip(sys.argv[1::2], sys.argv[2::2]):
+        spec = importlib.util.spec_from_file_location("handler", folder + "/handler.py")
+        handler = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(handler)
+        answers.append(handler.EndpointHandler(folder)(json.loads(body)))
+    sys.stdout.write(json.dumps(answers))
+"""
+
+
+def test_both_tasks_in_a_clean_process(translation_folder, image_folder, tmp_path, translate, classify):
+    texts = {"inputs": ["old dog", "big cat"], "parameters": {"num_beams": 2, "return_alignments": True}}
+    image = {"inputs": base64.b64encode(encode(picture(8, 12))).decode(), "parameters": {"top_k": 2}}
+    requests = [str(translation_folder), json.dumps(texts), str(image_folder), json.dumps(image)]
+    answers = json.loads(run_clean(SERVE, tmp_path, *requests))
+    assert [set(record) for record in answers[0]] == [{"translation_text", "alignments"}] * 2
+    assert [set(record) for record in answers[1]] == [{"label", "score"}] * 2
+    expected = [translate(texts), classify(image)]
+    for name, one, other in zip(("translation_text", "label"), answers, expected, strict=True):
+        assert [record[name] for record in one] == [record[name] for record in other]
+
+
+def test_text_and_list_of_texts(translate):
+    alone = translate({"inputs": "old dog"})
+    assert set(alone[0]) == {"translation_text"}
+    assert translate({"inputs": ["old dog"], "parameters": None}) == alone
+    assert translate({"inputs": ["old dog"], "parameters": {"num_beams": None}}) == alone
+
+
+def test_every_form_of_an_image(classify):
+    image = picture(8, 12)
+    data = encode(image)
+    text = base64.b64encode(data).decode()
+    answers = [
+        classify({"inputs": value})
+        for value in (image, data, text, f"data:image/png;base64,{text}", "\n".join([text[:40], text[40:]]))
+    ]
+    assert answers[0]
+    assert all(answer == answers[0] for answer in answers)
+    for answer in classify({"inputs": [data, text]}):
+        assert [entry["label"] for entry in answer] == [entry["label"] for entry in answers[0]]
+        scores = [entry["score"] for entry in answers[0]]
+        assert [entry["score"] for entry in answer] == pytest.approx(scores, rel=1e-5)
+
+
+BAD_BODIES = [
+    (None, "the body must be an object"),
+    ("old dog", "the body must be an object"),
+    ({}, "the body must be an object"),
+    ({"text": "old dog"}, "the body must be an object"),
+    ({"inputs": "old dog", "parameter": {}}, "nothing else, got 'parameter'"),
+    ({"inputs": None}, "inputs must be a text, got NoneType"),
+    ({"inputs": {"text": "old dog"}}, "inputs must be a text, got dict"),
+    ({"inputs": ""}, "inputs is empty"),
+    ({"inputs": "a \ud800"}, "inputs is no valid text: half of a surrogate pair at character 3"),
+    ({"inputs": []}, "inputs must be 1 to 32, got 0"),
+    ({"inputs": ["dog"] * 33}, "inputs must be 1 to 32, got 33"),
+    ({"inputs": ["dog", 3]}, "inputs[1] must be a text, got int"),
+    ({"inputs": ["dog", " "]}, "inputs[1] is empty"),
+    ({"inputs": "x" * 10_001}, "inputs has 10001 characters, at most 10000 are allowed"),
+    ({"inputs": "dog", "parameters": [1]}, "parameters must be an object, got list"),
+    ({"inputs": "dog", "parameters": {"num_beam": 2}}, "unknown parameter 'num_beam'; allowed are num_beams"),
+    ({"inputs": "dog", "parameters": {"trust_remote_code": True}}, "unknown parameter"),
+    ({"inputs": "dog", "parameters": {"num_beams": 9}}, "num_beams must be an integer from 1 to 8, got 9"),
+    ({"inputs": "dog", "parameters": {"num_beams": 0}}, "num_beams must be an integer from 1 to 8, got 0"),
+    ({"inputs": "dog", "parameters": {"num_beams": True}}, "num_beams must be an integer"),
+    ({"inputs": "dog", "parameters": {"num_beams": 2.5}}, "num_beams must be an integer"),
+    ({"inputs": "dog", "parameters": {"num_beams": "2"}}, "num_beams must be an integer"),
+    ({"inputs": "dog", "parameters": {"max_new_tokens": 33}}, "max_new_tokens must be an integer from 1 to 32"),
+    ({"inputs": "dog", "parameters": {"length_penalty": float("nan")}}, "length_penalty must be a number"),
+    ({"inputs": "dog", "parameters": {"length_penalty": float("inf")}}, "length_penalty must be a number"),
+    ({"inputs": "dog", "parameters": {"return_alignments": "yes"}}, "return_alignments must be one of true, false"),
+    ({"inputs": "dog", "parameters": {"return_alignments": 1}}, "return_alignments must be one of true, false"),
+    ({"inputs": "red dog " * 40, "parameters": {"truncation": False}}, "but the model takes 32"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_BODIES, ids=lambda value: None)
+def test_bad_bodies_get_one_clear_line(translate, body, message):
+    answer = translate(body)
+    assert set(answer) == {"error"}
+    assert message in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "inputs is empty"),
+        ("/etc/passwd", "a path or an address is not opened"),
+        ("https://example.com/digit.png", "a path or an address is not opened"),
+        (base64.b64encode(b"no image").decode(), "inputs is no image of format PNG"),
+        (b"no image", "inputs is no image of format PNG"),
+        (encode(picture(64, 64))[:500], "inputs is a damaged image"),
+        (encode(picture(8, 12), "EPS"), "inputs is no image of format PNG"),
+        (bytes(10 * 2**20 + 1), "at most 10485760 are allowed"),
+        ("A" * (20 * 2**20 + 1), "more than 10485760 bytes"),
+        (7, "must be an image in base64, got int"),
+        ([picture(8, 12), None], "inputs[1] must be an image in base64, got NoneType"),
+        ([], "inputs must be 1 to 32"),
+    ],
+    ids=lambda value: None,
+)
+def test_what_is_no_image_gets_one_clear_line(classify, value, message):
+    answer = classify({"inputs": value})
+    assert set(answer) == {"error"}
+    assert message in answer["error"]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 12 - 1)
+    for value in (encode(picture(8, 12)), picture(8, 12)):
+        assert classify({"inputs": value}) == {"error": "inputs has 12×8 pixels, at most 95 are allowed"}
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2 * 8 * 12)
+    assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
+    together = "the images up to inputs[2] have more than 192 pixels together"
+    assert classify({"inputs": [encode(picture(8, 12))] * 3}) == {"error": together}
+    bomb = classify({"inputs": encode(picture(24, 24))})  # Pillow itself refuses twice the bound
+    assert set(bomb) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"top_k": 0}, "top_k must be an integer from 1 to 1000"),
+        ({"function_to_apply": "exec"}, "function_to_apply must be one of softmax, sigmoid, none, got 'exec'"),
+        ({"num_beams": 2}, "unknown parameter 'num_beams'; allowed are top_k, function_to_apply"),
+    ],
+)
+def test_parameters_of_classification_are_bounded(classify, parameters, message):
+    assert message in classify({"inputs": picture(8, 12), "parameters": parameters})["error"]
+
+
+def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("secret /path\nof the server")
+
+    monkeypatch.setattr(translate, "pipeline", fail)
+    with caplog.at_level(logging.ERROR):
+        answer = translate({"inputs": "old dog"})
+    assert answer == {"error": "the model failed on this request; the log of the endpoint says why"}
+    assert "secret" in caplog.text
+
+
+def test_without_pillow_texts_are_translated_and_images_refused(translation_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    handler = open_handler(translation_folder, monkeypatch)
+    assert set(handler({"inputs": "old dog"})[0]) == {"translation_text"}
+    monkeypatch.setattr(handler, "task", "image-classification")
+    assert "Pillow, which is not installed" in handler({"inputs": "AAAA"})["error"]

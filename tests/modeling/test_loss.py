@@ -1,0 +1,107 @@
+"""The training loss: smoothing, regulariser, accumulation; and plain cross-entropy in evaluation."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from builders.models import PRESETS, build_model, draw_pairs
+
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "word_dropout": 0.0}
+
+
+def plain_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_evaluation_loss_is_plain_cross_entropy(preset):
+    output = build_model(preset)(**draw_pairs())
+    torch.testing.assert_close(output.loss, plain_cross_entropy(output.logits, draw_pairs()["labels"]))
+    assert output.regularization_loss is None
+    assert output.null_rate is None
+
+
+def test_smoothing_spreads_over_the_vocabulary():
+    model = build_model(label_smoothing=0.2, **STILL).train()
+    output, labels = model(**draw_pairs()), draw_pairs()["labels"]
+    log_probabilities = output.logits.log_softmax(-1)
+    expected = [
+        0.8 * -log_probabilities[row, step, label] + 0.2 * -log_probabilities[row, step].mean()
+        for row, line in enumerate(labels)
+        for step, label in enumerate(line)
+        if label != -100
+    ]
+    torch.testing.assert_close(output.loss, torch.stack(expected).mean())
+
+
+def test_regularizer_is_the_mean_over_real_rows_of_all_sites():
+    weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.7}
+    model, batch = build_model("reluformer", **weights, **STILL, label_smoothing=0.0).train(), draw_pairs()
+    output = model(**batch, output_attentions=True)
+    source, target = batch["attention_mask"].bool(), batch["labels"].ne(-100)
+    causal = torch.ones(6, 6).tril()
+    terms, nulls, rows = 0.0, 0, 0
+    for maps, queries, visible in (
+        (output.encoder_attentions, source, lambda i, j, b: source[b, j]),
+        (output.decoder_attentions, target, lambda i, j, b: causal[i, j] > 0),
+        (output.cross_attentions, target, lambda i, j, b: source[b, j]),
+    ):
+        for layer in maps:
+            for b, h, i in torch.cartesian_prod(*map(torch.arange, layer.shape[:3])).tolist():
+                if not queries[b, i]:
+                    continue
+                rows += 1
+                row = layer[b, h, i].double()
+                if row.sum() == 0:
+                    nulls += 1
+                    continue
+                p = row[row > 0] / row.sum()
+                n = sum(bool(visible(i, j, b)) for j in range(len(row)))
+                entropy = -(p * p.log()).sum()
+                terms += 0.3 * row.sum().log().abs() + 0.7 * (entropy - 0.7 * torch.tensor(n).log()).clamp_min(0)
+    assert output.regularization_loss.item() == pytest.approx((terms / rows).item(), rel=1e-4)
+    assert output.null_rate.item() == pytest.approx(nulls / rows)
+    cross_entropy = plain_cross_entropy(output.logits, batch["labels"])
+    torch.testing.assert_close(output.loss, cross_entropy + output.regularization_loss)
+
+
+def test_accumulated_parts_of_equal_make_up_add_to_the_whole():
+    """With one sentence twice, two batches of one must give loss and gradients of one batch of two."""
+    one = draw_pairs((6,), (5,))
+    two = {key: value.repeat(2, 1) for key, value in one.items()}
+    gradients = []
+    for parts in ([two], [one, one]):
+        model = build_model("reluformer", **STILL).train()
+        loss = sum(model(**part, num_items_in_batch=torch.tensor(10)).loss for part in parts)
+        loss.backward()
+        gradients.append((loss, [parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_parts_of_unequal_length_weigh_by_their_tokens():
+    long, short = draw_pairs((6,), (6,)), draw_pairs((6,), (2,))
+    model = build_model("softmax", **STILL, label_smoothing=0.0).train()
+    losses = [model(**part).loss for part in (long, short)]
+    parts = [model(**part, num_items_in_batch=8).loss for part in (long, short)]
+    torch.testing.assert_close(sum(parts), (6 * losses[0] + 2 * losses[1]) / 8)
+
+
+def test_batch_without_targets_gives_no_nan():
+    batch = draw_pairs()
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    for model in (build_model("reluformer"), build_model("reluformer").train()):
+        assert torch.isfinite(model(**batch).loss)
+
+
+def test_word_dropout_hides_source_and_target_words_in_training_only():
+    model, batch = build_model(word_dropout=0.99, dropout=0.0, attention_dropout=0.0), draw_pairs()
+    seen = []
+    for side in (model.model.encoder, model.model.decoder):
+        side.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    model.train()(**batch)
+    for ids in seen:
+        real = ids[ids != 0]
+        assert (real == 3).float().mean() > 0.8
+    seen.clear()
+    model.eval()(**batch)
+    assert torch.equal(seen[0], batch["input_ids"])

@@ -1,0 +1,248 @@
+"""What every model of every kind and family must do, as users of transformers expect it."""
+
+import copy
+
+import pytest
+import torch
+
+from builders.models import (
+    FAMILY_MODELS,
+    KINDS,
+    PRESETS,
+    all_family_models,
+    all_models,
+    build_config,
+    build_model,
+    logits_of,
+)
+
+RICH = {
+    "attention": {
+        "preset": "rela-g",
+        "learned_scale": True,
+        "learned_length_exponent": True,
+        "learned_threshold": True,
+        "query_key_norm": "layer_norm",
+        "output_gate": "silu",
+    },
+    "feed_forward_norm": "layer_norm",
+    "learned_swish_beta": True,
+    "norm_type": "scale_norm",
+}
+RICH_MODELS = [
+    ("seq2seq", {}),
+    ("seq2seq", {**RICH, "activation_function": "swiglu", "embedding_bias": True, "output_bias": True}),
+    ("seq2seq", {"position_embedding_type": "learned", "tying": "none", "norm_position": "pre"}),
+    ("vision", {}),
+    ("vision", {**RICH, "hidden_act": "swiglu", "representation_size": 12, "head_bias_init": -3.0}),
+    ("vision", {"position_embedding_type": "sincos2d", "pooling": "cls"}),
+]
+
+
+@all_models
+def test_saved_and_loaded_model_gives_equal_logits(kind, preset, tmp_path):
+    model = build_model(preset, kind)
+    model.save_pretrained(tmp_path)
+    loaded = KINDS[kind].auto_class.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert loaded.config.to_dict()["attention"] == model.config.to_dict()["attention"]
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "fields"), RICH_MODELS)
+def test_parameters_missing_from_a_checkpoint_get_their_initial_values(kind, fields, tmp_path):
+    model = KINDS[kind].auto_class.from_config(build_config(kind, "rela-g", **fields))
+    model.save_pretrained(tmp_path, state_dict={"unrelated": torch.zeros(3)})
+    loaded = type(model).from_pretrained(tmp_path)
+    for (name, fresh), (_, restored) in zip(
+        [*model.named_parameters(), *model.named_buffers()],
+        [*loaded.named_parameters(), *loaded.named_buffers()],
+        strict=True,
+    ):
+        assert torch.isfinite(restored).all(), name
+        if fresh.unique().numel() == 1 or name in dict(model.named_buffers()):
+            torch.testing.assert_close(restored, fresh, msg=name)
+        else:  # random: the same spread
+            assert restored.std().item() == pytest.approx(fresh.std().item(), rel=0.7), name
+
+
+@all_models
+def test_gradients_reach_every_parameter(kind, preset):
+    model = build_model(preset, kind).train()
+    model(**KINDS[kind].draw()).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+@all_models
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_finite_and_near(kind, preset, dtype):
+    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    expected = logits_of(model)
+    half = model.to(dtype).train()
+    half(**batch).loss.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
+    actual = logits_of(half.eval())
+    assert actual.dtype == dtype
+    difference = (actual.float() - expected).abs().mean() / expected.abs().mean()
+    assert difference < 0.1
+
+
+@all_family_models
+def test_autocast_trains_and_stays_near(kind, preset):
+    model = build_model(preset, kind, **KINDS[kind].still).train()
+    expected = model(**KINDS[kind].draw()).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**KINDS[kind].draw()).loss
+    loss.backward()
+    torch.testing.assert_close(loss.float(), expected, rtol=0.05, atol=0.05)
+
+
+@all_family_models
+def test_gradient_checkpointing_gives_the_same_gradients(kind, preset):
+    still = KINDS[kind].still
+    plain, checkpointed = build_model(preset, kind, **still).train(), build_model(preset, kind, **still).train()
+    checkpointed.gradient_checkpointing_enable()
+    losses = []
+    for model in (plain, checkpointed):
+        losses.append(model(**KINDS[kind].draw()).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(*losses)
+    for (name, one), two in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, msg=name)
+
+
+@all_models
+def test_attentions_and_hidden_states_are_returned(kind, preset):
+    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    output = model(**batch, output_attentions=True, output_hidden_states=True)
+    for name, shapes in KINDS[kind].attentions.items():
+        assert [tuple(weights.shape) for weights in output[name]] == shapes
+        assert getattr(model(**batch), name) is None
+    for name, length in KINDS[kind].hidden_states.items():
+        assert len(output[name]) == length
+
+
+@all_models
+@torch.no_grad()  # the package entmax writes its gradients in a form that the compiler cannot read
+def test_compiles_as_one_graph(kind, preset, fresh_compiler):
+    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    expected = model(**batch).logits
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    # sums are made in another order, and a norm of small vectors widens what that changes
+    torch.testing.assert_close(compiled(**batch).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@all_family_models
+def test_training_step_compiles_as_one_graph(kind, preset, fresh_compiler):
+    model, batch = build_model(preset, kind, **KINDS[kind].still).train(), KINDS[kind].draw()
+    expected = model(**batch).loss
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    loss = compiled(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """The compiler counts how often a function is compiled again, over all models of a process."""
+    torch.compiler.reset()
+
+
+@all_family_models
+def test_lora_trains_the_projections(kind, preset):
+    from peft import LoraConfig, get_peft_model
+
+    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    expected = logits_of(model)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    torch.testing.assert_close(adapted(**batch).logits, expected)
+    head = {"seq2seq": "lm_head", "vision": "classifier"}[kind]
+    changed = get_peft_model(
+        build_model(preset, kind), LoraConfig(target_modules=[head], r=2, init_lora_weights=False)
+    )
+    assert not torch.allclose(changed(**batch).logits, expected)
+    adapted.train()
+    adapted(**batch).loss.backward()
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("implementation", ["sdpa", "flash_attention_2", "flex_attention"])
+def test_implementations_that_compute_softmax_are_refused(kind, implementation):
+    config = build_config(kind, "relu-vit")
+    with pytest.raises((ValueError, ImportError)):
+        KINDS[kind].auto_class.from_config(config, attn_implementation=implementation)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_implementation_can_be_set_later(kind):
+    model = build_model("relu-vit", kind)
+    expected = logits_of(model)
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+    torch.testing.assert_close(logits_of(model), expected)
+    assert type(model)._can_set_attn_implementation()
+    with pytest.raises((ValueError, ImportError)):
+        model.set_attn_implementation("sdpa")
+
+
+@all_models
+def test_evaluation_tells_no_statistics_and_training_does(kind, preset):
+    model, batch = build_model(preset, kind), KINDS[kind].draw()
+    output = model(**batch)
+    assert output.regularization_loss is None
+    assert output.null_rate is None
+    assert 0 <= model.train()(**batch).null_rate <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_regularizer_is_a_part_of_the_training_loss(kind):
+    weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.2, "label_smoothing": 0.0}
+    model, batch = build_model("reluformer", kind, **KINDS[kind].still, **weights), KINDS[kind].draw()
+    plain = model(**batch).loss
+    output = model.train()(**batch)
+    assert output.regularization_loss > 0
+    torch.testing.assert_close(output.loss, plain + output.regularization_loss)
+
+
+@all_family_models
+def test_config_is_not_changed_by_its_model(kind, preset):
+    config = build_config(kind, preset)
+    before = copy.deepcopy(config.to_dict())
+    KINDS[kind].auto_class.from_config(config)
+    assert config.to_dict() == before
+
+
+def test_every_family_is_covered():
+    assert len({type(build_config(*model)) for model in FAMILY_MODELS}) == len(FAMILY_MODELS) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_variant_needs_no_line_in_any_model(kind, monkeypatch, tmp_path):
+    """A function in the table, its name in the list and a preset: every kind of model has it."""
+    from reluformers.configuration import configuration_attention
+    from reluformers.modeling import attention_functions
+
+    name = "exponential"
+    names = (*configuration_attention.ACTIVATIONS, name)
+    monkeypatch.setitem(configuration_attention._CHOICES, "activation", names)
+    monkeypatch.setitem(configuration_attention.ATTENTION_PRESETS, "linear-attention", {"activation": name})
+    monkeypatch.setitem(
+        attention_functions.ATTENTION_ACTIVATIONS,
+        name,
+        lambda scores, mask: attention_functions._apply(torch.exp, scores, mask),
+    )
+    model = build_model("linear-attention", kind)
+    assert model.config.attention.preset_name == "linear-attention"
+    expected = logits_of(model)
+    assert all(not torch.allclose(expected, logits_of(build_model(preset, kind))) for preset in PRESETS)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(KINDS[kind].auto_class.from_pretrained(tmp_path)), expected)
+    weights = model(**KINDS[kind].draw(), output_attentions=True)[next(iter(KINDS[kind].attentions))][0]
+    assert (weights > 0).any()
+    model.train()(**KINDS[kind].draw()).loss.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())

@@ -1,0 +1,262 @@
+"""What encoder–decoder models do beside the common: generation, caches, padding, vocabularies."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
+
+from builders.models import TINY, all_families, all_presets, build_model, draw_pairs, logits_of
+from reluformers import seq2seq_config
+
+RICH = {
+    "attention": {
+        "preset": "rela-g",
+        "learned_scale": True,
+        "learned_length_exponent": True,
+        "learned_threshold": True,
+        "query_key_norm": "layer_norm",
+        "output_gate": "silu",
+    },
+    "activation_function": "swiglu",
+    "learned_swish_beta": True,
+    "feed_forward_norm": "layer_norm",
+    "embedding_bias": True,
+    "output_bias": True,
+    "norm_type": "scale_norm",
+    "norm_position": "pre",
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "spreads"),
+    [
+        # U(±b) has a spread of b/√3: q, k and v count as one map of 3·64 outputs
+        ("softmax", {"initialization": "xavier"}, {"q_proj": (2 / 256) ** 0.5, "out_proj": (2 / 128) ** 0.5}),
+        ("reluformer", {"initialization": "xavier"}, {"v_proj": (2 / 256) ** 0.5, "fc1": (2 / 256) ** 0.5}),
+        ("rela-g", {"initialization": "normal"}, {"q_proj": 0.02, "out_proj": 0.02, "fc1": 0.02, "fc2": 0.02}),
+        ("qknorm", {}, {"k_proj": (2 / 320) ** 0.5, "out_proj": (2 / 320) ** 0.5, "fc2": (2 / 256) ** 0.5}),
+        ("rela-i", {}, {"output_norm": (1 / 64) ** 0.5}),
+    ],
+)
+def test_maps_start_as_the_configuration_says(preset, fields, spreads):
+    sizes = {"d_model": 64, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192, **fields}
+    model = AutoModelForSeq2SeqLM.from_config(seq2seq_config(preset, **{**TINY, **sizes}))
+    for name, spread in spreads.items():
+        weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(f"{name}.weight")])
+        assert weights.std().item() == pytest.approx(spread, rel=0.1), name
+    embeddings = model.get_input_embeddings().weight
+    expected = 0.01 / 3**0.5 if model.config.embedding_norm == "fix_norm" else 64**-0.5
+    assert embeddings.std().item() == pytest.approx(expected, rel=0.1)
+
+
+def test_state_dict_keys_are_public_api():
+    model = build_model("rela-g", **RICH, encoder_layers=1, decoder_layers=1)
+    attention = [f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")]
+    attention += ["scale", "length_exponent", "threshold", "query_norm.weight", "key_norm.weight"]
+    attention += ["output_norm.weight", "output_norm.gate", "gate_proj.weight", "gate_proj.bias"]
+    mlp = [f"{layer}.{kind}" for layer in ("fc1", "fc_linear", "fc2", "norm") for kind in ("weight", "bias")]
+    mlp.append("swish_beta")
+    expected = {"lm_head.weight", "lm_head.bias"}
+    for side, sites in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "cross_attn"])):
+        layer = f"model.{side}.layers.0"
+        expected |= {f"model.{side}.{name}" for name in ("embed_tokens.weight", "embedding_bias", "norm.weight")}
+        expected |= {f"{layer}.{site}.{name}" for site in sites for name in attention}
+        expected |= {f"{layer}.{site}_norm.weight" for site in [*sites, "mlp"]}
+        expected |= {f"{layer}.mlp.{name}" for name in mlp}
+    assert set(model.state_dict()) == expected
+
+
+@all_presets
+def test_padding_on_either_side_changes_nothing(preset):
+    model, batch = build_model(preset), draw_pairs()
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -100, 5)
+    right = logits_of(model, labels=batch["labels"])
+    for row in range(3):
+        length = int(batch["attention_mask"][row].sum())
+        alone = model(input_ids=batch["input_ids"][row : row + 1, :length], labels=batch["labels"][row : row + 1])
+        torch.testing.assert_close(alone.logits[0], right[row], rtol=1e-4, atol=1e-5)
+    shifts = (batch["attention_mask"] == 0).sum(1).tolist()
+    for key in ("input_ids", "attention_mask"):
+        batch[key] = torch.stack([row.roll(shift) for row, shift in zip(batch[key], shifts, strict=True)])
+    left = logits_of(model, **batch)
+    torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_left_padded_target_prefix_changes_nothing():
+    model, batch = build_model("reluformer"), draw_pairs((5,), (4,))
+    plain = model(**batch).logits
+    ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    padded = torch.cat([torch.zeros(1, 2, dtype=torch.long), ids], dim=1)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    inputs = {"input_ids": batch["input_ids"], "decoder_input_ids": padded, "decoder_attention_mask": mask}
+    torch.testing.assert_close(model(**inputs).logits[:, 2:], plain)
+
+
+@all_presets
+def test_generation_agrees_between_caches(preset):
+    model, batch = build_model(preset), draw_pairs()
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    for beams in (1, 3):
+        settings = {"num_beams": beams, "max_new_tokens": 8, "do_sample": False}
+        expected = model.generate(**inputs, **settings)
+        assert expected.shape[1] > 2
+        assert torch.equal(model.generate(**inputs, **settings, use_cache=False), expected)
+        assert torch.equal(model.generate(**inputs, **settings, cache_implementation="static"), expected)
+
+
+def test_beam_search_keeps_the_source_in_place():
+    model, batch = build_model("reluformer"), draw_pairs()
+    output = model.generate(
+        input_ids=batch["input_ids"], num_beams=3, max_new_tokens=6, return_dict_in_generate=True, output_scores=True
+    )
+    assert type(output.past_key_values.cross_attention_cache).__name__ == "SourceCache"
+    given = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
+    model.generate(input_ids=batch["input_ids"], max_new_tokens=3, past_key_values=given)
+    assert type(given.cross_attention_cache) is DynamicCache
+
+
+@all_families
+def test_generates_in_training_mode(preset):
+    model, batch = build_model(preset).train(), draw_pairs()
+    assert model.generate(input_ids=batch["input_ids"], num_beams=2, max_new_tokens=4).shape[0] == 3
+    states = model.get_encoder()(batch["input_ids"], return_dict=False)
+    output = model(encoder_outputs=states, labels=batch["labels"])
+    assert output.encoder_hidden_states is None
+
+
+@all_families
+def test_sampling_and_several_sequences(preset):
+    batch = draw_pairs()
+    output = build_model(preset).generate(
+        input_ids=batch["input_ids"], do_sample=True, max_new_tokens=6, num_return_sequences=2, top_k=5
+    )
+    assert output.shape[0] == 6
+    assert output.max() < TINY["vocab_size"]
+
+
+@all_presets
+def test_cached_steps_equal_one_shot_with_a_static_cache(preset):
+    model, batch = build_model(preset).double(), draw_pairs()
+    decoder_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    expected = model(**inputs, decoder_input_ids=decoder_ids).logits
+    encoded = model.get_encoder()(**inputs)
+    cache = EncoderDecoderCache(StaticCache(model.config, max_cache_len=9), StaticCache(model.config, max_cache_len=7))
+    steps = [
+        model(
+            encoder_outputs=encoded,
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=decoder_ids[:, step : step + 1],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        for step in range(decoder_ids.shape[1])
+    ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+
+
+class LogitsOnly(nn.Module):
+    """What `torch.export` is asked for: tensors in, a tensor out."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids):
+        return self.model(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids, use_cache=False
+        ).logits
+
+
+@all_families
+def test_exports_with_dynamic_sizes(preset):
+    model = LogitsOnly(build_model(preset)).eval()
+    sizes = {name: torch.export.Dim(name, min=2, max=30) for name in ("batch", "source", "target")}
+    source, target = {0: sizes["batch"], 1: sizes["source"]}, {0: sizes["batch"], 1: sizes["target"]}
+
+    def draw(rows, source_len, target_len):
+        source, target = (torch.randint(4, TINY["vocab_size"], (rows, size)) for size in (source_len, target_len))
+        return source, torch.ones_like(source), target
+
+    program = torch.export.export(model, draw(3, 7, 5), dynamic_shapes=(source, source, target), strict=False)
+    arguments = draw(2, 9, 11)
+    torch.testing.assert_close(program.module()(*arguments), model(*arguments))
+
+
+@pytest.mark.parametrize("tying", ["all", "decoder", "none"])
+@pytest.mark.parametrize("preset", ["softmax", "qknorm"])
+def test_resizing_keeps_both_sides_and_the_ties(preset, tying, tmp_path):
+    model = build_model(preset, tying=tying)
+    before = logits_of(model)
+    model.resize_token_embeddings(TINY["vocab_size"] + 5)
+    encoder, decoder = model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight
+    assert encoder.shape[0] == decoder.shape[0] == model.lm_head.weight.shape[0] == TINY["vocab_size"] + 5
+    assert (encoder is decoder) == (tying == "all")
+    assert (model.lm_head.weight is decoder) == (tying != "none")
+    torch.testing.assert_close(logits_of(model)[..., : TINY["vocab_size"]], before)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(loaded), logits_of(model))
+
+
+@pytest.mark.parametrize("tying", ["decoder", "none"])
+def test_resizing_separate_vocabularies_leaves_the_target_side(tying, tmp_path):
+    model = build_model("rela-g", decoder_vocab_size=30, tying=tying)
+    batch = draw_pairs()
+    batch["labels"] = batch["labels"].clamp_max(29)
+    before = model(**batch).logits
+    model.resize_token_embeddings(45)
+    torch.testing.assert_close(model(**batch).logits, before)
+    for part in (model, model.model):
+        part.save_pretrained(tmp_path)
+        loaded = type(part).from_pretrained(tmp_path)
+        assert loaded.get_input_embeddings().num_embeddings == 45
+        assert loaded.get_decoder().embed_tokens.num_embeddings == 30
+
+
+def test_resizing_without_a_head_keeps_both_sides(tmp_path):
+    model = build_model("rela-g", tying="decoder").model
+    model.resize_token_embeddings(45)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).decoder.embed_tokens.num_embeddings == 45
+
+
+def test_separate_vocabularies():
+    model = build_model("rela-g", decoder_vocab_size=30)
+    batch = draw_pairs()
+    batch["labels"] = batch["labels"].clamp_max(29)
+    output = model.train()(**batch)
+    output.loss.backward()
+    assert output.logits.shape[-1] == 30
+    model.eval().resize_token_embeddings(45)
+    assert model.model.encoder.embed_tokens.num_embeddings == 45
+    assert model.model.decoder.embed_tokens.num_embeddings == 30
+
+
+def test_bad_inputs_are_named():
+    model, batch = build_model(), draw_pairs()
+    too_long = torch.full((1, TINY["max_position_embeddings"] + 1), 5)
+    with pytest.raises(ValueError, match=r"33 tokens.*max_position_embeddings is 32"):
+        model(input_ids=too_long, labels=batch["labels"][:1])
+    with pytest.raises(ValueError, match="33 tokens"):
+        model.generate(input_ids=batch["input_ids"], max_new_tokens=40, min_new_tokens=40)
+    with pytest.raises(ValueError, match="is a DynamicCache, but must be an EncoderDecoderCache"):
+        model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"], past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="covers 4 tokens, but there are 0 past and 6 new ones"):
+        logits_of(model, decoder_attention_mask=torch.ones(3, 4))
+    with pytest.raises(ValueError, match="cross-attention can only take"):
+        logits_of(model, attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model(labels=batch["labels"])
+    additive = torch.zeros(3, 1, 7, 7)
+    with pytest.raises(ValueError, match="must be boolean"):
+        logits_of(model, attention_mask=additive)
+
+
+def test_mask_of_four_dimensions_and_embeddings_as_input():
+    model, batch = build_model("reluformer"), draw_pairs()
+    expected = logits_of(model)
+    ready = batch["attention_mask"].bool()[:, None, None, :]
+    torch.testing.assert_close(logits_of(model, attention_mask=ready)[0], expected[0])
+    embeddings = model.get_input_embeddings()(batch["input_ids"])
+    torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)

@@ -1,0 +1,386 @@
+"""Vision models: the forward pass against a naive one, positions, pooling, initialisation, loss and bad input."""
+
+import math
+
+import pytest
+import torch
+from reluformers.modeling.layers import drop_path
+from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
+from reluformers.modeling.patch_embeddings import sincos2d_table
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModel, AutoModelForImageClassification
+
+import reference
+from builders.models import TINY_VISION, all_presets, build_model, draw_images, logits_of
+from reluformers import vision_config
+
+POOLINGS = ["cls", "mean", "attention"]
+
+
+def submodule(parameters: dict, prefix: str) -> dict:
+    return {name.removeprefix(f"{prefix}."): value for name, value in parameters.items() if name.startswith(prefix)}
+
+
+def norm(parameters: dict, name: str, states: torch.Tensor) -> torch.Tensor:
+    return reference.layer_norm(states, parameters[f"{name}.weight"], parameters[f"{name}.bias"], eps=1e-6)
+
+
+def naive_logits(model: VisionTransformerForImageClassification, pixels: torch.Tensor) -> torch.Tensor:
+    """Dosovitskiy et al. 2021, eq. 1 to 4, patch by patch and with the attention of `reference`."""
+    config, parameters = model.config, dict(model.named_parameters())
+    kernel, bias = (parameters[f"vit.embeddings.projection.{name}"] for name in ("weight", "bias"))
+    size = config.patch_size
+    tokens = [
+        torch.einsum("bchw,dchw->bd", pixels[:, :, y : y + size, x : x + size], kernel) + bias
+        for y in range(0, pixels.shape[2], size)
+        for x in range(0, pixels.shape[3], size)
+    ]
+    states = torch.stack(tokens, 1) + model.vit.embeddings.position_embeddings
+    if config.pooling == "cls":
+        cls_token = parameters["vit.embeddings.cls_token"].expand(len(states), -1, -1)
+        states = torch.cat([cls_token, states], 1)
+    length, heads = states.shape[1], config.num_attention_heads
+
+    def attend(name: str, site: str, queries: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
+        visible = torch.ones(len(queries), queries.shape[1], length, dtype=torch.bool)
+        attention = config.attention_for(site)
+        return reference.multi_head_attention(submodule(parameters, name), attention, heads, queries, visible, keys)[0]
+
+    def feed_forward(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        return reference.feed_forward(submodule(parameters, name), config.hidden_act, inputs)
+
+    for number in range(config.num_hidden_layers):
+        layer = f"vit.layers.{number}"
+        attention_norm, mlp_norm = f"{layer}.self_attn_norm", f"{layer}.mlp_norm"
+        if config.norm_position == "pre":
+            states = states + attend(f"{layer}.self_attn", "encoder", norm(parameters, attention_norm, states))
+            states = states + feed_forward(f"{layer}.mlp", norm(parameters, mlp_norm, states))
+        else:
+            states = norm(parameters, attention_norm, states + attend(f"{layer}.self_attn", "encoder", states))
+            states = norm(parameters, mlp_norm, states + feed_forward(f"{layer}.mlp", states))
+    if config.norm_position == "pre":
+        states = norm(parameters, "vit.norm", states)
+    if config.pooling == "attention":
+        query = parameters["vit.pooler.probe"].expand(len(states), -1, -1)
+        pooled = attend("vit.pooler.attention", "pooling", query, states)
+        pooled = (pooled + feed_forward("vit.pooler.mlp", norm(parameters, "vit.pooler.norm", pooled)))[:, 0]
+    else:
+        pooled = states[:, 0] if config.pooling == "cls" else states.mean(1)
+    if config.representation_size is not None:
+        pooled = torch.tanh(reference.linear(parameters, "vit.representation", pooled))
+    return reference.linear(parameters, "classifier", pooled)
+
+
+@all_presets
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_forward_is_the_naive_one(preset, pooling):
+    model = build_model(preset, "vision", pooling=pooling).double()
+    pixels = draw_images()["pixel_values"].double()
+    torch.testing.assert_close(model(pixels).logits, naive_logits(model, pixels))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position_embedding_type": "sincos2d", "representation_size": 12},
+        {"attention": {"preset": "relu-vit", "query_key_norm": "layer_norm", "output_gate": "silu"}},
+        {"attention": {"activation": "relu2", "length_exponent": 1.5, "output_gate": "linear"}},
+        {"attention": "relu-vit", "pooling_attention": "softmax"},
+        {"attention": {"activation": "gelu", "length_exponent": 0.5, "learned_length_exponent": True}},
+        {"hidden_act": "swiglu"},
+        {"norm_position": "post"},
+    ],
+)
+def test_fields_reach_the_formula(fields):
+    model = build_model("softmax", "vision", **fields).double()
+    pixels = draw_images()["pixel_values"].double()
+    torch.testing.assert_close(model(pixels).logits, naive_logits(model, pixels))
+
+
+def test_state_dict_keys_are_public_api():
+    attention = {"preset": "rela-g", "output_gate": "silu", "query_key_norm": "layer_norm"}
+    model = build_model("rela-g", "vision", attention=attention, num_hidden_layers=1, representation_size=12)
+    projections = [f"{p}_proj.{kind}" for p in ("q", "k", "v", "out", "gate") for kind in ("weight", "bias")]
+    projections += ["query_norm.weight", "key_norm.weight", "output_norm.weight", "output_norm.gate"]
+    mlp = [f"mlp.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")]
+
+    def linear(name):
+        return {f"{name}.weight", f"{name}.bias"}
+
+    expected = linear("classifier") | linear("vit.norm") | linear("vit.representation")
+    expected |= linear("vit.embeddings.projection") | {"vit.embeddings.position_embeddings", "vit.pooler.probe"}
+    expected |= {f"vit.layers.0.self_attn.{name}" for name in projections}
+    expected |= {f"vit.layers.0.{name}" for name in mlp}
+    expected |= linear("vit.layers.0.self_attn_norm") | linear("vit.layers.0.mlp_norm")
+    expected |= {f"vit.pooler.attention.{name}" for name in projections} | {f"vit.pooler.{name}" for name in mlp}
+    expected |= linear("vit.pooler.norm")
+    assert set(model.state_dict()) == expected
+    plain = build_model("relu-vit", "vision", pooling="cls", position_embedding_type="sincos2d")
+    assert "vit.embeddings.cls_token" in plain.state_dict()
+    assert "vit.embeddings.position_embeddings" not in plain.state_dict()  # fixed
+
+
+def test_sincos2d_is_that_of_big_vision():
+    table, quarter = sincos2d_table(3, 4, 16), 4
+    for row in range(3):
+        for column in range(4):
+            omega = [10000 ** (-m / (quarter - 1)) for m in range(quarter)]
+            parts = [(math.sin, column), (math.cos, column), (math.sin, row), (math.cos, row)]
+            expected = [function(place * w) for function, place in parts for w in omega]
+            torch.testing.assert_close(table[row * 4 + column], torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["learned", "sincos2d"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_other_image_sizes_get_positions_between(kind, pooling):
+    model = build_model("relu-vit", "vision", position_embedding_type=kind, pooling=pooling)
+    embeddings = model.vit.embeddings
+    smooth = torch.linspace(0, 1, 2)[:, None] + torch.linspace(0, 2, 3)  # grid of 2 x 3, linear in both directions
+    if kind == "sincos2d":
+        torch.testing.assert_close(embeddings.positions(4, 6)[0], sincos2d_table(4, 6, 16).float())
+    else:
+        with torch.no_grad():
+            embeddings.position_embeddings.copy_(smooth.flatten()[None, :, None].expand(-1, -1, 16))
+        grid = embeddings.positions(4, 6).view(4, 6, 16)[..., 0]
+        assert (grid.diff(dim=0) >= -1e-6).all()
+        assert (grid.diff(dim=1) >= -1e-6).all()
+        assert grid[0, 0] < grid[1, 1] < grid[-1, -1]
+        random = torch.randn(1, 16, 2, 3)
+        with torch.no_grad():
+            embeddings.position_embeddings.copy_(random.flatten(2).transpose(1, 2))
+        wanted = functional.interpolate(random, size=(4, 6), mode="bicubic", align_corners=False)
+        torch.testing.assert_close(embeddings.positions(4, 6), wanted.flatten(2).transpose(1, 2))
+    bigger = draw_images(height=16, width=24)["pixel_values"]
+    assert model(bigger).logits.shape == (3, 5)
+    with pytest.raises(ValueError, match="16 x 24 pixels, but the model's positions are for 8 x 12"):
+        model(bigger, interpolate_pos_encoding=False)
+
+
+def test_the_divisor_follows_the_image_size():
+    # equal scores everywhere: every weight is relu(z)/L, so that a row sums to relu(z) whatever L is
+    model = build_model("relu-vit", "vision")
+    layer = model.vit.layers[0].self_attn
+    with torch.no_grad():
+        for projection in (layer.q_proj, layer.k_proj):
+            projection.weight.zero_()
+            projection.bias.fill_(1.0)
+    for height, width, patches in ((8, 12, 6), (16, 24, 24), (4, 4, 1)):
+        weights = model(draw_images(height=height, width=width)["pixel_values"], output_attentions=True).attentions[0]
+        assert weights.shape[-1] == patches
+        torch.testing.assert_close(weights, torch.full_like(weights, math.sqrt(8) / patches))
+
+
+def test_gradients_reach_learned_positions_through_interpolation():
+    model = build_model("relu-vit", "vision").train()
+    model(**draw_images(height=16, width=24)).loss.backward()
+    assert model.vit.embeddings.position_embeddings.grad.abs().min() > 0
+
+
+def test_initialisation_is_that_of_big_vision():
+    fields = {"hidden_size": 128, "intermediate_size": 256, "image_size": 64, "patch_size": 8, "num_labels": 7}
+    fields |= {"representation_size": 300, "head_bias_init": -10.0}
+    config = vision_config("relu-vit", **{**TINY_VISION, **fields})
+    config.attention = {"preset": "relu-vit", "output_gate": "silu"}
+    model = AutoModelForImageClassification.from_config(config)
+    spreads = {
+        **{f"{name}_proj.weight": (2 / 256) ** 0.5 for name in ("q", "k", "v", "out", "gate")},  # each map by itself
+        "fc1.weight": (2 / 384) ** 0.5,
+        "fc2.weight": (2 / 384) ** 0.5,
+        "projection.weight": (3 * 64) ** -0.5,
+        "representation.weight": 128**-0.5,
+        "position_embeddings": 128**-0.5,
+        "probe": (2 / 129) ** 0.5,
+    }
+    for name, spread in spreads.items():
+        weights = torch.cat([p.flatten() for key, p in model.named_parameters() if key.endswith(name)])
+        assert weights.std().item() == pytest.approx(spread, rel=0.03 if "." in name else 0.15), name
+    biases = torch.cat([p for key, p in model.named_parameters() if key.endswith("fc1.bias")])
+    assert biases.std().item() == pytest.approx(1e-6, rel=0.15)
+    assert model.classifier.weight.count_nonzero() == 0
+    assert (model.classifier.bias == -10).all()
+    bound = 2 / 0.87962566103423978 * (3 * 64) ** -0.5
+    assert model.vit.embeddings.projection.weight.abs().max() <= bound
+    normal = AutoModelForImageClassification.from_config(
+        vision_config("relu-vit", **{**TINY_VISION, **fields}, initialization="normal")
+    )
+    for weights in (normal.classifier.weight, normal.vit.layers[0].self_attn.q_proj.weight):
+        assert weights.std().item() == pytest.approx(0.02, rel=0.15)
+    assert (normal.classifier.bias == -10).all()
+
+
+@all_presets
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_training_starts_with_gradients_of_a_usable_size(preset, pooling):
+    """From the initial values themselves: `build_model` moves parameters off them."""
+    torch.manual_seed(0)
+    config = vision_config(preset, **{**TINY_VISION, "pooling": pooling}, initialization="big_vision")
+    model = AutoModelForImageClassification.from_config(config).train()
+    with torch.no_grad():
+        model.classifier.weight.normal_(std=0.02)  # as after a few updates; it starts from 0
+    pixels = draw_images()["pixel_values"]
+    weights = model(pixels, output_attentions=True).attentions[0]
+    assert (weights[:, :, 0] != 0).any()  # the class token attends to something
+    model(**draw_images()).loss.backward()
+    assert torch.stack([p.grad.norm() for p in model.parameters()]).norm() < 100
+
+
+def test_residual_stream_stays_in_single_precision_under_autocast():
+    model = build_model("relu-vit", "vision", pooling="cls")
+    entering = []
+    model.vit.layers[1].register_forward_pre_hook(lambda module, inputs: entering.append(inputs[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_of(model)
+    logits_of(model.bfloat16())
+    assert entering == [torch.float32, torch.bfloat16]
+
+
+def test_dropped_paths_are_whole_and_keep_the_mean():
+    branch = torch.ones(4000, 2, 3, dtype=torch.bfloat16)
+    dropped = drop_path(branch, 0.2)
+    assert dropped.dtype == branch.dtype
+    rows = dropped.flatten(1)
+    assert ((rows == 0).all(1) | (rows == rows.max()).all(1)).all()
+    assert (rows[:, 0] == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
+    assert rows.float().mean().item() == pytest.approx(1, abs=0.05)
+
+
+def test_stochastic_depth_rises_with_the_layers_and_is_off_in_evaluation():
+    model = build_model("relu-vit", "vision", drop_path_rate=0.5)
+    assert [layer.drop_path_rate for layer in model.vit.layers] == [0.0, 0.25, 0.5]
+    torch.testing.assert_close(logits_of(model), logits_of(build_model("relu-vit", "vision")))
+    assert not torch.allclose(logits_of(model.train()), logits_of(model.eval()))
+    assert build_model("relu-vit", "vision", num_hidden_layers=1, drop_path_rate=0.5).vit.layers[0].drop_path_rate == 0
+
+
+def test_every_dropout_is_read():
+    still = build_model("relu-vit", "vision").train()
+    torch.testing.assert_close(logits_of(still), logits_of(build_model("relu-vit", "vision")))
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"):
+        model = build_model("relu-vit", "vision", **{name: 0.3}).train()
+        assert not torch.allclose(logits_of(model), logits_of(still)), name
+        torch.testing.assert_close(logits_of(model.eval()), logits_of(still))
+
+
+def test_classes_and_soft_targets_give_the_same_loss():
+    model, batch = build_model("relu-vit", "vision", label_smoothing=0.2), draw_images()
+    soft = functional.one_hot(batch["labels"], 5).float()
+    for training in (False, True):
+        model.train(training)
+        output = model(**batch)
+        torch.testing.assert_close(model(batch["pixel_values"], labels=soft).loss, output.loss)
+        smoothing = 0.2 if training else 0.0
+        targets = soft * (1 - smoothing) + smoothing / 5
+        torch.testing.assert_close(output.loss, -(targets * output.logits.log_softmax(-1)).sum(1).mean())
+    mixed = 0.7 * soft + 0.3 * soft.roll(1, 0)
+    parts = [model.eval()(batch["pixel_values"], labels=part).loss for part in (soft, soft.roll(1, 0))]
+    torch.testing.assert_close(model(batch["pixel_values"], labels=mixed).loss, 0.7 * parts[0] + 0.3 * parts[1])
+
+
+def test_sigmoid_loss_sums_over_classes():
+    fields = {"problem_type": "multi_label_classification", "label_smoothing": 0.1}
+    model, batch = build_model("relu-vit", "vision", **fields), draw_images()
+    several = torch.tensor([[1.0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 1]])
+    for training in (False, True):
+        output = model.train(training)(batch["pixel_values"], labels=several)
+        targets = several * 0.9 + 0.1 / 5 if training else several
+        p = output.logits.double().sigmoid()
+        expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(1).mean()
+        torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-5)
+    one_class = model.eval()(**batch).loss
+    torch.testing.assert_close(
+        one_class, model(batch["pixel_values"], labels=functional.one_hot(batch["labels"], 5)).loss
+    )
+
+
+@pytest.mark.parametrize("fields", [{"qkv_bias": False}, {"ffn_bias": False}])
+def test_maps_without_bias(fields):
+    model = build_model("relu-vit", "vision", **fields)
+    names = {"qkv_bias": ("q_proj", "k_proj", "v_proj", "out_proj"), "ffn_bias": ("fc1", "fc2")}[next(iter(fields))]
+    assert not [key for key in model.state_dict() if key.endswith(tuple(f"{name}.bias" for name in names))]
+
+
+def test_statistics_count_every_row_of_every_module():
+    model = build_model("relu-vit", "vision").train()
+    rows = model.vit(draw_images()["pixel_values"]).attention_statistics[-1]
+    assert rows == 3 * 2 * 3 * 6 + 3 * 2 * 1  # images x heads x (layers x tokens + the query of the pooling)
+
+
+def test_regularizer_sends_its_gradient():
+    weights = {"normalization_loss_weight": 0.3, "entropy_loss_weight": 0.2}
+    model = build_model("reluformer", "vision", **weights).train()
+    output = model(**draw_images())
+    plain = functional.cross_entropy(output.logits, draw_images()["labels"])
+    query = model.vit.layers[1].self_attn.q_proj.weight
+    whole, part = (torch.autograd.grad(loss, query, retain_graph=True)[0] for loss in (output.loss, plain))
+    regularizer = torch.autograd.grad(output.regularization_loss, query)[0]
+    assert regularizer.abs().max() > 0
+    torch.testing.assert_close(whole, part + regularizer)
+
+
+def test_one_class_is_refused_where_nothing_could_be_learned():
+    model = build_model("relu-vit", "vision", num_labels=1)
+    with pytest.raises(ValueError, match=r"num_labels is 1, but softmax needs 2 or more"):
+        model(draw_images()["pixel_values"], labels=torch.zeros(3, dtype=torch.long))
+    fields = {"num_labels": 1, "problem_type": "multi_label_classification"}
+    assert build_model("relu-vit", "vision", **fields)(draw_images()["pixel_values"], labels=torch.ones(3, 1)).loss > 0
+
+
+def test_bad_inputs_are_named():
+    model = build_model("relu-vit", "vision")
+    with pytest.raises(ValueError, match=r"pixel_values is \[3, 1, 8, 12\], but must be \[batch, 3, height, width\]"):
+        model(torch.zeros(3, 1, 8, 12))
+    with pytest.raises(ValueError, match=r"pixel_values is \[3, 8, 12\]"):
+        model(torch.zeros(3, 8, 12))
+    with pytest.raises(ValueError, match=r"9 x 12 pixels, but height and width must be multiples of patch_size \(4\)"):
+        model(torch.zeros(1, 3, 9, 12))
+    with pytest.raises(ValueError, match=r"labels is torch.float32 \[3\], but must be integers \[3\] or floats"):
+        model(draw_images()["pixel_values"], labels=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"labels is torch.int64 \[2\], .* \[3\] or floats \[3, 5\]"):
+        model(draw_images()["pixel_values"], labels=torch.zeros(2, dtype=torch.long))
+
+
+def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_returned():
+    model = build_model("relu-vit", "vision", pooling="mean")
+    pixels = draw_images()["pixel_values"]
+    output = model.vit(pixels, output_hidden_states=True)
+    torch.testing.assert_close(output.hidden_states[0], model.vit.embeddings(pixels))
+    torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)
+    torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean(1))
+    assert isinstance(model.vit(pixels, return_dict=False), tuple)
+
+
+def test_backbone_of_a_classifier_opens_alone(tmp_path):
+    model = build_model("rela-g", "vision")
+    model.save_pretrained(tmp_path)
+    pixels = draw_images()["pixel_values"]
+    torch.testing.assert_close(
+        AutoModel.from_pretrained(tmp_path)(pixels).pooler_output, model.vit(pixels).pooler_output
+    )
+
+
+def test_new_head_for_other_classes(tmp_path):
+    build_model("relu-vit", "vision").save_pretrained(tmp_path)
+    model = AutoModelForImageClassification.from_pretrained(tmp_path, num_labels=3, ignore_mismatched_sizes=True)
+    assert model(draw_images()["pixel_values"]).logits.shape == (3, 3)
+    assert model.classifier.weight.count_nonzero() == 0  # as big_vision starts one
+
+
+class LogitsOnly(nn.Module):
+    """What `torch.export` is asked for: a tensor in, a tensor out."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values):
+        return self.model(pixel_values).logits
+
+
+@pytest.mark.parametrize("preset", ["softmax", "relu-vit", "rela-g", "qknorm"])
+def test_exports_with_dynamic_batch(preset):
+    model = LogitsOnly(build_model(preset, "vision")).eval()
+    rows = {0: torch.export.Dim("batch", min=2, max=30)}
+    program = torch.export.export(model, (draw_images()["pixel_values"],), dynamic_shapes=(rows,), strict=False)
+    pixels = draw_images(rows=7)["pixel_values"]
+    torch.testing.assert_close(program.module()(pixels), model(pixels))

@@ -1,0 +1,140 @@
+"""Gated RMSNorm, ScaleNorm, unit length and the table of residual norms against their naive forms."""
+
+import math
+
+import pytest
+import torch
+from reluformers.configuration.configuration_seq2seq import QKNormConfig
+from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
+from reluformers.modeling.normalization import GatedRMSNorm, ScaleNorm, build_norm, unit_length
+
+import reference
+
+WIDTH = 5
+NAIVE = {
+    "gated_rms_norm": lambda x, p, eps: reference.gated_rms_norm(x, p["weight"], p["gate"], eps),
+    "rms_norm": lambda x, p, eps: reference.rms_norm(x, p["weight"], eps),
+    "layer_norm": lambda x, p, eps: reference.layer_norm(x, p["weight"], p["bias"], eps),
+    "scale_norm": lambda x, p, eps: reference.scale_norm(x, p["weight"], eps),
+}
+
+
+def build(name, eps, dtype=torch.float64):
+    module = GatedRMSNorm(WIDTH, eps) if name == "gated_rms_norm" else build_norm(name, WIDTH, eps)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module.to(dtype)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+@pytest.mark.parametrize("name", NAIVE)
+def test_values_and_gradients_are_those_of_the_formula(name, eps):
+    module = build(name, eps)
+    hidden = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
+    parameters = dict(module.named_parameters())
+    output, expected = module(hidden), NAIVE[name](hidden, parameters, eps)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
+    direction, inputs = torch.randn_like(output), (hidden, *parameters.values())
+    for actual, wanted in zip(
+        torch.autograd.grad(output, inputs, direction), torch.autograd.grad(expected, inputs, direction), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", NAIVE)
+def test_low_precision_stays_near_and_keeps_its_type(name, dtype):
+    module = build(name, 1e-5, dtype)
+    hidden = torch.randn(33, WIDTH).to(dtype)
+    output = module(hidden)
+    assert output.dtype == dtype
+    expected = NAIVE[name](hidden.double(), {k: v.double() for k, v in module.named_parameters()}, 1e-5)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["gated_rms_norm", "rms_norm", "scale_norm"])
+def test_zero_vector_stays_zero_with_finite_gradients(name, dtype):
+    # the gradient at 0 is g/√ε, or g/ε with ScaleNorm: ε is large enough for it to fit into fp16
+    module = build(name, 1e-3 if name == "scale_norm" else 1e-8, dtype)
+    hidden = torch.zeros(1, WIDTH, dtype=dtype, requires_grad=True)
+    output = module(hidden)
+    assert not output.any()
+    output.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (hidden, *module.parameters()))
+
+
+def test_gated_rms_norm_by_hand():
+    # o = (3, 4): RMS = √((9 + 16)/2) = √12.5; gate σ(w ⊙ o) = (σ(3), σ(−2)); gain (1, 2)
+    module = GatedRMSNorm(2, eps=1e-8).double()
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([1.0, 2.0]))
+        module.gate.copy_(torch.tensor([1.0, -0.5]))
+    output = module(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    rms = math.sqrt(12.5 + 1e-8)
+    expected = [3 / rms / (1 + math.exp(-3)), 2 * 4 / rms / (1 + math.exp(2))]
+    assert output.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_scale_norm_by_hand():
+    # g starts at √d, so ‖y‖ = √d: (3, 4) becomes √2 · (0.6, 0.8)
+    output = ScaleNorm(2)(torch.tensor([3.0, 4.0]))
+    assert output.tolist() == pytest.approx([0.6 * math.sqrt(2), 0.8 * math.sqrt(2)])
+    # below ε the vector is divided by ε: √2 · 3e-7 / 1e-5
+    output = ScaleNorm(2, eps=1e-5)(torch.tensor([3e-7, 0.0], dtype=torch.float64))
+    assert output.tolist() == pytest.approx([0.03 * math.sqrt(2), 0], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_unit_length(dtype):
+    states = torch.tensor([[3.0, 4.0], [-300.0, 400.0], [3e-4, 4e-4], [0.0, 0.0]], dtype=dtype, requires_grad=True)
+    output = unit_length(states)
+    assert output.dtype == dtype
+    expected = torch.tensor([[0.6, 0.8], [-0.6, 0.8], [0.6, 0.8], [0.0, 0.0]], dtype=dtype)
+    torch.testing.assert_close(output, expected, rtol=2e-2 if dtype.itemsize == 2 else 1e-6, atol=0)
+    gradient = torch.autograd.grad(output.sum(), states)[0]
+    assert gradient[:3].isfinite().all()
+    assert gradient.isfinite().all() or dtype == torch.float16  # 1/ε = 10¹² at 0 does not fit
+
+
+def test_unknown_norm_names_what_is_allowed():
+    with pytest.raises(ValueError, match=r"'batch_norm'.*'scale_norm'"):
+        build_norm("batch_norm", WIDTH, 1e-5)
+
+
+def tiny_fix_norm_model():
+    config = QKNormConfig(
+        **{"vocab_size": 11, "d_model": 6, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
+        **{"decoder_attention_heads": 2, "encoder_ffn_dim": 4, "decoder_ffn_dim": 4, "scale_embedding": True},
+    )
+    return QKNormForConditionalGeneration(config).double().eval()
+
+
+def test_fix_norm_by_hand():
+    # rows (3, 4, 0 …) and (0, 0, 5 …) enter as √6 · (0.6, 0.8, 0 …) and √6 · (0, 0, 1 …)
+    model = tiny_fix_norm_model()
+    encoder = model.model.encoder
+    with torch.no_grad():
+        encoder.embed_tokens.weight[4:6] = torch.tensor([[3.0, 4, 0, 0, 0, 0], [0.0, 0, 5, 0, 0, 0]])
+    positions = torch.arange(2)[None]
+    states = encoder.embed(torch.tensor([[4, 5]]), None, positions) - encoder.embed_positions(positions)
+    root = math.sqrt(6)
+    assert states[0, 0].tolist() == pytest.approx([0.6 * root, 0.8 * root, 0, 0, 0, 0], abs=1e-7)
+    assert states[0, 1].tolist() == pytest.approx([0, 0, root, 0, 0, 0], abs=1e-7)
+
+
+def test_fix_norm_is_in_the_output_layer_too():
+    model = tiny_fix_norm_model()
+    torch.nn.init.normal_(model.lm_head.bias)
+    hidden = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    weight = model.model.decoder.embed_tokens.weight
+    logits = model.lm_head(hidden)
+    expected = hidden @ reference.fix_norm(weight).T + model.lm_head.bias
+    torch.testing.assert_close(logits, expected)
+    direction = torch.randn_like(logits)
+    for inputs in (hidden, weight):
+        gradient, wanted = (
+            torch.autograd.grad(out, inputs, direction, retain_graph=True)[0] for out in (logits, expected)
+        )
+        torch.testing.assert_close(gradient, wanted)

@@ -1,0 +1,267 @@
+"""The repository's own translation pipeline: batches, lengths, alignments and what it refuses."""
+
+import json
+import logging
+from itertools import accumulate
+
+import pytest
+import torch
+from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source
+from transformers import AutoTokenizer
+
+from builders.clean_processes import run_clean
+from builders.models import build_model
+from reluformers import TranslationPipeline
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+
+LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
+TEXTS = ["old dog", "one two three four five", "big cat sees tree"]
+LIMIT = 32  # positions of the tiny models
+WRITING = {"min_new_tokens": 4, "suppress_tokens": [0, 1, 3]}  # real words and not special tokens
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+
+
+def make_pipeline(tokenizer, preset: str = "reluformer", **overrides) -> TranslationPipeline:
+    model = build_model(preset, vocab_size=len(tokenizer), **overrides)
+    model.generation_config.max_new_tokens = 12
+    return TranslationPipeline(model, tokenizer, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pipe(tokenizer):
+    return make_pipeline(tokenizer)
+
+
+def assert_equal_answers(ones: list[dict], others: list[dict]) -> None:
+    """Up to the rounding of the weights, which follows from the shapes that are computed at a time."""
+    for one, other in zip(ones, others, strict=True):
+        assert one["translation_text"] == other["translation_text"]
+        pairs = list(zip(one["alignments"], other["alignments"], strict=True))
+        assert [link | {"weight": 0} for link, _ in pairs] == [link | {"weight": 0} for _, link in pairs]
+        assert [link["weight"] for link, _ in pairs] == pytest.approx([link["weight"] for _, link in pairs], abs=1e-5)
+
+
+def test_translation_is_that_of_generate(pipe, tokenizer):
+    for options in ({}, {"num_beams": 3, "max_new_tokens": 5}):
+        tokens = pipe.model.generate(**tokenizer(TEXTS[1], return_tensors="pt"), **options)
+        expected = [{"translation_text": tokenizer.decode(tokens[0], skip_special_tokens=True)}]
+        assert pipe(TEXTS[1], **options) == expected
+
+
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_batches_give_what_single_texts_give(tokenizer, padding_side):
+    pipe = make_pipeline(tokenizer)
+    single = [pipe(text, num_beams=2, return_alignments=True)[0] for text in TEXTS]
+    tokenizer.padding_side = padding_side
+    batched = pipe(TEXTS, num_beams=2, return_alignments=True, batch_size=2)
+    tokenizer.padding_side = "right"
+    assert_equal_answers(single, batched)
+
+
+def test_shapes_of_answers(pipe):
+    assert [set(record) for record in pipe(TEXTS[:1])] == [{"translation_text"}]
+    several = pipe(TEXTS[0], num_beams=3, num_return_sequences=2, return_alignments=True)
+    assert [set(record) for record in several] == [{"translation_text", "alignments"}] * 2
+    nested = pipe(TEXTS, num_beams=3, num_return_sequences=2, batch_size=3)
+    assert [len(records) for records in nested] == [2, 2, 2]
+    assert list(pipe(text for text in TEXTS)) == pipe(TEXTS) == pipe(tuple(TEXTS))
+    for iterable in (map(str, TEXTS), iter(TEXTS), dict.fromkeys(TEXTS).keys()):
+        assert list(pipe(iterable)) == pipe(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, LIMIT), ({"max_new_tokens": 4}, 4), ({"max_length": 5}, 4)],
+    ids=["default", "max_new_tokens", "max_length"],
+)
+def test_length_of_the_translation(tokenizer, options, expected):
+    """A model that never ends: by default it may write 50 tokens more than it reads, up to its positions."""
+    pipe = make_pipeline(tokenizer, tying="none", output_bias=True)
+    pipe.model.generation_config.max_new_tokens = None
+    with torch.no_grad():
+        pipe.model.lm_head.bias[pipe.model.config.eos_token_id] = -1e4
+    lengths = []
+    generate = pipe.model.generate
+    pipe.model.generate = lambda **kwargs: [lengths.append((tokens := generate(**kwargs)).shape[1] - 1), tokens][1]
+    pipe(TEXTS[0], **options)
+    assert lengths == [expected]
+
+
+def test_long_texts_are_cut_with_one_warning_for_a_call(pipe, tokenizer, caplog):
+    long = "red dog " * 40
+    cut = len(tokenizer(long)["input_ids"]) - LIMIT
+    with caplog.at_level(logging.WARNING):
+        answers = pipe([long, TEXTS[0], long], return_alignments=True)
+        several = f"2 of the texts were longer than the model can take and were cut by {2 * cut} tokens"
+        assert caplog.messages == [several]
+        assert len(answers) == 3
+        assert pipe(long)[0]["translation_text"] == answers[0]["translation_text"]
+        one = f"1 of the texts was longer than the model can take and was cut by {cut} tokens"
+        assert caplog.messages == [several, one]
+        pipe(TEXTS)
+    assert len(caplog.messages) == 2
+    with pytest.raises(ValueError, match=rf"has {LIMIT + cut} tokens, but the model takes {LIMIT}"):
+        pipe(long, truncation=False)
+
+
+def test_limit_of_the_tokenizer_counts_too(tokenizer):
+    pipe = make_pipeline(tokenizer)
+    tokenizer.model_max_length = 8
+    assert pipe.max_source_length == 8
+    tokenizer.model_max_length = 1024
+    assert pipe.max_source_length == LIMIT
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("", "the text is empty"),
+        (" \n", "the text is empty"),
+        ([], "no text to translate"),
+        (None, "got NoneType"),
+        (7, "got int"),
+        (b"old dog", "got bytes"),
+        ({"text": "old dog"}, "got dict"),
+        (["old dog", 7], "text 2 must be a string, got int"),
+        (["old dog", ["cat"]], "text 2 must be a string, got list"),
+        (["old dog", ""], "text 2 is empty"),
+        ("a \ud800", "the text is no valid text: half of a surrogate pair at character 3"),
+        (["old dog", "\udfff"], "text 2 is no valid text"),
+    ],
+)
+def test_what_is_no_text_is_refused(pipe, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(inputs)
+
+
+def test_unknown_options_are_refused(pipe):
+    with pytest.raises(ValueError, match="num_beam"):
+        pipe(TEXTS[0], num_beam=2)
+
+
+def test_words_of_a_source():
+    text = "  the\u00a0\ufb01re, dog"
+    words, places = split_source(text, [(0, 5), (6, 7), (7, 9), (9, 10), (10, 14), (0, 0)])
+    assert words == ["the", "\ufb01re,", "dog"]
+    assert places == [0, 1, 1, 1, 2, NO_WORD]
+
+
+def test_every_token_of_a_real_encoding_has_its_word(tokenizer):
+    text = "  old   dog\tsees "
+    encoding = tokenizer(text, return_offsets_mapping=True)
+    words, places = split_source(text, encoding["offset_mapping"])
+    tokens = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    spelled = ["".join(t for t, place in zip(tokens, places, strict=True) if place == number) for number in range(3)]
+    assert words == ["old", "dog", "sees"]
+    assert [spelling.replace("▁", "") for spelling in spelled] == words
+    assert places[-1] == NO_WORD
+
+
+def test_alignment_by_hand():
+    weights = torch.tensor([[0.6, 0.2, 0.2, 0.0], [0.0, 0.1, 0.1, 0.6], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    source = ["a", "b"], [0, 1, 1, NO_WORD]
+    target = ["x", "y", "z"], [0, 0, 1, 2]
+    links = align_words(weights, source, target)
+    # x: a has 0.6, b 0.2 + 0.2 + 0.1 + 0.1, the end 0.6
+    assert [link["target"] for link in links] == ["x", "y", "z"]
+    assert [link["source"] for link in links] == ["a", None, None]
+    assert [link["source_index"] for link in links] == [0, None, None]
+    assert [link["weight"] for link in links] == pytest.approx([0.6 / 1.8, 0, 0])
+
+
+def test_alignment_is_read_from_the_layer_before_the_last(pipe, tokenizer):
+    """Recomputed here from the model's own cross-attention and single tokens."""
+    (answer,) = pipe(TEXTS[1], return_alignments=True)
+    encoding = tokenizer(TEXTS[1], return_tensors="pt")
+    tokens = pipe.model.generate(**encoding)
+    with torch.no_grad():
+        outputs = pipe.model(**encoding, decoder_input_ids=tokens[:, :-1], output_attentions=True)
+    assert len(outputs.cross_attentions) == 3
+    weights = outputs.cross_attentions[1][0].mean(0)
+    source_words = TEXTS[1].split()
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
+    begins = [piece.startswith("▁") for piece in pieces[:-1]]
+    columns = [*(count - 1 for count in accumulate(begins)), len(source_words)]
+    sums = []
+    for token, row in zip(tokenizer.convert_ids_to_tokens(tokens[0, 1:]), weights, strict=True):
+        if token not in tokenizer.all_special_tokens:
+            if token.startswith("▁") or not sums:
+                sums.append(torch.zeros(len(source_words) + 1))
+            sums[-1].index_add_(0, torch.tensor(columns), row)
+    words = answer["translation_text"].split()
+    assert [link["target"] for link in answer["alignments"]] == words
+    assert len(words) > 1
+    for link, total in zip(answer["alignments"], sums, strict=True):
+        best = int(total[:-1].argmax())
+        assert (link["source_index"], link["source"]) == (best, source_words[best])
+        assert link["weight"] == pytest.approx(float(total[best] / total.sum()), abs=1e-5)
+
+
+def test_words_that_attend_to_nothing_have_no_source(tokenizer):
+    pipe = make_pipeline(tokenizer, "relu", attention={"activation": "relu", "threshold": 1e4})
+    (answer,) = pipe(TEXTS[1], return_alignments=True, **WRITING)
+    assert answer["alignments"]
+    for link in answer["alignments"]:
+        assert (link["source"], link["source_index"], link["weight"]) == (None, None, 0)
+
+
+def test_negative_weights_are_no_links(tokenizer):
+    pipe = make_pipeline(tokenizer, "softmax", attention={"activation": "leaky_relu"})
+    (answer,) = pipe(TEXTS[1], return_alignments=True, **WRITING)
+    assert len(answer["alignments"]) > 0
+    assert all(0 <= link["weight"] <= 1 for link in answer["alignments"])
+
+
+@pytest.fixture(scope="module")
+def separate_folder(tmp_path_factory, tokenizer):
+    """A saved model whose target has its own vocabulary, of other words."""
+    target = train_tokenizer(["rot grün groß", "alter Hund Katze Haus"], vocab_size=50, min_frequency=1)
+    sizes = {"vocab_size": len(tokenizer), "decoder_vocab_size": len(target), "tying": "none"}
+    folder = tmp_path_factory.mktemp("separate")
+    build_model("rela-g", **sizes).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer, target)
+    return folder
+
+
+OPEN = """
+    import json
+    from transformers import pipeline
+
+    folder, texts = sys.argv[1], sys.argv[2:]
+    by_name = pipeline("translation", model=folder, trust_remote_code=True)
+    by_config = pipeline(model=folder, trust_remote_code=True, batch_size=2, max_new_tokens=6)
+    by_config.save_pretrained("again")
+    again = pipeline(model="again", trust_remote_code=True, max_new_tokens=6)
+    try:
+        pipeline("translation", model=folder, trust_remote_code=False)
+    except ValueError as error:
+        assert "trust_remote_code" in str(error)
+    else:
+        raise SystemExit("opened without trust")
+    answers = [pipe(texts, return_alignments=True) for pipe in (by_config, again)]
+    answers.append(by_name(texts, return_alignments=True, max_new_tokens=6))
+    sys.stdout.write(json.dumps(answers))
+"""
+
+
+def test_opens_by_name_and_by_config_in_a_clean_process(separate_folder, tmp_path):
+    answers = json.loads(run_clean(OPEN, tmp_path, str(separate_folder), *TEXTS))
+    assert_equal_answers(answers[0], answers[1])
+    assert_equal_answers(answers[0], answers[2])
+    target = AutoTokenizer.from_pretrained(separate_folder, subfolder="target_tokenizer")
+    written = " ".join(answer["translation_text"] for answer in answers[0])
+    assert written.strip()
+    assert set(written) <= set("".join(target.convert_ids_to_tokens(range(len(target))))) | {" "}
+    names = [{path.name for path in place.glob("*.py")} for place in (separate_folder, tmp_path / "again")]
+    assert names[0] == names[1] >= {"handler.py", "pipeline_translation.py"}
+
+
+def test_a_missing_target_tokenizer_is_named(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    model = build_model("softmax", vocab_size=len(tokenizer), decoder_vocab_size=50, tying="none")
+    with pytest.raises(OSError, match="target_tokenizer"):
+        TranslationPipeline(model, AutoTokenizer.from_pretrained(tmp_path), device="cpu")

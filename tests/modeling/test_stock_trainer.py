@@ -1,0 +1,96 @@
+"""Our models under the stock `Seq2SeqTrainer`, as someone fine-tunes who has never heard of this library."""
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from builders.models import build_model
+from reluformers.translation.tokenization import train_tokenizer
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([" ".join(WORDS)] * 4, vocab_size=40, min_frequency=1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tokenizer):
+    lines = [" ".join(WORDS[(start + step) % 7] for step in range(3 + start % 3)) for start in range(16)]
+    return Dataset.from_dict(dict(tokenizer(lines, text_target=[line[::-1] for line in lines])))
+
+
+def make_trainer(model, tokenizer, dataset, folder, **options) -> Seq2SeqTrainer:
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        predict_with_generate=True,
+        generation_max_length=8,
+        **options,
+    )
+    return Seq2SeqTrainer(
+        model,
+        arguments,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        compute_metrics=lambda output: {"rows": len(output.predictions)},
+    )
+
+
+@pytest.mark.parametrize("preset", ["reluformer", "rela-g"])
+def test_remote_model_trains_evaluates_and_keeps_its_code(preset, tokenizer, dataset, tmp_path):
+    source = tmp_path / "source"
+    model = build_model(preset, vocab_size=len(tokenizer))
+    model.save_pretrained(source)
+    name = f"modeling_seq2seq.{type(model).__name__}"
+    remote = get_class_from_dynamic_module(name, str(source)).from_pretrained(source)
+    assert type(remote) is not type(model)
+    # what the Auto classes do when they open code from a folder
+    type(remote).register_for_auto_class("AutoModelForSeq2SeqLM")
+    type(remote.config).register_for_auto_class()
+    trainer = make_trainer(
+        remote, tokenizer, dataset, tmp_path / "run", max_steps=4, save_steps=4, learning_rate=1e-2, logging_steps=1
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    assert trainer.evaluate()["eval_rows"] == 16
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    assert (checkpoint / "attention_functions.py").is_file()
+    assert (checkpoint / "tokenizer.json").is_file()
+    assert not list(checkpoint.glob("pytorch_model*"))
+    again = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    ids = torch.tensor([dataset[0]["input_ids"]])
+    torch.testing.assert_close(again(input_ids=ids, labels=ids).loss, remote.eval()(input_ids=ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_accumulation_gives_the_loss_of_the_whole_batch(preset, tokenizer, tmp_path):
+    """Rows of one length, so that the regulariser, a mean over rows, weighs the same in every part."""
+    line = " ".join(WORDS[:4])
+    rows = Dataset.from_dict(dict(tokenizer([line] * 8, text_target=[line] * 8)))
+    logs = []
+    for size, steps in ((8, 1), (2, 4)):
+        trainer = make_trainer(
+            build_model(preset, vocab_size=len(tokenizer), **STILL),
+            tokenizer,
+            rows,
+            tmp_path / str(size),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            logging_steps=1,
+            save_strategy="no",
+        )
+        trainer.train()
+        logs.append(trainer.state.log_history[0])
+    assert logs[0]["loss"] == pytest.approx(logs[1]["loss"], rel=1e-4)
+    assert logs[0]["grad_norm"] == pytest.approx(logs[1]["grad_norm"], rel=1e-3)

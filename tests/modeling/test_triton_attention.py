@@ -1,0 +1,144 @@
+"""The Triton kernels where there is no GPU: in triton's interpreter, compiled for a GPU, and without triton."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from reluformers.modeling import triton_attention
+from reluformers.modeling.blockwise_attention import blockwise_backward, blockwise_forward
+from reluformers.modeling.rectified_attention import _passes, _uses_triton
+from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
+from torch import Tensor
+
+from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options
+
+needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
+
+
+@needs_triton
+def test_kernels_in_the_interpreter(tmp_path):
+    """Nothing but `triton_checks.py`, whose tests name what fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", Path(__file__).with_name("triton_checks.py"), *options],
+        capture_output=True,
+        text=True,
+        env={**environment, "TRITON_INTERPRET": "1"},
+        cwd=tmp_path,
+    )
+    assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
+    assert " skipped" not in process.stdout
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Tensors that say that they are on an H100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+
+    def make(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> MagicMock:
+        return MagicMock(shape=(2, 3, 4, head_dim), dtype=dtype, device=torch.device("cuda", 0))
+
+    return make
+
+
+@needs_triton
+def test_what_the_kernels_take(hopper, monkeypatch):
+    states = hopper()
+    for activation in ACTIVATIONS:
+        assert _uses_triton(states, states, activation)
+    assert not _uses_triton(states, states, "softmax")
+    assert not _uses_triton(states, hopper(65), "relu")
+    assert not _uses_triton(hopper(257), hopper(257), "relu")
+    assert not _uses_triton(hopper(dtype=torch.float64), states, "relu")
+    on_cpu = torch.empty(2, 3, 4, 64)
+    assert not _uses_triton(on_cpu, on_cpu, "relu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not _uses_triton(states, states, "relu")
+
+
+def test_without_triton_blocks_do_it(hopper, monkeypatch):
+    monkeypatch.setattr(triton_attention, "triton", None)
+    assert not _uses_triton(hopper(), hopper(), "relu")
+    assert _passes(hopper(), hopper(), "relu") == (blockwise_forward, blockwise_backward)
+
+
+class CompilingKernel:
+    """Compiles what it is called with, and runs nothing."""
+
+    def __init__(self, name: str, tile: tuple[int, int, int, int]):
+        self.kernel = triton_attention.KERNELS[name]
+        self.tile = dict(zip(("QUERIES", "KEYS", "num_warps", "num_stages"), tile, strict=True))
+
+    def __getitem__(self, grid: Callable):
+        return self.compile
+
+    def compile(self, *args, **constants) -> None:
+        self.compiled = self.kernel.warmup(*args, **constants, **self.tile, grid=(1,))
+
+
+@pytest.fixture
+def compile_for_hopper(monkeypatch, tmp_path):
+    """Function of a kernel's name, its tile, tensors and options that returns the kernel compiled for an H100."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    class Driver:
+        get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+        get_current_device = staticmethod(lambda: "H100")
+        get_current_stream = staticmethod(lambda device: 0)
+
+    monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
+
+    def compile_call(name: str, tile: tuple[int, int, int, int], states: tuple[Tensor, ...], **options):
+        kernel = CompilingKernel(name, tile)
+        monkeypatch.setattr(
+            triton_attention, "tuned_kernel", lambda case: kernel if case.name == name else MagicMock()
+        )
+        output, *row_grads, _ = triton_forward(*states[:3], **options)
+        triton_backward(output, *row_grads, *states[:3], **options)
+        return kernel.compiled
+
+    return compile_call
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize("size", TILES["forward"])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_fit_into_a_hopper(compile_for_hopper, capfd, name, size):
+    dtype, head_dim = (torch.float32, 128) if size == "float32" else (torch.bfloat16, size)
+    states = draw(1, 2, 48, 80, head_dim, dtype)
+    kernels = [
+        compile_for_hopper(name, tile, states, activation="relu", scale=0.1, causal_offset=1)
+        for tile in TILES[name][size]
+    ]
+    assert max(kernel.metadata.shared for kernel in kernels) <= 227 * 1024
+    assert kernels[-1].metadata.shared <= 99 * 1024
+    assert "serialized" not in "".join(capfd.readouterr())  # what the assembler says of products that wait
+
+
+CALLS = [
+    pytest.param(activation, dtype, marks=() if (activation, dtype) == ("relu", torch.bfloat16) else pytest.mark.slow)
+    for activation in ACTIVATIONS
+    for dtype in TOLERANCES
+]
+
+
+@needs_triton
+@pytest.mark.parametrize(("activation", "dtype"), CALLS, ids=str)
+@pytest.mark.parametrize("name", TILES)
+def test_everything_compiles(compile_for_hopper, name, activation, dtype):
+    query, key, *others = draw(2, 1, 48, 80, 40, dtype)
+    options = draw_options(query, key, dropout=0.1, seed=torch.tensor([1]))
+    tile = TILES[name]["float32" if dtype == torch.float32 else 64][-1]
+    assert compile_for_hopper(name, tile, (query, key, *others), activation=activation, **options).asm["cubin"]

@@ -1,0 +1,125 @@
+"""The Triton kernels against float64 on a GPU: real tiles, bfloat16, long sequences."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from reluformers.modeling import triton_attention
+from reluformers.modeling.rectified_attention import _uses_triton
+from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
+from torch import Tensor
+
+from builders.triton_inputs import ACTIVATIONS, SHARE, TOLERANCES, assert_near, compare, draw, draw_options
+from reluformers import rectified_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def draw_on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Tensors, and options with everything but an activation."""
+    query, key, *others = draw(*shape, dtype=dtype, device="cuda")
+    return (query, key, *others), draw_options(query, key, scale=0.5 / math.sqrt(shape[-1]))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_on_gpu(activation, dtype):
+    states, options = draw_on_gpu(2, 2, 333, 450, 64, dtype=dtype)
+    compare(states, activation=activation, **options)
+    compare(states, activation=activation, scale=options["scale"])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 80, 128, 192, 256])
+def test_head_sizes_on_gpu(head_dim, dtype):
+    states, options = draw_on_gpu(2, 2, 200, 300, head_dim, dtype=dtype)
+    compare(states, activation="relu", **options)
+
+
+@pytest.mark.parametrize("causal_offset", [None, 0, -40, 900])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (17, 1000), (1024, 1024), (129, 65), (2047, 2049)], ids=str)
+def test_lengths_on_gpu(lengths, causal_offset):
+    states, _ = draw_on_gpu(2, 3, *lengths, 64)
+    row_factors = torch.rand(1, lengths[0], device="cuda")
+    compare(states, activation="relu", scale=0.125, row_factors=row_factors, causal_offset=causal_offset)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "tile"),
+    [(name, size, tile) for name, sizes in TILES.items() for size, tiles in sizes.items() for tile in tiles],
+    ids=str,
+)
+def test_tiles_on_gpu(monkeypatch, name, size, tile):
+    from triton.runtime.errors import OutOfResources
+
+    monkeypatch.setitem(TILES[name], size, (tile,))
+    triton_attention.tuned_kernel.cache_clear()
+    dtype, head_dim = (torch.float32, 64) if size == "float32" else (torch.bfloat16, size)
+    states, options = draw_on_gpu(1, 2, 300, 400, head_dim, dtype=dtype)
+    try:
+        compare(states, activation="relu", scale=options["scale"], causal_offset=7)
+        compare(states, activation="gelu", **options)
+    except OutOfResources as error:
+        pytest.skip(f"too large for this GPU: {error}")
+    finally:
+        triton_attention.tuned_kernel.cache_clear()
+
+
+def test_tuning_on_gpu(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    states, options = draw_on_gpu(1, 2, 300, 400, 64)
+    first = compare(states, activation="relu", **options)
+    for part, again in zip(first, compare(states, activation="relu", **options), strict=True):
+        assert torch.equal(part, again)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_dropout_on_gpu(dtype):
+    (query, key, value, grad_output), options = draw_on_gpu(2, 2, 500, 64, 64, dtype=dtype)
+    seed = torch.tensor([2**40 + 7], device="cuda")
+    unit = torch.eye(64, device="cuda", dtype=dtype).expand_as(value)
+    output = triton_forward(query, key, unit, activation="sigmoid", scale=0.1, dropout=SHARE, seed=seed)[0]
+    kept = (output > 0).double() / (1 - SHARE)
+    assert abs(kept.mean() - 1) < 0.02
+    compare((query, key, value, grad_output), kept, activation="relu", dropout=SHARE, seed=seed, **options)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_rectified_attention_on_gpu(is_compiled):
+    """float64, which blocks compute, is what the kernels are held against."""
+    *states, grad_output = draw(2, 4, 300, 300, 64, torch.bfloat16, "cuda")
+    leaves = [part.requires_grad_() for part in states]
+    exact = [part.detach().double().requires_grad_() for part in states]
+    assert _uses_triton(leaves[0], leaves[2], "relu")
+    assert not _uses_triton(exact[0], exact[2], "relu")
+    options = {"is_causal": True, "length_exponent": 1.0, "threshold": torch.tensor([0.1], device="cuda")}
+    function = torch.compile(rectified_attention, fullgraph=True) if is_compiled else rectified_attention
+    output, expected = function(*leaves, **options), rectified_attention(*exact, **options)
+    assert_near(output, expected, TOLERANCES[torch.bfloat16])
+    gradients = torch.autograd.grad(output, leaves, grad_output)
+    for part, right in zip(gradients, torch.autograd.grad(expected, exact, grad_output.double()), strict=True):
+        assert_near(part, right, TOLERANCES[torch.bfloat16])
+
+
+def test_more_than_two_billion_numbers():
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("needs 60 GiB")
+    states = draw(2**14 + 1, 16, 128, 128, 64, torch.bfloat16, "cuda")
+    assert states[0].numel() > 2**31
+    options = {"activation": "relu", "scale": 0.125, "causal_offset": 0}
+    output = triton_forward(*states[:3], **options)[0]
+    gradients = triton_backward(states[3], None, None, *states[:3], **options)
+    last = tuple(part[-1:].contiguous() for part in states)
+    assert torch.equal(output[-1:], triton_forward(*last[:3], **options)[0])
+    for part, right in zip(gradients, triton_backward(last[3], None, None, *last[:3], **options), strict=True):
+        assert torch.equal(part[-1:] if part.dim() else part, right)
+
+
+def test_memory_grows_with_length():
+    states = draw(1, 1, 2**16, 2**16, 64, torch.bfloat16, "cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    triton_forward(*states[:3], activation="relu", scale=0.125, causal_offset=0)
+    triton_backward(states[3], None, None, *states[:3], activation="relu", scale=0.125, causal_offset=0)
+    assert torch.cuda.max_memory_allocated() - before < 8 * states[0].numel() * 2  # the weights are 1024 times that

@@ -1,0 +1,259 @@
+"""The Triton kernels against float64 in triton's interpreter.
+
+`test_triton_attention.py` starts this file in a process of its own, as the interpreter must be chosen before triton is
+imported (TRITON_INTERPRET=1). It cannot compute in bfloat16: that, real tiles and long sequences are left to
+`test_triton_on_gpu.py`.
+"""
+
+import math
+
+import pytest
+import torch
+from reluformers.modeling import rectified_attention as fused
+from reluformers.modeling import triton_attention
+from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from torch import Tensor
+
+import reference
+from builders.triton_inputs import (
+    ACTIVATIONS,
+    SHARE,
+    assert_near,
+    compare,
+    dense_attention,
+    draw,
+    draw_options,
+    visible_keys,
+)
+from reluformers import rectified_attention
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_everything_at_once(activation):
+    query, key, *others = draw()
+    compare((query, key, *others), activation=activation, **draw_options(query, key))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_float16(activation):
+    query, key, *others = draw(dtype=torch.float16)
+    compare((query, key, *others), activation=activation, **draw_options(query, key))
+
+
+@pytest.mark.parametrize("lengths", [(32, 48), (1, 1), (33, 5)], ids=str)
+def test_nothing_but_the_products(lengths):
+    states = draw(1, 1, *lengths)
+    compare(states, activation="sigmoid", scale=0.3, threshold=torch.tensor(0.2))
+    compare(states, activation="relu", scale=0.3, row_factors=torch.rand(1, lengths[0]))
+
+
+def test_relu_of_a_negative_scale():
+    compare(draw(1), activation="relu", scale=-0.3)
+
+
+@pytest.mark.parametrize(
+    ("query_len", "key_len", "offset"),
+    [(48, 48, 0), (40, 40, -7), (20, 50, 30), (20, 50, -30), (50, 20, 5), (33, 17, 100), (32, 64, 32), (16, 48, 31)],
+)
+def test_causal_offsets(query_len, key_len, offset):
+    states = draw(1, 1, query_len, key_len)
+    compare(states, activation="sigmoid", scale=0.3, causal_offset=offset)
+
+
+def test_null_rows_are_zero():
+    query, key, value, grad_output = draw(2, 1, 20, 20)
+    key_mask = torch.zeros(2, 20, dtype=torch.bool)
+    key_mask[1, 4:] = True
+    options = {"activation": "sigmoid", "scale": 1.0, "key_mask": key_mask, "causal_offset": 0, "statistics": "all"}
+    output, row_sums, weighted_logs, nonzeros = compare((query, key, value, grad_output), **options)
+    for part in (output, row_sums, weighted_logs, nonzeros):
+        assert (part[0] == 0).all()
+        assert (part[1, :, :4] == 0).all()
+    assert nonzeros[1, 0].tolist() == [max(i - 3, 0) for i in range(20)]
+
+
+def test_hidden_keys_are_never_read():
+    query, key, value, grad_output = draw(2, 1, 5, 40)
+    options = draw_options(query, key, activation="softplus")
+    hidden = ~options["key_mask"][:, None, :, None]
+    expected = compare((query, key, value, grad_output), **options)
+    key, value = key.masked_fill(hidden, math.nan), value.masked_fill(hidden, math.inf)
+    for part, right in zip(triton_forward(query, key, value, **options), expected, strict=True):
+        assert torch.equal(part, right)
+    del options["statistics"]
+    gradients = triton_backward(grad_output, None, None, query, key, value, **options)
+    assert all(part.isfinite().all() for part in gradients)
+
+
+def test_numbers_that_are_none_stay():
+    query, key, value, _ = draw(1, 1, 4, 4)
+    query[0, 0, 2, 0] = math.nan
+    for activation in ACTIVATIONS:
+        output = triton_forward(query, key, value, activation=activation, scale=1.0)[0]
+        assert output.isnan().all(-1).squeeze().tolist() == [False, False, True, False], activation
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 33, 80])
+def test_head_sizes(head_dim):
+    compare(draw(1, 2, 17, 18, head_dim), activation="relu", scale=0.3, causal_offset=1)
+
+
+def test_strides():
+    query, key, value, grad_output = draw(2, 2, 5, 6, 12)
+    dense = [part.contiguous() for part in (query, key, value)]
+    options = {"activation": "gelu", "scale": 0.4}
+    expected = triton_forward(*dense, **options)[0]
+    packed = torch.cat(dense[:1] * 3, -1).split(12, -1)[1]  # heads of a joined projection
+    sparse = torch.stack([dense[1], dense[1]], -1)[..., 0]  # last dimension with stride 2
+    turned = dense[2].permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    assert torch.equal(triton_forward(packed, sparse, turned, **options)[0], expected)
+    ones = torch.ones(()).expand(grad_output.shape)
+    for part, right in zip(
+        triton_backward(ones, None, None, packed, sparse, turned, **options)[:3],
+        triton_backward(ones.contiguous(), None, None, *dense, **options)[:3],
+        strict=True,
+    ):
+        assert part.transpose(1, 2).is_contiguous()
+        assert torch.equal(part, right)
+
+
+@pytest.mark.parametrize("name", ["row_sums", "weighted_logs"])
+def test_one_gradient_of_the_statistics(name):
+    query, key, value, _ = draw(1)
+    options = {"activation": "softplus", "scale": 0.5, "threshold": 0.3}
+    leaves = [part.double().requires_grad_() for part in (query, key, value)]
+    index = {"row_sums": 1, "weighted_logs": 2}[name]
+    part = dense_attention(*leaves, **options)[index]
+    grad = torch.randn(())
+    right = torch.autograd.grad((grad.double() * part).sum(), leaves[:2])
+    grads = [torch.zeros_like(query), None, None]
+    grads[index] = grad.expand(part.shape)
+    gradients = triton_backward(*grads, query, key, value, **options)
+    for actual, expected in zip(gradients, right, strict=False):
+        assert_near(actual, expected, 2e-6)
+    assert (gradients[2] == 0).all()
+
+
+def test_faint_weights_of_softplus_count():
+    query, key, value, _ = draw(1, 1, 4, 5, 2)
+    options = {"activation": "softplus", "scale": 0.0, "threshold": 30.0, "statistics": "all"}
+    _, row_sums, _, nonzeros = triton_forward(query, key, value, **options)
+    assert (nonzeros == 5).all()
+    torch.testing.assert_close(row_sums, torch.full_like(row_sums, 5 * math.exp(-30)))
+
+
+def test_agreement_with_the_naive_rows():
+    query, key, value, _ = draw(2, 2, 5, 6, 4)
+    visible = visible_keys(query, key, None, 1).expand(2, 1, 5, 6)[:, 0]
+    kwargs = {"activation": "relu", "scale": 0.4, "threshold": -0.2}
+    expected, _ = reference.attention(
+        *(part.double() for part in (query, key, value)),
+        visible,
+        length_coefficient=2.0,
+        length_exponent=0.5,
+        **kwargs,
+    )
+    row_factors = 1 / (2 * visible[:1].sum(-1).float() ** 0.5)
+    output = triton_forward(query, key, value, causal_offset=1, row_factors=row_factors, **kwargs)[0]
+    assert_near(output, expected, 2e-6)
+
+
+def draw_kept(*seeds: int) -> list[Tensor]:
+    """D of calls on 2 × 2 heads of 15 queries and 32 keys, read off the output with the unit matrix for values."""
+    query, key, value, _ = draw(2, 2, 15, 32, 32)
+    value = torch.eye(32).expand_as(value)
+    options = {"activation": "sigmoid", "scale": 0.1}
+    whole = triton_forward(query, key, value, **options)[0]
+    options["dropout"] = SHARE
+    return [triton_forward(query, key, value, seed=torch.tensor([seed]), **options)[0] / whole for seed in seeds]
+
+
+def test_dropout_leaves_its_share():
+    kept, *others = draw_kept(1, 2, 1 + 2**32)
+    is_kept = kept > 0
+    torch.testing.assert_close(kept[is_kept], torch.full_like(kept[is_kept], 1 / (1 - SHARE)))
+    assert abs(is_kept.double().mean() - (1 - SHARE)) < 0.05
+    for other in (*others, *(kept.roll(1, axis) for axis in range(4))):  # two fair draws agree in 58 %
+        assert abs((is_kept == (other > 0)).double().mean() - SHARE**2 - (1 - SHARE) ** 2) < 0.06
+
+
+def test_dropout_is_the_same_in_every_tile(monkeypatch):
+    (kept,) = draw_kept(5)
+    monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", {"QUERIES": 32, "KEYS": 16})
+    torch.testing.assert_close(draw_kept(5)[0] > 0, kept > 0)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_gradients_drop_what_the_output_dropped(everything):
+    query, key, *others = draw(2, 2, 15, 32)
+    kept = (draw_kept(7)[0] > 0).double() / (1 - SHARE)
+    options = draw_options(query, key) if everything else {"scale": 0.5}
+    compare((query, key, *others), kept, activation="relu", dropout=SHARE, seed=torch.tensor([7]), **options)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0)], ids=str)
+def test_empty_tensors(shape):
+    compare(draw(*shape), activation="sigmoid", scale=1.0, causal_offset=0, statistics="all")
+
+
+@pytest.fixture(params=["triton", "blockwise"])
+def backend(request, monkeypatch) -> str:
+    monkeypatch.setattr(fused, "_uses_triton", lambda *call: request.param == "triton")
+    return request.param
+
+
+@pytest.mark.parametrize("dropout", [0.0, SHARE])
+@pytest.mark.parametrize("activation", ["relu", "softplus"])
+def test_rectified_attention_by_the_kernels(activation, dropout, monkeypatch):
+    monkeypatch.setattr(fused, "_uses_triton", lambda *call: True)
+    leaves = [part.requires_grad_() for part in draw(2, 2, 15, 32, 32)[:3]]
+    threshold, exponent = torch.tensor([0.1], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+    mask = torch.arange(32) < torch.tensor([[32], [20]])
+
+    def attend(value):
+        torch.manual_seed(3)
+        return rectified_attention(
+            *leaves[:2],
+            value,
+            activation=activation,
+            threshold=threshold,
+            length_exponent=exponent,
+            key_padding_mask=mask,
+            is_causal=True,
+            dropout=dropout,
+            return_stats=True,
+        )
+
+    output, sums = attend(leaves[2])
+    exact = [part.detach().double().requires_grad_() for part in (*leaves, threshold, exponent)]
+    visible = visible_keys(*leaves[:2], mask, 17)
+    divisor = visible.sum(-1, keepdim=True) ** exact[4]
+    scores = exact[0] @ exact[1].mT * 32**-0.5 - exact[3]
+    weights = reference.ACTIVATIONS[activation](scores).masked_fill(~visible, 0.0) / divisor
+    kept = (attend(torch.eye(32).expand_as(leaves[2]))[0] != 0) | (weights == 0)  # the unit matrix shows the weights
+    is_dropped = ~kept[weights != 0]
+    assert abs(is_dropped.double().mean() - dropout) < 0.1
+    expected = (weights * kept / (1 - dropout)) @ exact[2]
+    assert_near(output, expected.detach(), 5e-6)
+    assert_near(sums.row_sums, weights.sum(-1).detach(), 5e-6)
+    assert_near(sums.nonzeros, (weights != 0).sum(-1), 0.0)
+    logs = torch.where(weights > 0, weights, 1.0).log()
+    assert_near(sums.weighted_logs, (weights * logs).sum(-1).detach(), 5e-6)
+    directions = [torch.randn_like(part) for part in (output, sums.row_sums, sums.weighted_logs)]
+    got = torch.autograd.grad((output, sums.row_sums, sums.weighted_logs), [*leaves, threshold, exponent], directions)
+    wanted = torch.autograd.grad(
+        (expected, weights.sum(-1), (weights * logs).sum(-1)), exact, [part.double() for part in directions]
+    )
+    for name, part, right in zip(("query", "key", "value", "threshold", "exponent"), got, wanted, strict=True):
+        assert_near(part, right, 2e-5, name)
+
+
+@pytest.mark.parametrize("statistics", ["all", "sums", "none"])
+def test_fake_tensors_are_laid_out_like_the_true_ones(backend, statistics):
+    query, key, value, grad_output = draw(2, 3, 5, 7, 8)
+    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 7) < 0.8, torch.tensor(3))
+    numbers = ("relu", 0.3, 0.0, 1, 0.25)
+    inputs = (query, key, value, *tensors, *numbers)
+    torch.library.opcheck(fused._operator, (*inputs, statistics), test_utils="test_faketensor")
+    sums = torch.rand(2, 3, 5) if statistics == "all" else None
+    torch.library.opcheck(fused._backward_operator, (grad_output, sums, None, *inputs), test_utils="test_faketensor")

@@ -1,0 +1,260 @@
+"""Averaged checkpoints: values, types, shards, files beside the weights, damaged input."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+from reluformers.errors import UserError
+from reluformers.training.averaging import average_checkpoints, last_checkpoints
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "average_checkpoints.py"
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randn(3, 4, generator=generator),
+        "half": torch.randn(5, generator=generator).bfloat16(),
+        "double": torch.randn(5, generator=generator).double(),
+        "scale": torch.randn((), generator=generator),
+        "steps": torch.tensor([seed, 2 * seed]),
+        "flags": torch.tensor([bool(seed % 2)]),
+    }
+
+
+def checkpoint(folder: Path, seed: int, shards: int = 1) -> Path:
+    """A checkpoint as the Trainer leaves it."""
+    folder.mkdir(parents=True)
+    values = list(tensors(seed).items())
+    if shards == 1:
+        save_file(dict(values), folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        files = [f"model-{number + 1:05}-of-{shards:05}.safetensors" for number in range(shards)]
+        for number, file in enumerate(files):
+            save_file(dict(values[number::shards]), folder / file, metadata={"format": "pt"})
+        names = {key: files[position % shards] for position, (key, _) in enumerate(values)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    for name in ("config.json", "generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"{name} of {seed}")
+    for name in (
+        "optimizer.pt",
+        "scheduler.pt",
+        "scaler.pt",
+        "rng_state.pth",
+        "rng_state_0.pth",
+        "trainer_state.json",
+    ):
+        (folder / name).write_text("training")
+    (folder / "training_args.bin").write_text("training")
+    return folder
+
+
+def expected_mean(seeds: list[int]) -> dict[str, torch.Tensor]:
+    rows = [tensors(seed) for seed in seeds]
+    means = {}
+    for key in ("weight", "half", "double", "scale"):
+        means[key] = torch.stack([row[key].double() for row in rows]).mean(0).to(rows[0][key].dtype)
+    return {**means, "steps": rows[-1]["steps"], "flags": rows[-1]["flags"]}
+
+
+def assert_same(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert result.keys() == expected.keys()
+    for key, value in result.items():
+        torch.testing.assert_close(value, expected[key], msg=key)
+
+
+def test_floats_are_averaged_and_integers_come_from_the_last(tmp_path):
+    folders = [checkpoint(tmp_path / f"checkpoint-{seed}", seed) for seed in (1, 2, 3)]
+    output = average_checkpoints(folders, tmp_path / "average")
+    assert_same(load_file(output / "model.safetensors"), expected_mean([1, 2, 3]))
+
+
+def test_sums_are_wider_than_bfloat16(tmp_path):
+    # in bfloat16 256 + 1 is 256, so a sum there would forget the small ones
+    values = [256.0, 1.0, 1.0, 1.0]
+    folders = []
+    for number, value in enumerate(values):
+        (tmp_path / str(number)).mkdir()
+        save_file({"w": torch.tensor([value]).bfloat16()}, tmp_path / str(number) / "model.safetensors")
+        folders.append(tmp_path / str(number))
+    average_checkpoints(folders, tmp_path / "average")
+    mean = load_file(tmp_path / "average" / "model.safetensors")["w"]
+    assert mean.dtype == torch.bfloat16
+    assert mean.item() == torch.tensor(sum(values) / 4).bfloat16().item() != 64.0
+
+
+def test_one_checkpoint_is_copied(tmp_path):
+    output = average_checkpoints([checkpoint(tmp_path / "one", 5)], tmp_path / "average")
+    assert_same(load_file(output / "model.safetensors"), tensors(5))
+
+
+@pytest.mark.parametrize("shards", [(2, 2), (1, 2), (3, 1), (2, 3)])
+def test_shards_may_differ_and_the_last_layout_is_kept(tmp_path, shards):
+    folders = [checkpoint(tmp_path / f"{seed}", seed, shards[seed]) for seed in (0, 1)]
+    output = average_checkpoints(folders, tmp_path / "average")
+    files = sorted(path.name for path in output.glob("*.safetensors"))
+    assert files == sorted(path.name for path in folders[-1].glob("*.safetensors"))
+    assert_same(
+        {key: value for file in files for key, value in load_file(output / file).items()}, expected_mean([0, 1])
+    )
+    assert (output / "model.safetensors.index.json").exists() == (shards[-1] > 1)
+
+
+def test_other_files_come_from_the_last_without_training_state(tmp_path):
+    folders = [checkpoint(tmp_path / f"{seed}", seed) for seed in (1, 2)]
+    output = average_checkpoints(folders, tmp_path / "average")
+    files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+    code = {"config.json", "generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
+    assert files == {"model.safetensors", *code}
+    for name in code:
+        assert (output / name).read_text() == f"{name} of 2"
+
+
+def test_averaged_model_with_tied_weights_opens(tmp_path):
+    config = MarianConfig(
+        vocab_size=11, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16, pad_token_id=0,
+        eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    models = [MarianMTModel(config) for _ in range(2)]
+    for number, model in enumerate(models):
+        model.save_pretrained(tmp_path / str(number))
+    average_checkpoints([tmp_path / "0", tmp_path / "1"], tmp_path / "average")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "average")
+    embeddings = [model.get_input_embeddings().weight for model in (*models, loaded)]
+    torch.testing.assert_close(embeddings[2], (embeddings[0] + embeddings[1]) / 2)
+    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
+
+
+def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path):
+    for name in ("checkpoint-900", "checkpoint-1000", "checkpoint-20", "checkpoint-best", "other", "checkpoint-1e9"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-5000").write_text("a file")
+    assert [path.name for path in last_checkpoints(tmp_path, 2)] == ["checkpoint-900", "checkpoint-1000"]
+    assert [path.name for path in last_checkpoints(tmp_path, 1)] == ["checkpoint-1000"]
+    with pytest.raises(UserError, match="holds 3 checkpoint-<step> folders, but 4"):
+        last_checkpoints(tmp_path, 4)
+    with pytest.raises(UserError, match="no such folder"):
+        last_checkpoints(tmp_path / "missing", 1)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        last_checkpoints(tmp_path, 0)
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def garbage(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 500)
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def without_tensors(folder: Path) -> None:
+    save_file({}, folder / "model.safetensors")
+
+
+def with_change(**changes):
+    def change(folder: Path) -> None:
+        kept = {key: value for key, value in {**tensors(2), **changes}.items() if value is not None}
+        save_file(kept, folder / "model.safetensors")
+
+    return change
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_short, "model.safetensors.*damaged"),
+        (empty, "model.safetensors.*damaged"),
+        (garbage, "model.safetensors.*damaged"),
+        (without_weights, "holds neither model.safetensors"),
+        (without_tensors, "model.safetensors.*no tensors"),
+        (with_change(scale=None), "model.safetensors.*'scale'"),
+        (with_change(extra=torch.ones(2)), "model.safetensors.*'extra'"),
+        (with_change(weight=torch.ones(4, 3)), r"model.safetensors: weight has shape .*\[4, 3\]"),
+        (with_change(half=torch.ones(5)), "model.safetensors: half has dtype .*F32"),
+    ],
+)
+def test_damaged_or_different_checkpoints_are_named_and_nothing_is_left(tmp_path, damage, message, place):
+    folders = [checkpoint(tmp_path / f"checkpoint-{seed}", seed) for seed in (1, 2)]
+    damage(folders[place])
+    with pytest.raises(UserError, match=message) as caught:
+        average_checkpoints(folders, tmp_path / "average")
+    assert f"checkpoint-{place + 1}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_missing_shard_and_broken_index_are_named(tmp_path):
+    folder = checkpoint(tmp_path / "a", 1, shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors.*missing"):
+        average_checkpoints([folder], tmp_path / "average")
+    for text in ("{", "{}", "[]"):
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(UserError, match=r"model.safetensors.index.json.*not an index"):
+            average_checkpoints([folder], tmp_path / "average")
+
+
+def test_output_must_be_new_and_outside_the_checkpoints(tmp_path):
+    folder = checkpoint(tmp_path / "a", 1)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    with pytest.raises(UserError, match="taken"):
+        average_checkpoints([folder], tmp_path / "taken")
+    assert (tmp_path / "taken" / "file").read_text() == "mine"
+    average_checkpoints([folder], tmp_path / "taken", overwrite=True)
+    assert not (tmp_path / "taken" / "file").exists()
+    for inside in (folder, folder / "average"):
+        with pytest.raises(UserError, match="inside"):
+            average_checkpoints([folder], inside, overwrite=True)
+    with pytest.raises(ValueError, match="no checkpoints"):
+        average_checkpoints([], tmp_path / "average")
+
+
+def test_output_must_hold_no_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    folders = [checkpoint(run / f"checkpoint-{seed}", seed) for seed in (1, 2, 3)]
+    other = checkpoint(tmp_path / "other" / "checkpoint-1", 1).parent
+    (tmp_path / "link").symlink_to(run)
+    before = sorted(tmp_path.rglob("*"))
+    for output in (run, tmp_path, tmp_path / "link", folders[0], other):
+        with pytest.raises(UserError, match="holds the checkpoint"):
+            average_checkpoints(folders[1:], output, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    average_checkpoints(folders, run / "averaged")
+    average_checkpoints(folders, run / "averaged", overwrite=True)
+
+
+def test_command_line(monkeypatch, capsys, tmp_path):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    for seed in (1, 2, 10):
+        checkpoint(tmp_path / f"checkpoint-{seed}", seed)
+    run(tmp_path, "--last", 2, "--output", tmp_path / "average")
+    assert "checkpoint-2, checkpoint-10" in capsys.readouterr().out
+    assert_same(load_file(tmp_path / "average" / "model.safetensors"), expected_mean([2, 10]))
+    with pytest.raises(SystemExit) as caught:
+        run(tmp_path, "--last", 4, "--output", tmp_path / "other")
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path}: holds 3 checkpoint-<step> folders, but 4 are to be averaged."
+    ]

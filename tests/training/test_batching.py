@@ -1,0 +1,230 @@
+"""Batches within a budget of tokens: the promises of the sampler, over random lengths and numbers of processes."""
+
+from collections import Counter
+from itertools import chain, pairwise
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from reluformers.errors import UserError
+from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
+
+
+def random_lengths(seed, rows=700):
+    random = np.random.default_rng(seed)
+    source = np.clip(random.gamma(3, 6, rows), 1, 90).astype(int)
+    target = np.clip(source * random.normal(1, 0.25, rows), 1, 90).astype(int)
+    return source, target
+
+
+def samplers(lengths, max_tokens, world_size=1, **options):
+    return [
+        TokenBudgetBatchSampler(*lengths, max_tokens, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]
+
+
+def epoch_of(sampler, epoch):
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def padded_share(lengths, batches):
+    slots = sum(len(batch) * side[batch].max() for side in lengths for batch in batches)
+    return 1 - sum(side.sum() for side in lengths) / slots
+
+
+CASES = [
+    (seed, max_tokens, world_size)
+    for seed in range(3)
+    for max_tokens in (90, 333, 4096)
+    for world_size in (1, 2, 3, 4)
+]
+
+
+@pytest.mark.parametrize(("seed", "max_tokens", "world_size"), CASES)
+@pytest.mark.parametrize("options", [{}, {"max_sentences": 5}, {"shuffle": False}], ids=str)
+def test_promises(seed, max_tokens, world_size, options):
+    lengths = random_lengths(seed)
+    group = samplers(lengths, max_tokens, world_size, seed=seed, **options)
+    compositions = []
+    for epoch in (0, 1, 7):
+        dealt = [epoch_of(sampler, epoch) for sampler in group]
+        assert {len(batches) for batches in dealt} == {len(group[0])}
+        batches = list(chain.from_iterable(dealt))
+        assert sorted(chain.from_iterable(batches)) == list(range(len(lengths[0])))
+        for batch in batches:
+            assert len(batch) * max(side[batch].max() for side in lengths) <= max_tokens
+            assert len(batch) <= options.get("max_sentences", len(batch))
+        compositions.append(
+            Counter(tuple(sorted(zip(*(side[batch] for side in lengths), strict=True))) for batch in batches)
+        )
+    assert compositions[0] == compositions[1] == compositions[2]
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    lengths = random_lengths(0)
+    first, again, other = (TokenBudgetBatchSampler(*lengths, 500, seed=seed) for seed in (3, 3, 4))
+    assert epoch_of(first, 2) == epoch_of(again, 2)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert list(first) == list(first) == list(again)
+    assert epoch_of(first, 2) != epoch_of(first, 3)
+    assert epoch_of(first, 2) != epoch_of(other, 2)
+
+
+def test_rows_of_equal_lengths_change_batches():
+    sampler = TokenBudgetBatchSampler([4] * 100, [4] * 100, 40)
+    grouping = [{frozenset(batch) for batch in epoch_of(sampler, epoch)} for epoch in (0, 1)]
+    assert len(grouping[0]) == 10
+    assert grouping[0] != grouping[1]
+
+
+def test_without_shuffling_batches_go_from_short_to_long():
+    lengths = random_lengths(1)
+    sampler = TokenBudgetBatchSampler(*lengths, 500, shuffle=False)
+    batches = epoch_of(sampler, 0)
+    longest = [max(side[batch].max() for side in lengths) for batch in batches]
+    assert longest == sorted(longest)
+    assert batches == epoch_of(sampler, 1)
+
+
+@pytest.mark.parametrize("max_tokens", [500, 4096])
+def test_batches_are_full_and_padding_is_small(max_tokens):
+    lengths = random_lengths(2, rows=20_000)
+    batches = list(TokenBudgetBatchSampler(*lengths, max_tokens))
+    random = np.array_split(np.random.default_rng(0).permutation(20_000), len(batches))
+    assert padded_share(lengths, batches) < 0.12 < 0.4 < padded_share(lengths, random)
+    costs = [len(batch) * max(side[batch].max() for side in lengths) for batch in batches]
+    assert np.mean(costs) > 0.93 * max_tokens
+
+
+def test_batches_are_as_large_as_the_budget_allows():
+    lengths = random_lengths(3)
+    batches = list(TokenBudgetBatchSampler(*lengths, 400, shuffle=False))
+    longest = np.maximum(*lengths)
+    for batch, following in pairwise(batches):
+        assert (len(batch) + 1) * max(longest[batch].max(), longest[following[0]]) > 400
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_one_batch_is_divided_among_processes(world_size):
+    group = samplers(([3] * 5, [4] * 5), 1000, world_size)
+    dealt = [list(sampler) for sampler in group]
+    assert [len(batches) for batches in dealt] == [1] * world_size
+    assert sorted(chain.from_iterable(chain.from_iterable(dealt))) == list(range(5))
+
+
+def test_impossible_batches_are_refused():
+    with pytest.raises(UserError, match=r"^row 2 has 12 tokens, more than the 10"):
+        TokenBudgetBatchSampler([3, 4, 5], [3, 12, 5], 10)
+    with pytest.raises(UserError, match="3 rows cannot be dealt to 4 processes"):
+        TokenBudgetBatchSampler([3] * 3, [3] * 3, 10, world_size=4)
+    with pytest.raises(UserError, match="3 batches of one row each"):
+        TokenBudgetBatchSampler([9] * 3, [9] * 3, 10, world_size=2)
+    with pytest.raises(UserError, match="no rows"):
+        TokenBudgetBatchSampler([], [], 10)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="got 2"):
+        TokenBudgetBatchSampler([3] * 4, [3] * 4, 10, rank=2, world_size=2)
+    with pytest.raises(ValueError, match=r"\(4,\) and \(3,\)"):
+        TokenBudgetBatchSampler([3] * 4, [3] * 3, 10)
+    with pytest.raises(ValueError, match="max_sentences"):
+        TokenBudgetBatchSampler([3] * 4, [3] * 4, 10, max_sentences=0)
+
+
+def loader_of(rows=60, world_size=1, **options):
+    lengths = random_lengths(5, rows)
+    dataset = Dataset.from_dict({"row": list(range(rows))})
+    sampler = TokenBudgetBatchSampler(*lengths, 200, seed=1, world_size=world_size)
+    return PerProcessDataLoader(dataset, sampler, lambda rows: [row["row"] for row in rows], **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_yields_the_batches_of_its_epoch(workers):
+    loader = loader_of(num_workers=workers)
+    assert len(loader) == len(loader.batch_sampler)
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        assert list(loader) == list(loader.batch_sampler)
+    loader.set_epoch(1)
+    later = list(loader)
+    loader.set_epoch(0)
+    assert later != list(loader)
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_resumed_loader_goes_on_where_it_stopped(skipped):
+    whole = epoch_of(loader_of().batch_sampler, 4)
+    rest = accelerate.skip_first_batches(loader_of(), skipped)
+    # the Trainer reaches the sampler through the skipping one
+    rest.batch_sampler.batch_sampler.set_epoch(4)
+    assert list(rest) == whole[skipped:]
+    assert len(rest) == len(whole) - skipped
+
+
+def test_accelerate_leaves_the_loader_alone():
+    loader = loader_of(world_size=2)
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+
+
+def test_loader_wants_a_length_for_each_row():
+    with pytest.raises(ValueError, match="of 2 rows, the dataset 3 rows"):
+        PerProcessDataLoader(Dataset.from_dict({"row": [0, 1, 2]}), TokenBudgetBatchSampler([1, 1], [1, 1], 5))
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "world_size"), [(20, 4, 1), (23, 4, 1), (23, 4, 2), (29, 3, 4), (3, 8, 2)]
+)
+def test_every_row_is_drawn_once_by_one_process(rows, batch_size, world_size):
+    samplers = [
+        SeededBatchSampler(rows, batch_size, seed=5, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    orders = []
+    for epoch in (0, 1, 0):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        batches = [list(sampler) for sampler in samplers]
+        assert {len(part) for part in batches} == {len(samplers[0])}
+        for together in zip(*batches, strict=True):
+            sizes = [len(draw.rows) for draw in together]
+            assert min(sizes) > 0
+            assert max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= batch_size
+        drawn = [row for part in batches for draw in part for row in draw.rows]
+        assert sorted(drawn) == list(range(rows))
+        seeds = [draw.seed for part in batches for draw in part]
+        assert len(set(seeds)) == len(seeds)
+        orders.append((drawn, seeds))
+    assert orders[0] == orders[2]
+    assert orders[0][0] != orders[1][0]
+    assert not set(orders[0][1]) & set(orders[1][1])
+
+
+def test_what_is_left_of_the_rows_can_be_dropped():
+    assert [len(draw.rows) for draw in SeededBatchSampler(11, 4)] == [4, 4, 3]
+    assert [len(draw.rows) for draw in SeededBatchSampler(11, 4, drop_last=True)] == [4, 4]
+    # one row is left for two processes
+    assert [len(draw.rows) for draw in SeededBatchSampler(9, 2, world_size=2)] == [2, 2]
+
+
+def test_processes_draw_what_one_would_draw_in_larger_batches():
+    alone = [draw.rows for draw in SeededBatchSampler(24, 6)]
+    parts = [[draw.rows for draw in SeededBatchSampler(24, 3, rank=rank, world_size=2)] for rank in range(2)]
+    assert [sorted(one + other) for one, other in zip(*parts, strict=True)] == [sorted(rows) for rows in alone]
+
+
+def test_draws_that_cannot_be_made_are_refused():
+    with pytest.raises(UserError, match="3 rows make no batch of 4 rows for each of 1 processes"):
+        SeededBatchSampler(3, 4, drop_last=True)
+    with pytest.raises(UserError, match="1 rows make no batch of 4 rows for each of 2 processes"):
+        SeededBatchSampler(1, 4, world_size=2)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        SeededBatchSampler(3, 0)
+    with pytest.raises(ValueError, match="got 2"):
+        SeededBatchSampler(9, 1, rank=2, world_size=2)

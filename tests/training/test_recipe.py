@@ -1,0 +1,313 @@
+"""Recipes: overrides, checks with helpful messages, and the recipes of the repository."""
+
+import re
+from pathlib import Path
+
+import pytest
+from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+
+from builders.translation_runs import recipe_class
+from reluformers.errors import UserError
+from reluformers.images import ImageRecipe
+from reluformers.translation import TranslationRecipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model:\n  preset: reluformer\n  d_model: 16\n"
+        "data:\n  source_lang: en\n  target_lang: de\n"
+        "training:\n  learning_rate: 1e-3\n  max_tokens: 100\n"
+    )
+    return path
+
+
+def test_values_of_the_file(recipe_file):
+    recipe = TranslationRecipe.load(recipe_file)
+    assert recipe.model == {"preset": "reluformer", "d_model": 16}
+    assert recipe.training == {"learning_rate": 0.001, "max_tokens": 100}
+    assert recipe.data.source_lang == "en"
+    assert recipe.tokenizer.shared
+    assert recipe.model_config().model_type == "reluformer"
+
+
+def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
+    recipe = TranslationRecipe.load(
+        recipe_file,
+        [
+            "model.preset=qknorm",
+            "model.attention={score: cosine, scale_length: 50}",
+            "training.learning_rate=2",
+            "training.learning_rate=5E-4",
+            "training.lr_scheduler_kwargs.factor=0.5",
+            "tokenizer.shared=false",
+            "data.train={source: a.en, target: a.de}",
+            "data.test=null",
+            "training.save_strategy=no",
+        ],
+    )
+    assert recipe.model_config().attention_for("cross").scale_length == 50
+    assert recipe.training["learning_rate"] == 0.0005
+    assert recipe.training["lr_scheduler_kwargs"] == {"factor": 0.5}
+    assert recipe.tokenizer.shared is False
+    assert recipe.data.train == {"source": "a.en", "target": "a.de"}
+    assert recipe.data.test is None
+    assert recipe.training["save_strategy"] == "no"
+
+
+def test_whole_numbers_are_floats_where_floats_are_meant(recipe_file):
+    recipe = TranslationRecipe.load(recipe_file, ["training.learning_rate=1", "training.num_train_epochs=3"])
+    assert isinstance(recipe.training["learning_rate"], float)
+    assert recipe.training["num_train_epochs"] == 3.0
+
+
+@pytest.mark.parametrize("preset", ATTENTION_PRESETS)
+def test_every_preset_is_a_model(recipe_file, preset):
+    config = TranslationRecipe.load(recipe_file, [f"model.preset={preset}"]).model_config()
+    assert {config.attention_for(site).preset_name for site in ("encoder", "decoder", "cross")} == {preset}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("modle.preset=relu", "unknown section 'modle'; the nearest allowed is 'model'"),
+        ("model.d_modell=8", "unknown key 'model.d_modell'; the nearest allowed is 'model.d_model'"),
+        ("training.max_token=8", "unknown key 'training.max_token'; the nearest allowed is 'training.max_tokens'"),
+        ("data.sourcelang=en", "unknown key 'data.sourcelang'; the nearest allowed is 'data.source_lang'"),
+        ("decoding.beams=4", "unknown key 'decoding.beams'; the nearest allowed is 'decoding.num_beams'"),
+        ("training.output_dir=x", "unknown key 'training.output_dir'"),
+        ("model.preset=relufromer", "model.preset is 'relufromer', but must be one of softmax, reluformer"),
+        ("model.vocab_size=8", "model.vocab_size follows from the tokenizer: set tokenizer.vocab_size"),
+        ("model.dropout=1.5", "dropout is 1.5, but must be a number in"),
+        ("model.attention={activation: tanh}", "activation is 'tanh', but must be one of 'softmax'"),
+        ("model.attention={temperature: 2}", "no field 'temperature'"),
+        ("training.max_tokens=many", "training.max_tokens is 'many', but must be int"),
+        ("training.seed=true", "training.seed is True, but must be int"),
+        ("training.lr_scheduler_type=cosin", "lr_scheduler_type is 'cosin', but must be one of linear, cosine"),
+        ("tokenizer.shared=maybe", "tokenizer.shared is 'maybe', but must be bool"),
+        ("tokenizer.vocab_size=1.5", "tokenizer.vocab_size is 1.5, but must be int"),
+        ("decoding.penalty=gnmt", "decoding.penalty is 'gnmt', but must be one of hf, wu"),
+        ("tokenizer.min_frequency=-1", "tokenizer.min_frequency is -1, but must be 0 or more"),
+        ("decoding.num_beams=0", "decoding.num_beams is 0, but must be 1 or more"),
+        ("decoding.max_new_tokens=0", "decoding.max_new_tokens is 0, but must be 1 or more"),
+        ("decoding.length_penalty=.nan", "decoding.length_penalty is nan, but must be finite"),
+        ("data.max_length=0", "data.max_length is 0, but must be 1 or more"),
+        ("data.train=[]", r"data.train is \[\], but must name a file or split"),
+        ("data.train=3", "data.train is 3, but must be str or list"),
+        ("training=3", "'training=3' is not of the form section.key=value"),
+        ("training.seed", "'training.seed' is not of the form section.key=value"),
+        ("training.seed.high=3", "seed is 1, so it has no keys of its own"),
+        ("training.seed=[1", r"training.seed=\[1: not valid YAML, line 1"),
+    ],
+)
+def test_a_wrong_override_is_named_in_one_line(recipe_file, override, message):
+    recipe_file.write_text(recipe_file.read_text() + "  seed: 1\n")
+    with pytest.raises(UserError, match=message) as caught:
+        TranslationRecipe.load(recipe_file, [override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", r"recipe.yaml: a recipe has sections model, tokenizer, .* holds \['a', 'b'\]"),
+        ("model: 3\n", "recipe.yaml: model is 3, but must be a section"),
+        ("model: {a: [\n", "recipe.yaml: not valid YAML"),
+        ("training:\n  seed: 1\n  seed: 2\n", "recipe.yaml: not valid YAML, line 3: 'seed' is given twice"),
+        ("model:\n  preset: [relu]\n", r"model.preset is \['relu'\]"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        TranslationRecipe.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_binary_file_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"missing\.yaml: cannot be read as a recipe"):
+        TranslationRecipe.load(tmp_path / "missing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"binary\.yaml: cannot be read as a recipe"):
+        TranslationRecipe.load(tmp_path / "binary.yaml")
+
+
+def test_an_empty_file_is_a_recipe_of_defaults(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    assert TranslationRecipe.load(tmp_path / "empty.yaml") == TranslationRecipe()
+
+
+def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
+    recipe = TranslationRecipe.load(
+        recipe_file, ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9"]
+    )
+    recipe.save(tmp_path / "saved.yaml")
+    assert TranslationRecipe.load(tmp_path / "saved.yaml") == recipe
+
+
+def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
+    recipe = TranslationRecipe.load(recipe_file, ["training.hub_token=hf_secret"])
+    recipe.save(tmp_path / "saved.yaml")
+    assert "hf_secret" not in (tmp_path / "saved.yaml").read_text()
+    assert recipe.training["hub_token"] == "hf_secret"
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0, but must be 1 or more"),
+        (
+            {"average_last": 5, "save_strategy": "no"},
+            "average_last is 5, but save_strategy 'no' leaves no checkpoints",
+        ),
+        ({"schedule": "noam", "lr_scheduler_kwargs": {"a": 1}}, "lr_scheduler_kwargs.a is no option of noam"),
+        (
+            {"metric_for_best_model": "rouge"},
+            "metric_for_best_model is 'rouge', but evaluations measure loss and bleu",
+        ),
+        ({"metric_for_best_model": "bleu", "evaluate_bleu": False}, "evaluations measure loss"),
+        ({"schedule": "cosine"}, "training: schedule is 'cosine', but must be one of noam, warmup_then_plateau"),
+        ({"max_tokens": 0}, "training: max_tokens is 0"),
+        ({"label_smoothing_factor": 0.1}, "set label_smoothing of the model instead"),
+        ({"average_last": 5, "save_total_limit": 2}, "average_last needs 5 checkpoints"),
+        (
+            {"average_last": 5, "load_best_model_at_end": True, "save_strategy": "no"},
+            "average_last and load_best_model_at_end|load_best_model_at_end",
+        ),
+    ],
+)
+def test_training_values_that_do_not_go_together(tmp_path, training, message):
+    with pytest.raises(UserError, match=message):
+        TranslationRecipe(training=training).training_arguments(tmp_path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
+    recipe = recipe_class(path).load(path)
+    recipe.training_arguments(tmp_path)
+    if isinstance(recipe, TranslationRecipe):
+        assert recipe.data.source_lang
+        assert recipe.data.target_lang
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_changes_that_a_recipe_names_are_valid(path):
+    comments = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    key = r"(?:model|tokenizer|data|augmentation|training|decoding)\.[\w.]+="
+    for quoted, plain in re.findall(rf"'({key}[^']+)'|(?<!')({key}[^\s\\]+)", comments):
+        recipe_class(path).load(path, [quoted or plain]).model_config()
+
+
+def test_the_main_comparison_differs_by_attention_alone(tmp_path):
+    path = next(path for path in RECIPES if path.stem == "multi30k_en_de")
+    own = {"attention", "normalization_loss_weight", "entropy_loss_weight", "architectures", "model_type"}
+    configs = [
+        TranslationRecipe.load(path, [f"model.preset={preset}"]).model_config().to_dict()
+        for preset in ATTENTION_PRESETS
+    ]
+    for config in configs[1:]:
+        different = {key for key in config.keys() | configs[0].keys() if config.get(key) != configs[0].get(key)}
+        assert different <= own
+
+
+def test_base_holds_where_the_recipe_says_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text("model: {preset: rela-g, d_model: 64}\ndecoding: {num_beams: 3}\n")
+    (tmp_path / "recipe.yaml").write_text("base: base.yaml\nmodel: {d_model: 32}\n")
+    recipe = TranslationRecipe.load(tmp_path / "recipe.yaml", ["decoding.num_beams=2"])
+    assert recipe.model == {"preset": "rela-g", "d_model": 32}
+    assert recipe.decoding.num_beams == 2
+    assert TranslationRecipe.load(tmp_path / "base.yaml").model["d_model"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: recipe.yaml", "is its own base"),
+        ("base: gone.yaml", r"gone\.yaml: cannot be read as a recipe"),
+        ("base: 3", "base is 3, but must be the name of a recipe"),
+    ],
+)
+def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        TranslationRecipe.load(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"size": "XL/7"}}, "model: .*size is 'XL/7', but must be one of 'Ti/4'"),
+        ({"model": {"sise": "S/16"}}, "unknown key 'model.sise'; the nearest allowed is 'model.size'"),
+        ({"model": {"num_labels": 3}}, "model.num_labels follows from the classes of the data: leave it out"),
+        ({"model": {"image_size": 30}}, "image_size is 30, but must be a multiple of patch_size"),
+        ({"augmentation": {"crop": "square"}}, "augmentation: .*crop is 'square', but must be one of"),
+        ({"augmentation": {"rand_augment": [2, 10, 3]}}, "augmentation: .*rand_augment"),
+        ({"augmentation": {"mixup": "some"}}, "augmentation.mixup is 'some', but must be float"),
+        ({"tokenizer": {}}, "unknown section 'tokenizer'"),
+        ({"training": {"max_tokens": 8}}, "unknown key 'training.max_tokens'"),
+        ({"data": {"train": []}}, r"data.train is \[\], but must name a file or split"),
+        ({"data": {"path": "x", "test": ["a.parquet"]}}, "with data.path it must be the name of a split"),
+        (
+            {"data": {"train": "a.parquet", "test": "a.parquet"}},
+            "data.test is a.parquet, which shares images with data.train, a.parquet",
+        ),
+    ],
+)
+def test_a_wrong_image_recipe_is_named_in_one_line(sections, message):
+    with pytest.raises(UserError, match=message) as caught:
+        ImageRecipe.from_dict(sections)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_image_recipe_by_size_and_fields(tmp_path):
+    recipe = ImageRecipe.from_dict(
+        {
+            "model": {"preset": "rela", "size": "S/16", "num_hidden_layers": 3},
+            "data": {"path": "folder", "validation": "train[:9]", "train": "train[9:]"},
+            "augmentation": {"rand_augment": [2, 10]},
+        }
+    )
+    config = recipe.model_config(num_labels=7)
+    assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("rela_vit", 384, 3)
+    assert recipe.data.sources() == {"train": "train[9:]", "validation": "train[:9]"}
+    recipe.save(tmp_path / "saved.yaml")
+    assert ImageRecipe.load(tmp_path / "saved.yaml") == recipe
+    assert ImageRecipe.from_dict({"data": {"path": "folder"}}).data.sources() == {"train": "train"}
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        (None, "train"),
+        (None, "train[:9]"),
+        ("train[5:]", "train"),
+        ("train[5:]", "train[:6]"),
+        ("train[10:20]", "train[19:30]"),
+        ("train[:91%]", "train[90%:]"),
+        ("train[:-5]", "train[-6:]"),
+    ],
+)
+def test_parts_that_share_images_are_refused(train, validation):
+    with pytest.raises(UserError, match=r"data.validation is train.*, which shares images with data.train"):
+        ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        (None, "validation"),
+        ("train[5:]", "train[:5]"),
+        ("train[:90%]", "train[90%:]"),
+        ("train[5:-5]", "train[-5:]"),
+        ("train[:45]", "train[-5:]"),
+        ("train[:90%]", "train[-5:]"),
+        ("train[5:]", "test[:10]"),
+        ("train[5", "train[5:]"),
+    ],
+)
+def test_parts_that_share_no_images_are_taken(train, validation):
+    ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})

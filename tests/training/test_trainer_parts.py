@@ -1,0 +1,49 @@
+"""The parts of the trainer that stand alone: padding, the meter of the log, the arguments."""
+
+import pytest
+import torch
+from transformers import DataCollatorForSeq2Seq
+
+from reluformers.training.meter import TrainingMeter
+from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
+from reluformers.translation.collation import PairCollator
+from reluformers.translation.tokenization import train_tokenizer
+
+
+def test_the_collator_equals_that_of_transformers():
+    tokenizer = train_tokenizer([["a b c d e"]], 30)
+    rows = [
+        {"input_ids": [5] * source + [2], "labels": [6] * target + [2]} for source, target in ((3, 1), (1, 4), (0, 2))
+    ]
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    expected = collator([dict(row) for row in rows])
+    batch = PairCollator(tokenizer.pad_token_id)(rows)
+    assert batch.keys() == expected.keys()
+    for name, tensor in batch.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_the_meter_counts_tokens_and_means():
+    meter = TrainingMeter(TranslationTrainer.count)
+    assert meter.summary() == {}
+    inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
+    meter.start()
+    meter.add(inputs, {"regularization_loss": torch.tensor(1.0), "null_rate": torch.tensor(0.25)})
+    meter.add(inputs, {"regularization_loss": torch.tensor(2.0), "null_rate": torch.tensor(0.75)})
+    meter.stop()
+    logs = meter.summary()
+    assert logs["regularization_loss"] == pytest.approx(1.5)
+    assert logs["null_rate"] == pytest.approx(0.5)
+    assert logs["target_tokens_per_second"] / logs["source_tokens_per_second"] == pytest.approx(1.5, rel=1e-3)
+    meter.add(inputs, {"regularization_loss": None})
+    assert "regularization_loss" not in meter.summary()
+
+
+def test_bf16_needs_no_word_about_the_cpu(tmp_path):
+    args = TranslationTrainingArguments(output_dir=str(tmp_path), bf16=True)
+    assert args.use_cpu != torch.accelerator.is_available()
+
+
+def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
+    args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
+    assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)

@@ -1,0 +1,176 @@
+"""The moving average of the weights: what it is, where it is used, and that a resumed run keeps it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from builders.image_runs import make_image_recipe, make_image_trainer, write_images
+from builders.translation_runs import make_recipe, write_pairs
+from reluformers.errors import UserError
+from reluformers.images import ImageTrainer, train_image_classification
+from reluformers.images.run import load_splits
+from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.checkpoints import checkpoint_to_resume
+from reluformers.training.weight_average import WEIGHT_AVERAGE_FILE, WeightAverage
+from reluformers.translation import train_translation
+
+DECAY = 0.7
+EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {name: write_images(folder, name, rows) for name, rows in (("train", 60), ("validation", 10))}
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A finished run of 4 updates with a checkpoint and an evaluation at each: folder, results, options."""
+    options = {"max_steps": 4, "ema_decay": DECAY, "eval_strategy": "steps", "eval_steps": 1, **EACH_STEP}
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    return folder, train_image_classification(make_image_recipe(files, **options), folder), options
+
+
+def test_the_finished_weights_are_the_average_of_all_updates(finished):
+    folder, *_ = finished
+    steps = [load_file(folder / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2, 3, 4)]
+    for name, weight in load_file(folder / "model.safetensors").items():
+        average = steps[0][name]
+        for step in steps[1:]:
+            average = DECAY * average + (1 - DECAY) * step[name]
+        torch.testing.assert_close(weight, average)
+    assert not torch.equal(weight, steps[-1][name])
+
+
+def test_training_is_the_same_without_an_average(finished, files, tmp_path):
+    folder, _, options = finished
+    train_image_classification(make_image_recipe(files, **options | {"ema_decay": None}), tmp_path / "run")
+    for name, weight in load_file(folder / "checkpoint-4" / "model.safetensors").items():
+        assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")[name], weight), name
+    assert not (tmp_path / "run" / "checkpoint-4" / WEIGHT_AVERAGE_FILE).exists()
+
+
+def test_evaluations_are_of_the_average(finished):
+    folder, results, _ = finished
+    history = json.loads((folder / "log_history.json").read_text())
+    losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
+    assert losses[-1] == results["validation_loss"]
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize("options", [{"dataloader_num_workers": 1}, {"gradient_accumulation_steps": 2, "bf16": True}])
+def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
+    recipe = make_image_recipe(
+        files,
+        model={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2},
+        augmentation={"crop": "pad", "padding": 2, "flip": True, "mixup": 0.2},
+        max_steps=-1,
+        num_train_epochs=1.5,
+        ema_decay=DECAY,
+        **EACH_STEP,
+        **options,
+    )
+    train_image_classification(recipe, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for folder in (tmp_path / "resumed").glob("checkpoint-*"):
+        if folder.name != "checkpoint-2":
+            shutil.rmtree(folder)
+    state = json.loads((tmp_path / "resumed" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert 0 < state["epoch"] < 1
+    again = train_image_classification(recipe, tmp_path / "resumed", resume="last")
+    assert again["steps"] > 3
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+def test_a_finished_run_is_not_trained_on(finished, files, tmp_path, monkeypatch):
+    folder, results, options = finished
+    shutil.copytree(folder, tmp_path / "run")
+    monkeypatch.setattr(ImageTrainer, "train", None)
+    again = train_image_classification(make_image_recipe(files, **options), tmp_path / "run", resume="last")
+    assert again == results
+    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
+        assert torch.equal(weight, load_file(folder / "model.safetensors")[name]), name
+
+
+def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, tmp_path):
+    folder, _, options = finished
+    shutil.copytree(folder / "checkpoint-3", tmp_path / "run" / "checkpoint-3")
+    options = {**options, "eval_strategy": "no"}
+    trainer = make_image_trainer(load_splits(make_image_recipe(files).data), tmp_path / "run", **options)
+    trainer.train(resume_from_checkpoint=True)
+    trainer.weight_average.replace_weights()
+    for name, weight in load_file(folder / "model.safetensors").items():
+        torch.testing.assert_close(dict(trainer.model.named_parameters())[name], weight)
+
+
+def test_a_checkpoint_without_or_with_half_an_average(finished, files, tmp_path, caplog):
+    folder, _, options = finished
+    shutil.copytree(folder, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint-4" / WEIGHT_AVERAGE_FILE
+    path.write_bytes(path.read_bytes()[:500])
+    assert checkpoint_to_resume(tmp_path / "run", "last") == tmp_path / "run" / "checkpoint-3"
+    assert f"{WEIGHT_AVERAGE_FILE}: is cut short" in caplog.text
+    path.unlink()
+    with pytest.raises(UserError, match=r"was trained without training\.ema_decay"):
+        train_image_classification(make_image_recipe(files, **options), tmp_path / "run", resume="last")
+
+
+def test_other_classes_are_no_resuming(finished, tmp_path):
+    folder, _, options = finished
+    shutil.copytree(folder, tmp_path / "run")
+    other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
+    with pytest.raises(UserError, match="checkpoint-4: its class 0 is 'dark', but 'a' in the data"):
+        train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")
+
+
+def test_translation_has_it_too(tmp_path):
+    files = {name: write_pairs(tmp_path, name, 30) for name in ("train", "validation")}
+    recipe = make_recipe(files, max_steps=3, ema_decay=DECAY, max_tokens=200, **EACH_STEP)
+    first = train_translation(recipe, tmp_path / "run")
+    steps = [load_file(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2, 3)]
+    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
+        average = DECAY * (DECAY * steps[0][name] + (1 - DECAY) * steps[1][name]) + (1 - DECAY) * steps[2][name]
+        torch.testing.assert_close(weight, average)
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    del first["training_seconds"]  # unknown of a run in several parts
+    assert train_translation(recipe, tmp_path / "run", resume="last") == first
+
+
+def test_the_average_is_applied_for_a_block_alone():
+    model = torch.nn.Linear(2, 2)
+    average = WeightAverage(model, 0.5)
+    before = model.weight.detach().clone()
+    with average.applied():  # nothing to apply yet
+        assert torch.equal(model.weight, before)
+    average.on_step_end(None, None, None)
+    with torch.no_grad():
+        model.weight += 1
+    average.on_step_end(None, None, None)
+    with average.applied():
+        torch.testing.assert_close(model.weight, before + 0.5)
+    torch.testing.assert_close(model.weight, before + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ema_decay": 1.0}, r"ema_decay is 1.0, but must be in \(0, 1\)"),
+        ({"ema_decay": 0.0}, r"ema_decay is 0.0, but must be in \(0, 1\)"),
+        ({"ema_decay": 0.9, "average_last": 2}, "average_last and ema_decay both choose the final weights"),
+        (
+            {"ema_decay": 0.9, "load_best_model_at_end": True, "save_strategy": "epoch", "eval_strategy": "epoch"},
+            "ema_decay and load_best_model_at_end both choose the final weights",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        TaskTrainingArguments(output_dir=str(tmp_path), **options)

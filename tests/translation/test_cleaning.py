@@ -1,0 +1,88 @@
+"""Cleaning: which pairs go, under which heading, and what stays."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from reluformers.errors import UserError
+from reluformers.translation.cleaning import CleaningReport, clean
+
+
+def dataset_of(rows):
+    """Make pairs from (source text, target text, source tokens, target tokens)."""
+    return Dataset.from_dict(
+        {
+            "source": [row[0] for row in rows],
+            "target": [row[1] for row in rows],
+            "input_ids": [list(range(row[2])) for row in rows],
+            "labels": [list(range(row[3])) for row in rows],
+        }
+    )
+
+
+ROWS = [
+    ("a", "b", 5, 5),
+    ("", "b", 1, 5),
+    ("a", " \t\u00a0\n", 5, 1),
+    ("a", "b", 11, 10),
+    ("a", "b", 10, 11),
+    ("a", "b", 10, 10),
+    ("a", "b", 3, 7),
+    ("a", "b", 7, 3),
+    ("a", "b", 3, 6),
+    ("", "b", 99, 1),
+    ("a", "b", 99, 1),
+]
+
+
+def test_each_reason_is_counted_once():
+    kept, report = clean(dataset_of(ROWS), max_tokens=10, max_length_ratio=2)
+    assert report == CleaningReport(
+        rows=11, kept=3, empty=3, too_long=3, length_ratio=2, max_tokens=10, max_length_ratio=2
+    )
+    assert [len(ids) for ids in kept["input_ids"]] == [5, 10, 3]
+
+
+def test_without_limits_only_the_empty_go():
+    kept, report = clean(dataset_of(ROWS))
+    assert (report.empty, report.too_long, report.length_ratio) == (3, 0, 0)
+    assert len(kept) == report.kept == 8
+
+
+def test_report_is_one_line():
+    _, report = clean(dataset_of(ROWS), max_tokens=10, max_length_ratio=2)
+    line = "kept 3 of 11 pairs; dropped 3 with an empty side, 3 over 10 tokens, 2 over length ratio 2"
+    assert str(report) == line
+    assert str(clean(dataset_of(ROWS[:1]))[1]) == "kept 1 of 1 pairs; dropped 0 with an empty side"
+
+
+def test_nothing_left_is_an_error():
+    with pytest.raises(UserError, match=r"leaves no pair: kept 0 of 2 pairs.* raise data\.max_length or "):
+        clean(dataset_of(ROWS[3:5]), max_tokens=10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_agrees_with_a_loop_over_rows(seed):
+    random = np.random.default_rng(seed)
+    rows = [(random.choice(["a", " "], p=[0.9, 0.1]), "b", *random.integers(1, 30, 2)) for _ in range(500)]
+    dataset = dataset_of(rows).shuffle(seed=seed)
+    kept, report = clean(dataset, max_tokens=25, max_length_ratio=1.5)
+    expected = [
+        row
+        for row in dataset
+        if row["source"].strip()
+        and max(len(row["input_ids"]), len(row["labels"])) <= 25
+        and max(len(row["input_ids"]), len(row["labels"])) <= 1.5 * min(len(row["input_ids"]), len(row["labels"]))
+    ]
+    assert list(kept) == expected
+    assert report.rows - report.empty - report.too_long - report.length_ratio == report.kept == len(expected)
+
+
+def test_wrong_arguments_are_named():
+    dataset = dataset_of(ROWS)
+    with pytest.raises(ValueError, match="max_length_ratio"):
+        clean(dataset, max_length_ratio=0.5)
+    with pytest.raises(ValueError, match="max_tokens"):
+        clean(dataset, max_tokens=0)
+    with pytest.raises(ValueError, match="'labels' is missing"):
+        clean(dataset.remove_columns("labels"))

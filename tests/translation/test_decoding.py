@@ -1,0 +1,365 @@
+"""Translating texts and the command line that scores a model."""
+
+import json
+import logging
+import math
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForSeq2SeqLM
+
+from reluformers import seq2seq_config
+from reluformers.errors import UserError
+from reluformers.translation.decoding import load_translation_model, translate
+from reluformers.translation.length_penalty import wu_length_penalty
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_translation.py"
+TEXTS = ["a cat", "two dogs run over the green grass", "", "a man reads", "the cat and the dog sleep"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 3, 100)
+
+
+def build(tokenizer, seed: int = 0, **fields):
+    torch.manual_seed(seed)
+    config = seq2seq_config(
+        fields.pop("preset", "softmax"), vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        **{"max_position_embeddings": 64, **fields},
+    )  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # far from uniform, so that different sources differ in translation
+            parameter.add_(torch.randn_like(parameter) * 0.7)
+    return model
+
+
+@pytest.fixture
+def model(tokenizer):
+    return build(tokenizer)
+
+
+def one_by_one(model, tokenizer, texts, **options):
+    """Each text alone, without padding."""
+    results = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        new_tokens = min(ids.shape[1] + 50, model.config.max_position_embeddings)
+        tokens = model.generate(ids, max_new_tokens=new_tokens, do_sample=False, **options)
+        results.append(tokenizer.decode(tokens[0], skip_special_tokens=True))
+    return results
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4096])
+def test_translations_are_those_of_single_texts_in_the_given_order(model, tokenizer, max_tokens):
+    # every translation ends at 24 tokens; else a short source may run on as far as the longest of its batch
+    model.config.max_position_embeddings = 24
+    expected = one_by_one(model, tokenizer, TEXTS, num_beams=3, length_penalty=0.7)
+    assert len(set(expected)) > 2
+    assert translate(model, tokenizer, TEXTS, num_beams=3, length_penalty=0.7, max_tokens=max_tokens) == expected
+
+
+def test_order_of_the_texts_does_not_matter(model, tokenizer):
+    forward = translate(model, tokenizer, TEXTS, num_beams=2, max_tokens=16)
+    assert translate(model, tokenizer, TEXTS[::-1], num_beams=2, max_tokens=16) == forward[::-1]
+
+
+def test_greedy_search_takes_no_length_penalty(model, tokenizer):
+    greedy = translate(model, tokenizer, TEXTS, num_beams=1, max_tokens=1)
+    assert greedy == one_by_one(model, tokenizer, TEXTS, num_beams=1)
+
+
+def test_wu_penalty_is_used(tokenizer):
+    differences = 0
+    for seed in range(5):
+        model = build(tokenizer, seed, max_position_embeddings=20)
+        options = {"num_beams": 3, "length_penalty": 1.0}
+        plain = translate(model, tokenizer, TEXTS, **options)
+        wu = translate(model, tokenizer, TEXTS, **options, penalty="wu")
+        with wu_length_penalty(model):
+            assert wu == one_by_one(model, tokenizer, TEXTS, **options)
+        assert plain == one_by_one(model, tokenizer, TEXTS, **options)
+        differences += wu != plain
+    assert differences > 0
+
+
+class Recorder:
+    """Keeps what a model was asked to generate from."""
+
+    def __init__(self, model):
+        self.calls, self._generate = [], model.generate
+        model.generate = self
+
+    def __call__(self, **options):
+        self.calls.append(options)
+        return self._generate(**options)
+
+
+def test_batches_keep_the_budget_and_the_rule_of_fifty_more_tokens(tokenizer):
+    model = build(tokenizer, max_position_embeddings=200)
+    recorder = Recorder(model)
+    texts = ["a " * length for length in (1, 9, 3, 30, 2, 2, 7, 1)]
+    longest = len(tokenizer(texts[3])["input_ids"])
+    translate(model, tokenizer, texts, num_beams=1, max_tokens=20, min_new_tokens=1, penalty="wu")
+    shapes = [tuple(call["input_ids"].shape) for call in recorder.calls]
+    assert shapes[0] == (1, longest)  # over the budget, so alone
+    assert all(rows * length <= 20 for rows, length in shapes[1:])
+    assert sum(rows for rows, _ in shapes) == len(texts)
+    assert len(shapes) < len(texts)
+    for call in recorder.calls:
+        assert call["max_new_tokens"] == call["input_ids"].shape[1] + 50
+        assert call["min_new_tokens"] == 1
+        assert torch.equal(call["attention_mask"].bool(), call["input_ids"] != tokenizer.pad_token_id)
+
+
+def test_long_sources_are_cut_with_one_warning(model, tokenizer, caplog):
+    recorder = Recorder(model)
+    with caplog.at_level(logging.WARNING, logger="reluformers"):
+        results = translate(model, tokenizer, ["cat " * 200, "a cat", "dog " * 100], num_beams=1)
+    assert len(results) == 3
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("reluformers")]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("2 of 3 texts have more than 64 tokens")
+    source = recorder.calls[0]["input_ids"]
+    assert source.shape[1] == recorder.calls[0]["max_new_tokens"] == 64
+    assert source[0, -1] == tokenizer.eos_token_id
+
+
+def test_two_tokenizers(tokenizer):
+    target_tokenizer = train_tokenizer(["eins zwei drei vier"] * 3, 40)
+    model = build(tokenizer, decoder_vocab_size=len(target_tokenizer), tying="none")
+    recorder = Recorder(model)
+    results = translate(model, (tokenizer, target_tokenizer), TEXTS, num_beams=1)
+    assert set("".join(results)) <= set("eins zwei drei vier")
+    sources = tokenizer.batch_decode(recorder.calls[0]["input_ids"], skip_special_tokens=True)
+    assert sorted(sources) == sorted(TEXTS)
+
+
+def test_model_can_be_trained_afterwards_and_keeps_its_mode(model, tokenizer):
+    model.train()
+    translate(model, tokenizer, TEXTS, num_beams=2, penalty="wu")
+    assert model.training
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    assert not any(name in vars(model) for name in ("_update_finished_beams", "_check_early_stop_heuristic"))
+
+
+def test_progress_counts_sentences(model, tokenizer, capsys):
+    translate(model, tokenizer, TEXTS, num_beams=1, progress=True)
+    assert "5/5" in capsys.readouterr().err
+    translate(model, tokenizer, TEXTS, num_beams=1)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("a cat", {}, "list of strings, got the string 'a cat'"),
+        ([], {}, "empty list"),
+        (["a", 3], {}, "Text 2 must be a string, got 3"),
+        (["a", None], {}, "Text 2 must be a string, got None"),
+        (["a"], {"penalty": "gnmt"}, "'gnmt' is not one of .*wu"),
+        (["a"], {"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        (["a"], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        (["a"], {"length_penalty": math.nan}, "length_penalty must be a finite number, got nan"),
+    ],
+)
+def test_bad_arguments_are_refused(model, tokenizer, texts, options, message):
+    with pytest.raises(ValueError, match=message):
+        translate(model, tokenizer, texts, **options)
+
+
+def test_tokenizer_without_end_token_is_refused_on_an_empty_text(model, tokenizer):
+    bare = type(tokenizer)(
+        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), pad_token="<pad>"
+    )
+    bare.backend_tokenizer.post_processor = None
+    with pytest.raises(ValueError, match="Text 2 has no tokens"):
+        translate(model, bare, ["a", ""])
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    """A saved model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    build(tokenizer, preset="reluformer").save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def test_loaded_model_translates_like_the_saved_one(folder, tokenizer):
+    model, tokenizers = load_translation_model(folder)
+    assert not model.training
+    expected = translate(build(tokenizer, preset="reluformer"), tokenizer, TEXTS, num_beams=2)
+    assert translate(model, tokenizers, TEXTS, num_beams=2) == expected
+
+
+def without_folder(folder):
+    shutil.rmtree(folder)
+
+
+def without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def with_truncated_weights(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def with_missing_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.encoder.layers.0.mlp.fc1.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_other_shapes(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "encoder_ffn_dim": 32}))
+
+
+def without_config(folder):
+    (folder / "config.json").unlink()
+
+
+def with_broken_config(folder):
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def without_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def with_broken_tokenizer(folder):
+    (folder / "tokenizer.json").write_text('{"version": ')
+
+
+def with_bigger_tokenizer(folder):
+    save_tokenizers(folder, train_tokenizer(["many other words that are not in the vocabulary quickly"] * 3, 200))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without_folder, "no such folder"),
+        (without_weights, "model.safetensors"),
+        (with_truncated_weights, "damaged or cut short"),
+        (with_missing_tensor, r"lack 1 tensors, for example model\.encoder\.layers\.0\.mlp\.fc1\.weight"),
+        (with_other_shapes, r"3 weights do not fit config.json, .*\[16\] instead of \[32\]"),
+        (without_config, "no config.json"),
+        (with_broken_config, "config"),
+        (without_tokenizer, "tokenizer"),
+        (with_broken_tokenizer, "tokenizer"),
+        (with_bigger_tokenizer, "model: the source tokenizer has .* tokens"),
+    ],
+)
+def test_unusable_folders_are_named_in_one_line(copy, damage, message):
+    damage(copy)
+    with pytest.raises(UserError, match=message) as caught:
+        load_translation_model(copy)
+    assert "\n" not in str(caught.value)
+    assert str(copy) in str(caught.value)
+
+
+def test_unused_weights_are_warned_about(copy, caplog):
+    tensors = load_file(copy / "model.safetensors")
+    save_file({**tensors, "extra.weight": torch.ones(1)}, copy / "model.safetensors", metadata={"format": "pt"})
+    load_translation_model(copy)
+    assert "does not use 1 of the weights, such as extra.weight" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "nothing", "./nothing"])
+def test_missing_models_are_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^{re.escape(name)}: .*no such folder"):
+        load_translation_model(name)
+
+
+@pytest.fixture
+def run_script(monkeypatch):
+    """Runs the command line in this process, which saves the imports."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    return run
+
+
+def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
+    references = ["ein cat", "zwei dogs", "x", "ein man", "the cat"]
+    lines = [
+        json.dumps({"translation": {"en": text or "a", "de": other}})
+        for text, other in zip(TEXTS, references, strict=True)
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join(lines) + "\n")
+    languages = ["--source_lang", "en", "--target_lang", "de"]
+    run_script(
+        folder, "--data", tmp_path / "test.jsonl", *languages, "--num_beams", 2, "--length_penalty", 0.6, "--penalty",
+        "wu", "--attention_report", "--output", tmp_path / "results.json", "--predictions", tmp_path / "out.txt",
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    model, tokenizers = load_translation_model(folder)
+    sources = [text or "a" for text in TEXTS]
+    expected = translate(model, tokenizers, sources, num_beams=2, length_penalty=0.6, penalty="wu")
+    assert (tmp_path / "out.txt").read_text().splitlines() == expected
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["bleu"]["score"] == sacrebleu.corpus_bleu(expected, [references]).score
+    assert results["chrf"]["score"] == sacrebleu.corpus_chrf(expected, [references]).score
+    assert results["decoding"]["penalty"] == "wu"
+    assert results["sentences"] == 5
+    assert 0 < results["attention"]["overall"]["zeros"] < 1
+    for text in (results["bleu"]["signature"], results["chrf"]["signature"], "per second", "cross", "null %"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--length_penalty", "inf"], "length_penalty must be a finite number, got inf"),
+        (["--num_beams", "0"], "num_beams must be at least 1, got 0"),
+        (["--max_tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["--min_new_tokens", "-1"], "min_new_tokens must be at least 0, got -1"),
+        (["--tokenize", "moses"], "tokenize 'moses' is not one of 13a, "),
+        (["--output", "."], "is a folder"),
+        (["--predictions", "file/out.txt"], "file/out.txt: cannot be written here"),
+        (["--output", "new/x", "--predictions", "new/../new/x"], "choose two paths"),
+    ],
+)
+def test_command_line_refuses_options_before_any_work(run_script, capsys, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    # neither model nor data are there, so that only an early check can give the message
+    with pytest.raises(SystemExit) as caught:
+        run_script("./model", "--data", "./data", "--source_lang", "en", "--target_lang", "de", *options)
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_command_line_ends_with_one_line_on_bad_input(folder, run_script, capsys, tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        run_script(folder, "--data", tmp_path / "missing.jsonl", "--source_lang", "en", "--target_lang", "de")
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "missing.jsonl" in line

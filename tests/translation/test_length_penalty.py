@@ -1,0 +1,164 @@
+"""The Wu length penalty against a naive beam search and a closed form."""
+
+import math
+
+import pytest
+import torch
+from transformers import GenerationMixin, MarianConfig, MarianMTModel
+
+from reluformers.translation.length_penalty import wu_length_penalty
+
+PAD, BOS, EOS = 0, 1, 2
+OPTIONS = {"num_beams": 3, "length_penalty": 0.6, "max_new_tokens": 8}
+
+
+def tiny_model(seed: int = 0, vocab_size: int = 7) -> MarianMTModel:
+    torch.manual_seed(seed)
+    config = MarianConfig(
+        vocab_size=vocab_size, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32, init_std=1.0,
+        pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS, forced_eos_token_id=None,
+    )  # fmt: skip
+    model = MarianMTModel(config).eval()
+    model.generation_config.forced_eos_token_id = None
+    with torch.no_grad():  # flat enough that </s> competes with longer texts
+        model.model.shared.weight.mul_(0.5)
+        model.final_logits_bias[0, EOS] = 1.0
+    return model
+
+
+def penalty(length: int, alpha: float, kind: str) -> float:
+    return ((5 + length) / 6) ** alpha if kind == "wu" else length**alpha
+
+
+def log_probs(model, source: torch.Tensor, prefix: list[int]) -> list[float]:
+    with torch.no_grad():
+        logits = model(input_ids=source, decoder_input_ids=torch.tensor([[BOS, *prefix]])).logits[0, -1]
+    return logits.float().log_softmax(-1).tolist()
+
+
+def naive_beam_search(model, source, beams, alpha, kind, max_new_tokens, never):
+    """Beam search with lists: finished hypotheses are kept aside and scored by their penalised log-probability."""
+    running, finished = [(0.0, [])], []
+    for length in range(1, max_new_tokens + 1):
+        candidates = [
+            (score + value, [*tokens, token])
+            for score, tokens in running
+            for token, value in enumerate(log_probs(model, source, tokens))
+        ]
+        candidates.sort(key=lambda item: -item[0])
+        candidates = candidates[: 2 * beams]
+        ended = [token[-1] == EOS or length == max_new_tokens for _, token in candidates]
+        finished += [
+            (score / penalty(length, alpha, kind), tokens)
+            for (score, tokens), end in zip(candidates[:beams], ended[:beams], strict=True)
+            if end
+        ]
+        finished = sorted(finished, key=lambda item: -item[0])[:beams]
+        running = [item for item, end in zip(candidates, ended, strict=True) if not end][:beams]
+        if not running:
+            break
+        best = running[0][0] / penalty(max_new_tokens if never and alpha > 0 else length, alpha, kind)
+        if len(finished) == beams and best <= finished[-1][0]:
+            break
+    return finished[0]
+
+
+def beam_search(model, source, **options):
+    return model.generate(source, do_sample=False, return_dict_in_generate=True, output_scores=True, **options)
+
+
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+@pytest.mark.parametrize("alpha", [0.6, 1.0, -0.5])
+def test_hypotheses_and_scores_are_those_of_the_wu_penalty(alpha, early_stopping):
+    different = 0
+    for seed in (1, 2, 4, 7, 10, 11):
+        model = tiny_model(seed)
+        source = torch.tensor([[4, 5, 6, 3, EOS]])
+        options = {"num_beams": 3, "length_penalty": alpha, "max_new_tokens": 8, "early_stopping": early_stopping}
+        with wu_length_penalty(model):
+            wu = beam_search(model, source, **options)
+        plain = beam_search(model, source, **options)
+        for result, kind in ((wu, "wu"), (plain, "hf")):
+            score, tokens = naive_beam_search(model, source, 3, alpha, kind, 8, early_stopping == "never")
+            assert result.sequences[0, 1:].tolist() == tokens
+            assert result.sequences_scores[0].item() == pytest.approx(score, rel=1e-4)
+        different += wu.sequences.tolist() != plain.sequences.tolist()
+    if alpha > 0:
+        assert different > 0
+
+
+def test_closed_form_case_where_the_two_penalties_disagree():
+    # tokens drawn independently, P(a) = 0.7 and P(</s>) = 0.3: len^0.6 prefers the longest text, Wu's the empty one
+    model = tiny_model(vocab_size=5)
+    with torch.no_grad():
+        model.model.shared.weight.zero_()
+        model.final_logits_bias.fill_(-1e4)
+        model.final_logits_bias[0, EOS], model.final_logits_bias[0, 4] = math.log(0.3), math.log(0.7)
+    options = {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 10, "early_stopping": "never"}
+    plain = beam_search(model, torch.tensor([[4, EOS]]), **options)
+    with wu_length_penalty(model):
+        wu = beam_search(model, torch.tensor([[4, EOS]]), **options)
+    assert plain.sequences.tolist() == [[BOS, *[4] * 10]]
+    assert wu.sequences.tolist() == [[BOS, EOS]]
+    assert plain.sequences_scores.item() == pytest.approx(10 * math.log(0.7) / 10**0.6, rel=1e-5)
+    assert wu.sequences_scores.item() == pytest.approx(math.log(0.3), rel=1e-5)
+
+
+def test_rows_of_a_batch_are_scored_alone():
+    model = tiny_model(3)
+    sources = [[4, 5, EOS], [6, EOS], [5, 5, 3, 4, EOS]]
+    padded = torch.tensor([row + [PAD] * (5 - len(row)) for row in sources])
+    with wu_length_penalty(model):
+        together = model.generate(padded, attention_mask=padded.ne(PAD), do_sample=False, **OPTIONS).tolist()
+        alone = [model.generate(torch.tensor([row]), do_sample=False, **OPTIONS)[0].tolist() for row in sources]
+    assert [row[: len(one)] for row, one in zip(together, alone, strict=True)] == alone
+
+
+def test_model_is_restored_after_the_context_an_error_and_a_nested_context():
+    model = tiny_model(2)
+    source = torch.tensor([[4, 5, EOS]])
+    plain = beam_search(model, source, **OPTIONS).sequences_scores
+    before = dict(vars(model))
+    with wu_length_penalty(model):
+        once = beam_search(model, source, **OPTIONS).sequences_scores
+        with wu_length_penalty(model):
+            twice = beam_search(model, source, **OPTIONS).sequences_scores
+        after_inner = beam_search(model, source, **OPTIONS).sequences_scores
+    assert not torch.equal(once, plain)
+    torch.testing.assert_close(once, twice, rtol=0, atol=0)
+    torch.testing.assert_close(once, after_inner, rtol=0, atol=0)
+    with pytest.raises(KeyError), wu_length_penalty(model):
+        raise KeyError("stopped")
+    assert vars(model) == before
+    torch.testing.assert_close(beam_search(model, source, **OPTIONS).sequences_scores, plain, rtol=0, atol=0)
+
+
+def test_another_model_is_not_touched():
+    model, other = tiny_model(2), tiny_model(2)
+    source = torch.tensor([[4, 5, EOS]])
+    plain = beam_search(other, source, **OPTIONS).sequences_scores
+    with wu_length_penalty(model):
+        wu = beam_search(model, source, **OPTIONS).sequences_scores
+        torch.testing.assert_close(beam_search(other, source, **OPTIONS).sequences_scores, plain, rtol=0, atol=0)
+    assert not torch.equal(wu, plain)
+    assert other._update_finished_beams.__func__ is GenerationMixin._update_finished_beams
+
+
+def test_peft_model_is_unwrapped():
+    peft = pytest.importorskip("peft")
+    source = torch.tensor([[4, 5, EOS]])
+    model = tiny_model(2)
+    with wu_length_penalty(model):
+        expected = beam_search(model, source, **OPTIONS).sequences_scores
+    adapted = peft.get_peft_model(tiny_model(2), peft.LoraConfig(r=2, target_modules=["q_proj"])).eval()
+    with wu_length_penalty(adapted):
+        scores = adapted.generate(
+            input_ids=source, do_sample=False, return_dict_in_generate=True, output_scores=True, **OPTIONS
+        ).sequences_scores
+    torch.testing.assert_close(scores, expected)
+
+
+def test_model_without_generate_is_refused():
+    with pytest.raises(ValueError, match="Linear"), wu_length_penalty(torch.nn.Linear(2, 2)):
+        pass

@@ -1,0 +1,219 @@
+"""Loading sentence pairs: every format, and one clear line for every fault."""
+
+import gzip
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reluformers.errors import UserError
+from reluformers.translation.loading import load_translation_split
+
+PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    datasets.disable_progress_bars()
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def translations(pairs=PAIRS):
+    return [{"translation": {"en": english, "de": german, "fr": "x"}} for english, german in pairs]
+
+
+def load(source, split="train", **options):
+    return load_translation_split(source, split, **{"source_lang": "en", "target_lang": "de", **options})
+
+
+def pairs_of(dataset):
+    return list(zip(dataset["source"], dataset["target"], strict=True))
+
+
+def fault(source, split="train", **options):
+    """Load what must fail and give the message, which is one line."""
+    with pytest.raises(UserError) as caught:
+        load(source, split, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(path, content):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(content), path)
+    else:
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+CSV = b'de,en\neine Katze,a cat\nein Hund,"a ""dog"""\nnull,NA\n'
+TSV = b'de\ten\neine Katze\ta cat\nein Hund\ta "dog"\nnull\tNA\n'
+FLAT_TRANSLATIONS = [{"translation": {"en": english, "de": german}} for english, german in PAIRS]
+FLAT = [{"id": 1, "de": german, "en": english} for english, german in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.jsonl", jsonl(translations())),
+        ("train.jsonl.gz", jsonl(translations())),
+        ("train.json", json.dumps(translations()).encode()),
+        ("train.jsonl", jsonl(FLAT)),
+        ("train.parquet", translations()),
+        ("train.parquet", FLAT),
+        ("train.csv", CSV),
+        ("train.csv.gz", CSV),
+        ("train.tsv", TSV),
+        ("train.tsv.gz", TSV),
+    ],
+    ids=["jsonl", "jsonl.gz", "json", "jsonl-columns", "parquet", "parquet-columns", "csv", "csv.gz", "tsv", "tsv.gz"],
+)
+@pytest.mark.parametrize("form", ["file", "folder", "dict", "list"])
+def test_formats(tmp_path, name, content, form):
+    path = write(tmp_path / name, content)
+    source = {"file": path, "folder": tmp_path, "dict": {"train": path, "test": "absent"}, "list": [path]}[form]
+    dataset = load(source)
+    assert dataset.column_names == ["source", "target"]
+    assert pairs_of(dataset) == PAIRS
+
+
+def test_languages_choose_the_direction(tmp_path):
+    path = write(tmp_path / "train.jsonl", jsonl(translations()))
+    assert pairs_of(load(path, source_lang="de", target_lang="en")) == [pair[::-1] for pair in PAIRS]
+
+
+def test_split_may_be_sliced_and_named_freely(tmp_path):
+    write(tmp_path / "test-2016.jsonl", jsonl(translations()))
+    assert pairs_of(load(tmp_path, "test-2016[1:]")) == PAIRS[1:]
+
+
+def test_several_files_are_joined(tmp_path):
+    files = [write(tmp_path / f"{part}.jsonl", jsonl(translations())) for part in "ab"]
+    assert pairs_of(load({"train": files})) == PAIRS * 2
+
+
+def test_path_with_options(tmp_path):
+    write(tmp_path / "train.jsonl", jsonl(translations()))
+    assert pairs_of(load({"path": str(tmp_path), "name": None})) == PAIRS
+    assert "'config'" in fault({"path": "some/set", "config": "de-en"})
+
+
+def test_document_ids_are_kept(tmp_path):
+    # "source" is also the name of one of our own columns
+    rows = [{**row, "doc_id": f"d{index}", "source": "web"} for index, row in enumerate(translations())]
+    path = write(tmp_path / "train.jsonl", jsonl(rows))
+    assert load(path, document_column="doc_id")["document"][:] == ["d0", "d1", "d2"]
+    assert load(path, document_column="source")["document"][:] == ["web"] * 3
+    assert "'doc'" in fault(path, document_column="doc")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_parallel_text(tmp_path, ending):
+    # a lone carriage return and other breaks inside a sentence do not shift the lines
+    write(tmp_path / f"train.en{ending}", "a\r\nb\rc\u2028d\n\ne".encode())
+    write(tmp_path / f"train.de{ending}", b"A\nB\n\nE\n")
+    expected = [("a", "A"), ("b\rc\u2028d", "B"), ("", ""), ("e", "E")]
+    assert pairs_of(load(tmp_path)) == expected
+    assert pairs_of(load(tmp_path, "train[:2]")) == expected[:2]
+    files = {"source": tmp_path / f"train.de{ending}", "target": tmp_path / f"train.en{ending}"}
+    assert pairs_of(load({"dev": files}, "dev")) == [pair[::-1] for pair in expected]
+    assert pairs_of(load(files, "dev[3:]")) == [("E", "e")]
+
+
+def test_changed_parallel_text_is_read_again(tmp_path):
+    for language in ("en", "de"):
+        write(tmp_path / f"train.{language}", b"old\n")
+    assert pairs_of(load(tmp_path)) == [("old", "old")]
+    write(tmp_path / "train.en", b"brand new\n")
+    assert pairs_of(load(tmp_path)) == [("brand new", "old")]
+
+
+def test_unequal_parallel_text_names_both_counts(tmp_path):
+    write(tmp_path / "train.en", b"a\nb\nc\n")
+    write(tmp_path / "train.de", b"A\nB\n")
+    message = fault(tmp_path)
+    assert "train.en has 3 lines" in message
+    assert "train.de has 2" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("x.jsonl", b"", ["x.jsonl", "empty"]),
+        ("x.jsonl", b"\n \n", ["x.jsonl", "no rows"]),
+        ("x.csv", b"en,de\n", ["x.csv", "no rows"]),
+        ("x.jsonl", jsonl([{"translation": {"en": "a", "fr": "b"}}]), ["x.jsonl", "'de'", "found 'en', 'fr'"]),
+        ("x.jsonl", jsonl([{"english": "a", "de": "b"}]), ["x.jsonl", "'en'", "found 'english', 'de'"]),
+        ("x.jsonl", jsonl(translations([("a", "b"), ("a", None)])), ["x.jsonl", "row 2", "'de' holds None"]),
+        ("x.jsonl", jsonl([*translations(), {"other": 1}]), ["x.jsonl", "row 4", "holds None"]),
+        ("x.jsonl", jsonl(translations([("a", "b"), (5, "c")])), ["x.jsonl", "row 2", "'en' holds 5"]),
+        ("x.jsonl", jsonl(translations([(4, "b"), (5, "c")])), ["x.jsonl", "row 1", "'en' holds 4"]),
+        ("x.jsonl", jsonl(translations([("a", "b"), ("c", ["d"])])), ["x.jsonl", "row 2", "'de' holds ['d']"]),
+        ("x.jsonl", jsonl([*translations(), {"translation": "a"}]), ["x.jsonl", "row 4", "holds 'a', not a dict"]),
+        ("x.jsonl", jsonl([*FLAT_TRANSLATIONS, {"translation": {"en": "a"}}]), ["x.jsonl", "row 4", "the key 'de'"]),
+        ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *FLAT_TRANSLATIONS]), ["x.jsonl", "row 1", "the key 'en'"]),
+        ("x.jsonl", jsonl(translations()) + b'{"translation":\n', ["x.jsonl, line 4", "not JSON"]),
+        ("x.jsonl", jsonl(translations()) + b'"text"\n', ["x.jsonl, line 4", "not a JSON object"]),
+        ("x.json", b'[{"en": "a"},\n', ["x.json", "could not be read as json"]),
+        ("x.jsonl", jsonl(FLAT) + '{"de": "ü", "en": "u"}'.encode("latin-1"), ["x.jsonl, line 4", "not UTF-8"]),
+        ("x.jsonl.gz", jsonl(FLAT) + b'{"de": "\xfc", "en": "u"}', ["x.jsonl.gz, line 4", "not UTF-8"]),
+        ("x.csv", CSV + b"\xfc,u\n", ["x.csv, line 5", "not UTF-8"]),
+        ("x.csv", b"en,de\na,b,c\n", ["x.csv", "more fields than the header"]),
+        ("x.csv", b"en,de\na,b\na,b,c\n", ["x.csv", "line 3"]),
+        ("x.docx", b"text", ["x.docx", "unknown kind of file", ".jsonl"]),
+    ],
+)
+def test_faults_of_files_are_named(tmp_path, name, content, parts):
+    message = fault(write(tmp_path / name, content))
+    for part in parts:
+        assert part in message
+
+
+def test_damaged_archive_and_parquet_are_named(tmp_path):
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(jsonl(translations()) * 99)[:50])
+    assert "x.jsonl.gz: damaged gzip" in fault(str(tmp_path / "x.jsonl.gz"))
+    (tmp_path / "x.parquet").write_bytes(b"nothing of the kind")
+    assert "x.parquet: could not be read as parquet" in fault(str(tmp_path / "x.parquet"))
+
+
+def test_parquet_bytes_that_are_no_text_are_named(tmp_path):
+    raw = pa.array([b"good", b"b\xe4d"])
+    table = pa.table({"en": pa.Array.from_buffers(pa.string(), 2, raw.buffers()), "de": ["gut", "schlecht"]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert "row 2: 'en' holds bytes that are not UTF-8" in fault(str(tmp_path / "x.parquet"))
+
+
+def test_missing_places_are_named(tmp_path):
+    path = write(tmp_path / "train.jsonl", jsonl(translations()))
+    assert "absent.jsonl: no such file" in fault(str(tmp_path / "absent.jsonl"))
+    assert "there is train.jsonl" in fault(tmp_path, "dev")
+    assert "there are: train" in fault({"train": path}, "dev")
+    assert "some/where" in fault("some/where")
+    assert "both 'en'" in fault(path, target_lang="en")
+    assert "got source" in fault({"train": {"source": path}})
+    assert "different kinds" in fault([path, write(tmp_path / "b.csv", CSV)])
+    assert "different kinds" in fault([write(tmp_path / "a.tsv", TSV), str(tmp_path / "b.csv")])
+    write(tmp_path / "train.csv", CSV)
+    assert "several files" in fault(tmp_path)
+    assert "no document ids" in fault({"source": path, "target": path}, document_column="doc_id")
+
+
+def test_hub_features_of_translation_sets():
+    """Sets on the Hub declare the column as `Translation`."""
+    features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
+    rows = {"translation": [{"en": english, "de": german} for english, german in PAIRS]}
+    hub = datasets.Dataset.from_dict(rows, features=features)
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        patch.setattr(
+            "reluformers.training.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
+        )
+        dataset = load({"path": "wmt/wmt14", "name": "de-en", "revision": "abc"}, "train[:3]")
+    assert pairs_of(dataset) == PAIRS
+    assert calls == [(("wmt/wmt14",), {"split": "train[:3]", "name": "de-en", "revision": "abc"})]

@@ -1,0 +1,241 @@
+"""Tokenizers: round trip, special ids, determinism, storage, and pairs turned into ids."""
+
+import json
+import logging
+import subprocess
+import sys
+import unicodedata
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from reluformers.errors import UserError
+from reluformers.translation.tokenization import (
+    check_tokenizer_fits,
+    load_tokenizers,
+    save_tokenizers,
+    token_lengths,
+    tokenize_pairs,
+    train_tokenizer,
+)
+
+TEXTS = [
+    "The cat sat on the mat, and the dog didn't.",
+    "Die Katze saß auf der Matte, der Hund nicht.",
+    "“Où est-il?” — asked 42 people (or so) at 10:30 …",
+    "naïve café, coöperate; ﬁne ½ m², 3 × 4 = 12",
+    "snake_case e-mail@example.org 100% <s> [x] {y} a/b\\c",
+] * 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 300)
+
+
+def plain(text):
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize("text", [*TEXTS[:5], "  the \t cat\u00a0sat\n", "dog", "", " "])
+def test_round_trip(text, byte_fallback):
+    tokenizer = train_tokenizer(TEXTS, 500, byte_fallback=byte_fallback)
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == plain(text)
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_special_ids_and_inputs(tokenizer):
+    assert [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    encoded = tokenizer("the cat", text_target="der Hund")
+    assert set(encoded) == {"input_ids", "attention_mask", "labels"}
+    assert encoded["input_ids"].count(2) == encoded["labels"].count(2) == 1
+    assert train_tokenizer(TEXTS, 300, model_max_length=77).model_max_length == 77
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    ids = tokenizer("the </s> <pad> cat").input_ids
+    assert ids.count(2) == 1
+    assert 0 not in ids
+
+
+def test_unseen_characters(tokenizer):
+    text = "the 漢字 cat 😀"
+    assert tokenizer(text).input_ids.count(tokenizer.unk_token_id) == 2
+    spelling = train_tokenizer(TEXTS, 500, byte_fallback=True)
+    ids = spelling(text).input_ids
+    assert spelling.unk_token_id not in ids
+    assert spelling.decode(ids, skip_special_tokens=True) == text
+    # a byte token's name in a text is not the byte
+    assert spelling.decode(spelling("a <0x41>").input_ids, skip_special_tokens=True) == "a <0x41>"
+
+
+def test_size_is_a_limit_that_holds():
+    sizes = [
+        len(train_tokenizer(TEXTS, size, byte_fallback=fallback)) for size, fallback in ((150, False), (400, True))
+    ]
+    assert sizes == [150, 400]
+
+
+def test_fewer_tokens_than_asked_are_reported(caplog):
+    with caplog.at_level(logging.WARNING):
+        size = len(train_tokenizer(["ab ab"], 1000))
+    assert size < 10
+    assert f"only {size} tokens of the 1000" in caplog.text
+
+
+def test_limited_alphabet_keeps_the_frequent_characters():
+    texts = ["aaaa bbb cc d"] * 3
+    tokenizer = train_tokenizer(texts, 30, limit_alphabet=3)
+    characters = {token for token in tokenizer.get_vocab() if len(token) == 1}
+    assert characters == {"▁", "a", "b"}
+    assert tokenizer("d").input_ids == [*tokenizer("c").input_ids]
+
+
+def test_training_is_deterministic():
+    # every character is equally frequent, which the trainer alone would resolve at random
+    texts = ["".join(chr(0x4E00 + index) for index in range(200)), "the cat the hat"]
+    first, second = (train_tokenizer(iter(texts), 200, limit_alphabet=50).backend_tokenizer.to_str() for _ in range(2))
+    assert first == second
+    assert json.loads(first)["model"]["vocab"].get("\u4e00") is not None
+    assert len({train_tokenizer(TEXTS, 300).backend_tokenizer.to_str() for _ in range(3)}) == 1
+
+
+def test_texts_may_come_in_lists(tokenizer):
+    lists = train_tokenizer((TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3)), 300)
+    assert lists.get_vocab() == tokenizer.get_vocab()
+    limited = train_tokenizer([TEXTS], 300, limit_alphabet=40)
+    assert limited.get_vocab() == train_tokenizer(TEXTS, 300, limit_alphabet=40).get_vocab()
+
+
+def test_impossible_training_is_refused():
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer([], 100)
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(["", " "], 100, limit_alphabet=5)
+    with pytest.raises(UserError, match="vocab_size 20 is too small"):
+        train_tokenizer(TEXTS, 20)
+    with pytest.raises(UserError, match="vocab_size 100 is too small"):
+        train_tokenizer(["ab"], 100, byte_fallback=True)
+
+
+def test_folder_opens_where_only_transformers_is(tokenizer, tmp_path):
+    save_tokenizers(tmp_path, tokenizer)
+    code = (
+        "import sys; sys.modules.update(reluformers=None, datasets=None)\n"
+        "from transformers import AutoTokenizer\n"
+        f"print(AutoTokenizer.from_pretrained({str(tmp_path)!r})({TEXTS[0]!r}).input_ids)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout) == tokenizer(TEXTS[0]).input_ids
+
+
+def test_reloaded_tokenizer_is_the_same(tokenizer, tmp_path):
+    save_tokenizers(tmp_path, tokenizer)
+    source, target = load_tokenizers(tmp_path)
+    assert source is target
+    for text in [*TEXTS[:5], "漢字 </s>"]:
+        assert source(text).input_ids == tokenizer(text).input_ids
+    assert source.model_max_length == tokenizer.model_max_length
+    assert source.model_input_names == ["input_ids", "attention_mask"]
+
+
+def test_separate_vocabularies(tmp_path):
+    english, german = train_tokenizer(TEXTS[:1], 40), train_tokenizer(TEXTS[1:2], 50)
+    save_tokenizers(tmp_path, english, german)
+    source, target = load_tokenizers(tmp_path)
+    assert source.get_vocab() == english.get_vocab() == AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    assert target.get_vocab() == german.get_vocab() != english.get_vocab()
+
+
+def test_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer could be opened") as caught:
+        load_tokenizers(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def config(**changes):
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 3}
+    return SimpleNamespace(**{"vocab_size": 300, "decoder_vocab_size": None, **ids, **changes})
+
+
+def test_fitting_tokenizer_passes(tokenizer):
+    size = len(tokenizer)
+    check_tokenizer_fits(tokenizer, config(vocab_size=size))
+    check_tokenizer_fits(tokenizer, config(vocab_size=size + 8), side="target")
+    check_tokenizer_fits(tokenizer, config(vocab_size=9, decoder_vocab_size=size), side="target")
+    check_tokenizer_fits(tokenizer, config(vocab_size=size, unk_token_id=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "side", "message"),
+    [
+        ({"vocab_size": 20}, "source", "vocab_size is 20"),
+        ({"vocab_size": 20}, "target", "vocab_size is 20"),
+        ({"decoder_vocab_size": 21}, "target", "decoder_vocab_size is 21"),
+        ({"pad_token_id": 5}, "source", "pad_token_id 0, but the model has pad_token_id 5"),
+        ({"eos_token_id": 0}, "target", "eos_token_id 2"),
+        ({"unk_token_id": 9}, "source", "unk_token_id 3"),
+    ],
+)
+def test_misfit_is_named(tokenizer, changes, side, message):
+    with pytest.raises(UserError, match=message):
+        check_tokenizer_fits(tokenizer, config(**changes), side=side)
+
+
+def test_unknown_side_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="'left'"):
+        check_tokenizer_fits(tokenizer, config(), side="left")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return Dataset.from_dict(
+        {
+            "source": ["the cat", "", "the dog sat on the mat, and the cat didn't"],
+            "target": ["die Katze", "x", "der Hund"],
+        }
+    )
+
+
+def test_pairs_become_ids(pairs):
+    english, german = train_tokenizer(TEXTS[:1], 40), train_tokenizer(TEXTS[1:2], 50)
+    tokenized = tokenize_pairs(pairs, english, german)
+    assert tokenized["input_ids"][:] == english(pairs["source"][:]).input_ids
+    assert tokenized["labels"][:] == german(pairs["target"][:]).input_ids
+    assert tokenized["source"][:] == pairs["source"][:]
+
+
+def test_long_pairs_are_reported_and_whole(pairs, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        tokenized = tokenize_pairs(pairs, tokenizer, tokenizer, max_length=9)
+    assert tokenized["input_ids"][:] == tokenizer(pairs["source"][:]).input_ids
+    assert "1 of 3 rows are longer than 9 tokens and stay whole" in caplog.text
+
+
+def test_long_pairs_are_cut_on_request(pairs, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        tokenized = tokenize_pairs(pairs, tokenizer, tokenizer, max_length=9, truncate=True)
+    whole = tokenizer(pairs["source"][2]).input_ids
+    assert tokenized["input_ids"][2] == [*whole[:8], tokenizer.eos_token_id]
+    assert tokenized["input_ids"][0] == tokenizer(pairs["source"][0]).input_ids
+    assert "1 of 3 rows are longer than 9 tokens and were cut" in caplog.text
+    with pytest.raises(ValueError, match="max_length"):
+        tokenize_pairs(pairs, tokenizer, tokenizer, truncate=True)
+
+
+def test_lengths_follow_the_rows():
+    dataset = Dataset.from_dict({"ids": [[1] * length for length in (3, 0, 5, 1)]})
+    assert token_lengths(dataset, "ids").tolist() == [3, 0, 5, 1]
+    assert token_lengths(dataset.select([2, 0, 0]), "ids").tolist() == [5, 3, 3]
+    assert token_lengths(dataset.select([]), "ids").dtype == np.int64

@@ -1,0 +1,93 @@
+"""The command `scripts/train_translation.py`: from files to a model, its errors, and several processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from builders.translation_runs import launch, run_script
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    """A recipe with one batch to the epoch."""
+    pairs = {"red dog runs": "nur dog", "big cat eats": "ste tac", "one red cat": "tac der", "two big dogs": "sgo gib"}
+    rows = [{"translation": {"en": source, "de": target}} for source, target in pairs.items()] * 2
+    text = "\n".join(json.dumps(row) for row in rows) + "\n"
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "recipe.yaml").write_text(
+        f"""
+model:
+  {{preset: reluformer, d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, dropout: 0.0,
+    decoder_attention_heads: 2, encoder_ffn_dim: 32, decoder_ffn_dim: 32, attention_dropout: 0.0}}
+tokenizer: {{vocab_size: 60}}
+data: {{source_lang: en, target_lang: de, train: {tmp_path}/train.jsonl, validation: {tmp_path}/validation.jsonl}}
+training:
+  {{max_tokens: 1000, max_steps: 2, learning_rate: 1e-2, logging_steps: 1, save_strategy: no, disable_tqdm: true,
+    evaluate_bleu: false, max_grad_norm: 1.0}}
+decoding: {{num_beams: 1}}
+"""
+    )
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
+    printed = capsys.readouterr().out
+    assert "training set: kept 8 of 8 pairs" in printed
+    assert "model: ReLAForConditionalGeneration" in printed
+    assert "validation: BLEU" in printed
+    assert json.loads((out / "config.json").read_text())["model_type"] == "rela"
+    assert json.loads((out / "results.json").read_text())["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.persent=relu"], "unknown key 'model.persent'; the nearest allowed is 'model.preset'"),
+        (["training.max_tokens=2"], "2"),
+        (["data.train=no_such_file.jsonl"], "no_such_file.jsonl"),
+        (["data.target_lang=fr"], "fr"),
+        (["tokenizer.path=no_such_folder"], "no_such_folder"),
+        (["model.d_model=15"], "d_model"),
+        (["training.lr_scheduler_type=nothing"], "training.lr_scheduler_type is 'nothing'"),
+        (["training.schedule=noam"], "warmup_steps of 1 or more, got 0"),
+        (["--resume"], "holds no complete checkpoint"),
+        (["--resume", "no_such_checkpoint"], "no_such_checkpoint"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", tmp_path / "out", *arguments)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert message in lines[-1]
+    assert "Traceback" not in "".join(lines)
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(recipe_file, tmp_path):
+    """The same loss, gradient norm and weights from one batch of 8 rows and from 2 × 4 rows."""
+    histories, weights, printed = {}, {}, {}
+    for name, processes in (("one", 1), ("two", 2)):
+        printed[name] = launch(SCRIPT, processes, recipe_file, "--output_dir", tmp_path / name)
+        history = json.loads((tmp_path / name / "log_history.json").read_text())
+        histories[name] = [entry for entry in history if "loss" in entry]
+        weights[name] = load_file(tmp_path / name / "model.safetensors")
+    assert len(histories["two"]) == 2
+    for one, two in zip(histories["one"], histories["two"], strict=True):
+        for key in ("loss", "grad_norm", "regularization_loss", "null_rate", "learning_rate"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4), key
+    for name, weight in weights["one"].items():
+        torch.testing.assert_close(weights["two"][name], weight, rtol=1e-3, atol=1e-5)
+    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
+    assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-4)
+    assert two["validation_bleu"] == pytest.approx(one["validation_bleu"], abs=0.01)
+    assert printed["two"].count("training set: kept") == 1

@@ -1,0 +1,318 @@
+"""Training runs on a toy language: learning, saving, resuming, averaging, one gradient however it is split."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from reluformers.configuration.configuration_attention import AttentionConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from builders.translation_runs import make_recipe, training_logs, write_pairs
+from reluformers.errors import UserError
+from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
+from reluformers.translation.preparation import build_model, prepare_data
+from reluformers.translation.schedules import WarmupThenPlateau
+from reluformers.translation.tokenization import load_tokenizers
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {"train": write_pairs(folder, "train", 120), "validation": write_pairs(folder, "validation", 6)}
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A finished run of 4 epochs: its folder and results."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    recipe = make_recipe(files, num_train_epochs=4, average_last=2, eval_strategy="epoch", max_grad_norm=0.5)
+    recipe.decoding.num_beams = 2
+    lines = []
+    results = train_translation(recipe, folder, report=lines.append)
+    return folder, results, lines
+
+
+@pytest.fixture(scope="module")
+def prepared(files, tmp_path_factory):
+    """Token ids and tokenizers of the toy language."""
+    return prepare_data(make_recipe(files), tmp_path_factory.mktemp("tokenizer"), reuse_tokenizers=False)
+
+
+def make_trainer(prepared, folder, *, preset="reluformer", train=None, model_fields=None, **training):
+    recipe = make_recipe({}, preset=preset)
+    recipe.model |= {"dropout": 0.0, "attention_dropout": 0.0, **(model_fields or {})}
+    recipe.training |= {"save_strategy": "no", **training}
+    torch.manual_seed(0)
+    return TranslationTrainer(
+        build_model(recipe, prepared),
+        recipe.training_arguments(folder),
+        train_dataset=prepared.train if train is None else train,
+        eval_dataset=prepared.evaluation["validation"],
+        processing_class=prepared.tokenizers[0],
+        target_tokenizer=prepared.tokenizers[1],
+    )
+
+
+def test_the_loss_falls_and_the_log_says_what_happened(finished):
+    folder, results, lines = finished
+    logs = training_logs(folder)
+    assert logs[-1]["loss"] < 0.9 * logs[0]["loss"]
+    for entry in logs:
+        assert entry["regularization_loss"] > 0
+        assert 0 <= entry["null_rate"] < 1
+        assert entry["source_tokens_per_second"] > 0
+        assert entry["target_tokens_per_second"] > 0
+    history = json.loads((folder / "log_history.json").read_text())
+    evaluations = [entry for entry in history if "eval_bleu" in entry]
+    assert [entry["epoch"] for entry in evaluations] == [1, 2, 3, 4]
+    assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
+    assert lines[0].startswith("training set: kept 120 of 120 pairs")
+    assert lines[-1] == f"validation: BLEU {results['validation_bleu']:.2f}, loss {results['validation_loss']:.3f}"
+
+
+def test_the_folder_opens_with_everything_that_belongs_to_it(finished):
+    folder, results, _ = finished
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.use_cache
+    assert model.generation_config.num_beams == 2
+    assert model.num_parameters() == results["parameters"]
+    output = model.generate(**tokenizer(["red dog"], return_tensors="pt"))
+    assert output.shape[1] <= 21
+    assert json.loads((folder / "results.json").read_text()) == results
+    assert TranslationRecipe.load(folder / "recipe.yaml").data.train["source"].endswith("train.en")
+    assert (folder / "curves.png").stat().st_size > 0
+    names = {path.name for path in folder.iterdir()}
+    assert not {"training_args.bin", "unfinished", "averaged", "pytorch_model.bin"} & names
+    assert results["bleu_signature"].startswith("nrefs:1|")
+
+
+def test_the_results_say_how_long_it_took_and_on_what(finished):
+    results = finished[1]
+    assert 0 < results["training_seconds"] < 600
+    assert results["device"].startswith("cpu") or torch.cuda.is_available()
+    assert (results["torch"], results["transformers"]) == (torch.__version__, transformers.__version__)
+
+
+def test_the_final_weights_are_the_mean_of_the_last_checkpoints(finished):
+    folder, results, _ = finished
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert len(checkpoints) == 4
+    last = [load_file(path / "model.safetensors") for path in checkpoints[-2:]]
+    for name, weight in load_file(folder / "model.safetensors").items():
+        torch.testing.assert_close(weight, (last[0][name] + last[1][name]) / 2)
+    assert int(checkpoints[-1].name.split("-")[1]) == results["steps"]
+
+
+def equal_rows(prepared, rows: int) -> Dataset:
+    """Rows of 6 source and 6 target tokens."""
+    rng = random.Random(0)
+    size = len(prepared.tokenizers[0])
+    columns = {name: [[rng.randrange(4, size) for _ in range(5)] + [2] for _ in range(rows)] for name in ("s", "t")}
+    return Dataset.from_dict({"input_ids": columns["s"], "labels": columns["t"]})
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_accumulated_halves_are_the_whole_batch(prepared, tmp_path, preset):
+    logs, weights = [], []
+    for budget, accumulation in ((48, 1), (24, 2)):
+        trainer = make_trainer(
+            prepared,
+            tmp_path,
+            preset=preset,
+            train=equal_rows(prepared, 8),
+            max_tokens=budget,
+            gradient_accumulation_steps=accumulation,
+            max_steps=2,
+        )
+        trainer.train()
+        assert trainer.state.global_step == 2
+        logs.append(training_logs(trainer))
+        weights.append({name: weight.detach().clone() for name, weight in trainer.model.named_parameters()})
+    for expected, entry in zip(*logs, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        if preset == "reluformer":
+            assert entry["regularization_loss"] == pytest.approx(expected["regularization_loss"], rel=1e-4)
+    for name in weights[0]:
+        # softmax does not see a shift of all keys: its gradient is rounding, which Adam scales up
+        if preset == "reluformer" or not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(weights[1][name], weights[0][name], rtol=1e-3, atol=1e-5)
+
+
+def test_batches_hold_the_budget_and_every_row_once(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path, max_tokens=100)
+    loader = trainer.get_train_dataloader()
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert all(batch[name].numel() <= 100 for batch in batches for name in ("input_ids", "labels"))
+        orders.append([tuple(row[row > 0].tolist()) for batch in batches for row in batch["input_ids"]])
+    assert sorted(orders[0]) == sorted(tuple(row) for row in prepared.train["input_ids"])
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_evaluation_is_the_loss_per_token_and_takes_rows_over_the_budget(prepared, tmp_path):
+    trainer = make_trainer(prepared, tmp_path, max_tokens=8)
+    metrics = trainer.evaluate()
+    dataset = prepared.evaluation["validation"]
+    batch = trainer.data_collator([dataset[row] for row in range(len(dataset))])
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch).loss.item()
+    assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert 0 <= metrics["eval_bleu"] <= 100
+    both = trainer.evaluate({"a": dataset, "b": dataset.select([0])}, metric_key_prefix="dev")
+    assert both["dev_a_loss"] == pytest.approx(expected, rel=1e-5)
+    assert "dev_b_bleu" in both
+
+
+def test_translations_of_all_processes_come_in_order(prepared, tmp_path, monkeypatch):
+    trainer = make_trainer(prepared, tmp_path)
+    parts = []
+
+    def gather(part):
+        parts.append(part)
+        return [pair for part in parts for pair in part]
+
+    monkeypatch.setattr("reluformers.translation.trainer.gather_object", gather)
+    monkeypatch.setattr(
+        "reluformers.translation.trainer.translate", lambda *args, **_: [text.upper() for text in args[2]]
+    )
+    monkeypatch.setattr(type(trainer.args), "world_size", 4)
+    for rank in range(4):  # the last one has nothing to do
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        translations = trainer.translations(["a", "b", "c"])
+    assert translations == ["A", "B", "C"]
+    assert [len(part) for part in parts] == [1, 1, 1, 0]
+
+
+def test_evaluation_without_bleu_generates_nothing(prepared, tmp_path, monkeypatch):
+    trainer = make_trainer(prepared, tmp_path, evaluate_bleu=False)
+    monkeypatch.setattr(trainer.model, "generate", None)
+    assert "eval_bleu" not in trainer.evaluate()
+
+
+def test_the_noam_schedule_reaches_the_optimizer(prepared, tmp_path):
+    trainer = make_trainer(
+        prepared, tmp_path, schedule="noam", learning_rate=2.0, warmup_steps=3, max_steps=5, max_tokens=200
+    )
+    trainer.train()
+    used = [entry["learning_rate"] for entry in training_logs(trainer)]
+    expected = [2.0 * 16**-0.5 * min(update**-0.5, update * 3**-1.5) for update in range(1, 6)]
+    assert used == pytest.approx(expected)
+
+
+def test_the_plateau_schedule_stops_training(prepared, tmp_path):
+    trainer = make_trainer(
+        prepared,
+        tmp_path,
+        schedule="warmup_then_plateau",
+        warmup_steps=2,
+        lr_scheduler_kwargs={"min_lr": 1.0},
+        max_steps=20,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    trainer.train()
+    assert isinstance(trainer.lr_scheduler, WarmupThenPlateau)
+    assert trainer.state.global_step == 2
+    assert len(trainer.lr_scheduler.scores) == 2
+    trainer.evaluate()
+    assert len(trainer.lr_scheduler.scores) == 2  # an evaluation after training is none of the schedule's
+
+
+def test_the_length_of_qknorm_is_measured(prepared):
+    lengths = sorted(len(row) for name in ("input_ids", "labels") for row in prepared.train[name])
+    measured = make_recipe({}, preset="qknorm")
+    config = build_model(measured, prepared).config
+    length = config.attention_for("cross").scale_length
+    assert lengths[round(0.97 * len(lengths))] <= length <= lengths[round(0.98 * len(lengths))]
+    assert measured.model["attention"]["scale_length"] == length  # so that the written recipe repeats the run
+    given = make_recipe({}, preset="qknorm")
+    given.model["attention"] = {"preset": "qknorm", "scale_length": 50}
+    given.model["cross_attention"] = "qknorm"
+    config = build_model(given, prepared).config
+    assert config.attention_for("encoder").scale_length == 50
+    assert config.attention_for("cross").scale_length == length
+    softmax = make_recipe({}, preset="softmax")
+    assert build_model(softmax, prepared).config.attention == AttentionConfig()
+
+
+def test_separate_vocabularies(files, tmp_path):
+    recipe = make_recipe(files, max_steps=1, save_strategy="steps", save_steps=1)
+    recipe.model["tying"] = "decoder"
+    recipe.tokenizer.shared = False
+    recipe.tokenizer.vocab_size = 60
+    train_translation(recipe, tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
+        source, target = load_tokenizers(folder)
+        assert source.get_vocab() != target.get_vocab()
+        config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
+        assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+
+
+def test_one_matrix_over_two_vocabularies_is_refused(files, tmp_path):
+    recipe = make_recipe(files)
+    recipe.model["tying"] = "all"
+    recipe.tokenizer.shared = False
+    recipe.tokenizer.vocab_size = 60
+    with pytest.raises(UserError, match=r"set model\.tying=decoder"):
+        train_translation(recipe, tmp_path / "run")
+
+
+def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
+    recipe = make_recipe(files, max_steps=1, logging_steps=50, save_strategy="no")
+    recipe.training["logging_first_step"] = False
+    recipe.decoding.max_new_tokens = 500
+    lines = []
+    train_translation(recipe, tmp_path / "run", report=lines.append)
+    assert lines[-1].startswith("no curves.png")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    assert model.generation_config.max_new_tokens == 40
+    model.generate(torch.tensor([[5, 2]]), min_new_tokens=40)
+
+
+def test_bleu_in_training_is_decoded_as_the_recipe_says(files, tmp_path, monkeypatch):
+    recipe = make_recipe(
+        files, max_steps=1, eval_strategy="steps", eval_steps=1, generation_num_beams=2, save_strategy="no"
+    )
+    recipe.decoding = dataclasses.replace(recipe.decoding, num_beams=3, length_penalty=0.6, penalty="wu")
+    seen = []
+
+    def translate(model, tokenizers, texts, **options):
+        seen.append(options)
+        return texts
+
+    monkeypatch.setattr("reluformers.translation.trainer.translate", translate)
+    train_translation(recipe, tmp_path / "run")
+    assert [options.pop("num_beams") for options in seen] == [2, 3]
+    assert seen[0] == seen[1]
+    assert (seen[0]["penalty"], seen[0]["length_penalty"]) == ("wu", 0.6)
+
+
+def test_a_given_tokenizer_is_used(files, finished, tmp_path):
+    recipe = make_recipe(files, max_steps=1)
+    recipe.tokenizer.path = str(finished[0])
+    prepared = prepare_data(recipe, tmp_path, reuse_tokenizers=False)
+    assert prepared.tokenizers[0].get_vocab() == AutoTokenizer.from_pretrained(finished[0]).get_vocab()
+
+
+def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
+    (tmp_path / "empty.en").write_text("")
+    (tmp_path / "empty.de").write_text("")
+    empty = {"source": str(tmp_path / "empty.en"), "target": str(tmp_path / "empty.de")}
+    with pytest.raises(UserError, match=r"empty\.en"):
+        train_translation(make_recipe({**files, "train": empty}), tmp_path / "run")
+    with pytest.raises(UserError, match=r"data\.validation is not given; add data.validation=FILE"):
+        train_translation(make_recipe({"train": files["train"]}), tmp_path / "run")
+    recipe = make_recipe(files)
+    recipe.data.target_lang = None
+    with pytest.raises(UserError, match=r"data\.target_lang is not given"):
+        train_translation(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
