@@ -67,9 +67,13 @@ setup(
         *find_packages(include=["reluformers", "reluformers.*"]),
     ],
     package_data={
+        "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
         "reluformers.app": ["README.md", "requirements.txt"],
+        "reluformers.images": ["card.md"],
+        "reluformers.translation": ["card.md"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
+    entry_points={"console_scripts": ["reluformers=reluformers.cli:main"]},
 )

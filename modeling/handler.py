@@ -58,7 +58,8 @@ class EndpointHandler:
     def __init__(self, path: str = ""):
         path = path or "."
         config = AutoConfig.from_pretrained(path, trust_remote_code=True)
-        self.task = "translation" if config.is_encoder_decoder else "image-classification"
+        # config.json names the pipeline that the model brings along; image classifiers need none
+        self.task = next(iter(getattr(config, "custom_pipelines", None) or ["image-classification"]))
         self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
         self.parameters = dict(PARAMETERS[self.task])
         if self.task == "translation":

@@ -8,6 +8,7 @@ from .checked_fields import build, check_mapping
 from .errors import UserError
 
 MISSING = "–"  # in a cell, what is not known
+SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 
 
 @dataclass

@@ -31,23 +31,29 @@ class Circumstances:
     reluformers: str | None = None
     commit: str | None = None
 
-    @classmethod
-    def now(cls, device: torch.device, *, processes: int = 1, seed: int | None = None) -> "Circumstances":
-        """Those of this process."""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return cls(
-            device=name if processes == 1 else f"{processes} × {name}",
-            processor=_processor_name(),
-            seed=seed,
-            torch=torch.__version__,
-            transformers=transformers.__version__,
-            reluformers=version("reluformers"),
-            commit=_commit(),
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """What is known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def current_circumstances(device: torch.device, *, processes: int = 1, seed: int | None = None) -> Circumstances:
+    """Those of this process.
+
+    Args:
+        device: what computes.
+        processes: how many work together, each on such a device.
+        seed: of the training, where it is known.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Circumstances(
+        device=name if processes == 1 else f"{processes} × {name}",
+        processor=_processor_name(),
+        seed=seed,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        reluformers=version("reluformers"),
+        commit=_commit(),
+    )
 
 
 def _processor_name() -> str | None:

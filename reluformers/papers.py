@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedConfig
+
 from .configuration.configuration_attention import AttentionConfig
 
 
@@ -108,7 +110,7 @@ ENTMAX = Paper(
     "1905.05702",
 )
 
-# preset → paper and place; `preset_source` says what differs for images
+# preset → paper and place
 _PRESETS = {
     "softmax": Source(TRANSFORMER, "equation 1"),
     "reluformer": Source(RELUFORMER, "equation 6"),
@@ -122,31 +124,25 @@ _PRESETS = {
     "entmax15": Source(ENTMAX, "1.5-entmax in place of softmax"),
 }
 _RELU_OF_IMAGES = Source(RELU_VIT, "figure 2, the exponent of the sequence length at 0")
-# model_type → the preset whose paper a model without a preset of its own varies
-_FAMILIES = {
-    "reluformer": "reluformer",
-    "rela": "rela",
-    "rela_vit": "rela",
-    "qknorm": "qknorm",
-    "qknorm_vit": "qknorm",
-    "relu_vit": "relu-vit",
+# preset and model_type → paper and place, where a family takes a preset from another paper
+_OF_FAMILIES = {
+    ("relu", "vision_transformer"): _RELU_OF_IMAGES,
+    ("relu", "relu_vit"): _RELU_OF_IMAGES,
 }
 
 
-def attention_source(attention: AttentionConfig, model_type: str) -> Source:
-    """Paper and place of an attention; of one that is no preset, that which its family varies."""
+def attention_source(attention: AttentionConfig, config: PreTrainedConfig) -> Source:
+    """Paper and place of an attention; of one that is no preset, those of the preset that its family starts from.
+
+    Args:
+        attention: of one site.
+        config: of the model.
+    """
     preset = attention.preset_name
-    if preset == "relu" and model_type.endswith(("vit", "vision_transformer")):
-        return _RELU_OF_IMAGES
     if preset is not None:
-        return _PRESETS[preset]
-    source = _PRESETS[_FAMILIES.get(model_type, "softmax")]
+        return _OF_FAMILIES.get((preset, config.model_type), _PRESETS[preset])
+    source = _PRESETS[type(config).attention]
     return Source(source.paper, f"a variant of {source.place}; its formula is below")
-
-
-def architecture_paper(is_vision: bool) -> Paper:
-    """The paper of everything around the attention."""
-    return VISION_TRANSFORMER if is_vision else TRANSFORMER
 
 
 def formula(attention: AttentionConfig, head_dim: int) -> list[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from .attention_statistics import SITE_NAMES, AttentionReport
 from .files import atomic_write
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; without yellow, which is faint on white
@@ -29,7 +29,6 @@ _LINES = {
     "eval_bleu": {"linewidth": 2.0, "marker": "o", "markersize": 4},
     "eval_accuracy": {"linewidth": 2.0, "marker": "o", "markersize": 4},
 }
-SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 _ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
 _DASHES = ("-", "--", ":", "-.")
 
@@ -128,11 +127,11 @@ def plot_confusion_matrix(
     return _save(figure, path)
 
 
-def plot_attention_report(report: Mapping[str, Any], path: str | Path) -> Path:
+def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
     """Draw how zeros, null rows and entropy go through the layers of each site.
 
     Args:
-        report: of `evaluation.attention_report.attention_report`.
+        report: of `analysis.attention_report`.
         path: picture to write, .png or .svg.
 
     Returns:
@@ -142,11 +141,11 @@ def plot_attention_report(report: Mapping[str, Any], path: str | Path) -> Path:
         ValueError: the suffix is not allowed.
     """
     path = check_picture_path(path)
-    sites = {site: name for site, name in SITE_NAMES.items() if site in report}
+    sites = {site: name for site, name in SITE_NAMES.items() if site in report.sites}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
         for number, (site, name) in enumerate(sites.items()):
-            rows = [(layer, row[key]) for layer, row in enumerate(report[site]["layers"], start=1)]
+            rows = [(layer, getattr(row, key)) for layer, row in enumerate(report.sites[site].layers, start=1)]
             axes.plot(*zip(*rows, strict=True), **_style(number), linewidth=2.0, marker="o", markersize=5, label=name)
         axes.set_title(label, fontsize=11)
         axes.set_xlabel("layer")

@@ -1,70 +1,20 @@
-"""Which model classes belong to which configuration, told to transformers and to the writer of code files."""
+"""Makes the families known to transformers and to the writer of code files."""
 
 import logging
 from pathlib import Path
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from .configuration.configuration_seq2seq import (
-    QKNormConfig,
-    ReLAConfig,
-    ReLUFormerConfig,
-    Seq2SeqTransformerConfig,
-)
-from .configuration.configuration_vision import (
-    QKNormViTConfig,
-    ReLAViTConfig,
-    ReLUViTConfig,
-    VisionTransformerConfig,
-)
-from .modeling.modeling_seq2seq import (
-    QKNormForConditionalGeneration,
-    QKNormModel,
-    ReLAForConditionalGeneration,
-    ReLAModel,
-    ReLUFormerForConditionalGeneration,
-    ReLUFormerModel,
-    Seq2SeqTransformerForConditionalGeneration,
-    Seq2SeqTransformerModel,
-)
-from .modeling.modeling_vision import (
-    QKNormViTForImageClassification,
-    QKNormViTModel,
-    ReLAViTForImageClassification,
-    ReLAViTModel,
-    ReLUViTForImageClassification,
-    ReLUViTModel,
-    VisionTransformerForImageClassification,
-    VisionTransformerModel,
-)
+from .families import FAMILIES
 from .modeling.pipeline_translation import TranslationPipeline
 from .payload import write_payload
 
 logger = logging.getLogger(__name__)
 
-# configuration → auto class → model; a new family is one line
-FAMILIES = {
-    Seq2SeqTransformerConfig: {
-        AutoModel: Seq2SeqTransformerModel,
-        AutoModelForSeq2SeqLM: Seq2SeqTransformerForConditionalGeneration,
-    },
-    ReLUFormerConfig: {AutoModel: ReLUFormerModel, AutoModelForSeq2SeqLM: ReLUFormerForConditionalGeneration},
-    ReLAConfig: {AutoModel: ReLAModel, AutoModelForSeq2SeqLM: ReLAForConditionalGeneration},
-    QKNormConfig: {AutoModel: QKNormModel, AutoModelForSeq2SeqLM: QKNormForConditionalGeneration},
-    VisionTransformerConfig: {
-        AutoModel: VisionTransformerModel,
-        AutoModelForImageClassification: VisionTransformerForImageClassification,
-    },
-    ReLUViTConfig: {AutoModel: ReLUViTModel, AutoModelForImageClassification: ReLUViTForImageClassification},
-    ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
-    QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
-}
+
+def config_class_of(model_type: str | None) -> type[PreTrainedConfig] | None:
+    """The configuration class of a family by its `model_type`; None for one of others."""
+    return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
 def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:

@@ -271,6 +271,7 @@ def _score(name: str, values: Any) -> Score:
 
 # format 1 had two kinds of rows and did not name the task
 _FORMAT_1_UNITS = {"sentences": "translation", "images": "image-classification"}
+_FORMAT_1_MAPPINGS = ("bleu", "chrf")
 _FORMAT_1_MAIN_SCORES = {"bleu": "sentences", "accuracy": "images"}
 
 
@@ -284,7 +285,8 @@ def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
     scores = {}
     for name in METRICS:
         value = values.get(name)
-        if isinstance(value, Mapping):
+        if name in _FORMAT_1_MAPPINGS and value is not None:
+            check_mapping(name, value)
             known = {"value": value.get("score"), "signature": value.get("signature")}
             scores[name] = {**known, "details": {key: value[key] for key in value.keys() - {"score", "signature"}}}
         elif value is not None:

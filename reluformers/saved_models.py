@@ -1,14 +1,32 @@
-"""Loads saved models for evaluation, and says in one line what is wrong with those that cannot be."""
+"""Loads saved models, and says in one line what is wrong with those that cannot be."""
 
 import logging
 from pathlib import Path
 
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .errors import UserError, describe_error
 
 logger = logging.getLogger(__name__)
+
+
+def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Load the configuration of a saved model.
+
+    Args:
+        name_or_path: folder of a saved model, or a Hub id.
+        trust_remote_code: whether to run code of the repository, for models that are not in this library.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    path = _checked_place(name_or_path)
+    what = "its config.json" if path.exists() else "there is no such folder, and as a Hub model it"
+    try:
+        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
 
 
 def load_model(
@@ -28,11 +46,7 @@ def load_model(
     Raises:
         UserError: the folder or its weights are missing or damaged, or do not fit each other.
     """
-    path = Path(name_or_path)
-    if path.exists() and not (path / "config.json").is_file():
-        raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
-    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
-        raise UserError(f"{name_or_path}: no such folder.")
+    path = _checked_place(name_or_path)
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
     try:
         model, info = auto_class.from_pretrained(
@@ -50,6 +64,16 @@ def load_model(
         raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
     _check_weights(name_or_path, info)
     return model.eval()
+
+
+def _checked_place(name_or_path: str | Path) -> Path:
+    """The path, unless it can only be that of a folder and is none of a model."""
+    path = Path(name_or_path)
+    if path.exists() and not (path / "config.json").is_file():
+        raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
+    if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
+        raise UserError(f"{name_or_path}: no such folder.")
+    return path
 
 
 def _check_weights(name_or_path: str | Path, info: dict) -> None:

@@ -2,16 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-_SITES = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-_IMAGE_SITES = {"encoder": "attentions"}
+from reluformers.attention_statistics import AttentionReport, AttentionStatistics, SiteStatistics
+
+# site → fields of a model's output that may hold its weights
+_FIELDS = {
+    "encoder": ("encoder_attentions", "attentions"),
+    "decoder": ("decoder_attentions",),
+    "cross": ("cross_attentions",),
+}
+_INPUTS = ("pixel_values", "input_ids", "attention_mask", "labels")
 
 
-def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torch.Tensor]]) -> AttentionReport:
     """Measure the attention weights of forward passes, of translation models with teacher forcing.
 
     Over all heads, with s_ij the weight of visible key j for real query i, Σ_i = Σ_j s_ij and p_ij = s_ij / Σ_i:
@@ -30,10 +36,8 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torc
             height, width], where all pairs are visible.
 
     Returns:
-        dict that json can write: for each site ("encoder", "decoder", "cross"; of a vision model "encoder" alone)
-        {"layers": [statistics of layer 0, …], "overall": statistics of the site}, and "overall" for all sites.
-        Statistics are a dict of the four numbers above and `rows`, the number of query rows times heads. Every row
-        weighs the same, whatever its layer.
+        The report: of translation models the sites "encoder", "decoder" and "cross", of vision models "encoder" alone.
+        Every row weighs the same, whatever its layer.
 
     Raises:
         ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
@@ -45,12 +49,11 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Mapping[str, torc
                 totals[site] = totals[site] + sums if site in totals else sums
     if not totals:
         raise ValueError("There are no batches to measure the attention on.")
-    report: dict[str, Any] = {
-        site: {"layers": [_statistics(layer) for layer in sums], "overall": _statistics(sums.sum(0))}
+    sites = {
+        site: SiteStatistics([_statistics(layer) for layer in sums], _statistics(sums.sum(0)))
         for site, sums in totals.items()
     }
-    report["overall"] = _statistics(sum(sums.sum(0) for sums in totals.values()))
-    return report
+    return AttentionReport(sites, _statistics(sum(sums.sum(0) for sums in totals.values())))
 
 
 def weight_sums(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -86,23 +89,19 @@ def weight_sums(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor
     return torch.stack([count.cpu().double() for count in counts])
 
 
-def format_attention_report(report: Mapping[str, Any]) -> str:
-    """Return the report as a table with a line for each layer, each site and all sites together."""
+def format_attention_report(report: AttentionReport) -> str:
+    """The report as a table with a line for each layer, each site and all sites together."""
     lines = [f"{'site':<8} {'layer':>7} {'zeros %':>8} {'null %':>8} {'entropy':>8} {'row sum':>8}"]
-    for site in _SITES:
-        if site in report:
-            lines += [_table_line(site, str(layer), row) for layer, row in enumerate(report[site]["layers"])]
-            lines.append(_table_line(site, "all", report[site]["overall"]))
-    lines.append(_table_line("all", "all", report["overall"]))
+    for site, statistics in report.sites.items():
+        lines += [_table_line(site, str(layer), row) for layer, row in enumerate(statistics.layers)]
+        lines.append(_table_line(site, "all", statistics.overall))
+    lines.append(_table_line("all", "all", report.overall))
     return "\n".join(lines)
 
 
-def _table_line(site: str, layer: str, row: Mapping[str, float | None]) -> str:
-    entropy = "-" if row["entropy"] is None else f"{row['entropy']:.3f}"
-    return (
-        f"{site:<8} {layer:>7} {100 * row['zeros']:>8.2f} {100 * row['null_rate']:>8.2f} {entropy:>8} "
-        f"{row['row_sum']:>8.3f}"
-    )
+def _table_line(site: str, layer: str, row: AttentionStatistics) -> str:
+    entropy = "-" if row.entropy is None else f"{row.entropy:.3f}"
+    return f"{site:<8} {layer:>7} {100 * row.zeros:>8.2f} {100 * row.null_rate:>8.2f} {entropy:>8} {row.row_sum:>8.3f}"
 
 
 @contextmanager
@@ -120,21 +119,21 @@ def _eager_evaluation(model: PreTrainedModel) -> Iterator[None]:
 
 def _batch_sums(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Run one batch; return float64 [layers, 7] for each site."""
-    is_image = "pixel_values" in batch
-    if not is_image and batch.get("labels") is None:
+    if "pixel_values" not in batch and batch.get("labels") is None:
         raise ValueError(f"A batch needs input_ids and labels, or pixel_values, got {sorted(batch)}.")
-    wanted = ("pixel_values",) if is_image else ("input_ids", "attention_mask", "labels")
-    batch = {name: batch[name].to(model.device) for name in wanted if name in batch}
-    options = {} if is_image else {"use_cache": False}
-    outputs = model(**batch, output_attentions=True, return_dict=True, **options)
-    masks = {} if is_image else _text_masks(batch)
+    inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
+    if "pixel_values" in inputs:  # no weight hangs on the classes
+        masks, options = {}, {"pixel_values": inputs["pixel_values"]}
+    else:
+        masks, options = _text_masks(inputs), {**inputs, "use_cache": False}
+    outputs = model(**options, output_attentions=True, return_dict=True)
     sums = {}
-    for site, field in (_IMAGE_SITES if is_image else _SITES).items():
-        layers = getattr(outputs, field, None)
+    for site in masks or ["encoder"]:
+        layers = next((layers for field in _FIELDS[site] if (layers := getattr(outputs, field, None))), None)
         if not layers or any(weights is None for weights in layers):
             raise ValueError(
-                f"{type(model).__name__} returned no {field}; the report needs an encoder–decoder model, or a vision "
-                "model for pixel_values."
+                f"{type(model).__name__} returned no {site} attentions; the report needs an encoder–decoder model, or "
+                "a vision model for pixel_values."
             )
         visible, real = masks[site] if masks else _nothing_masked(layers[0])
         sums[site] = torch.stack([weight_sums(weights, visible, real) for weights in layers])
@@ -159,13 +158,13 @@ def _nothing_masked(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return visible, visible[..., 0]
 
 
-def _statistics(sums: torch.Tensor) -> dict[str, float | int | None]:
+def _statistics(sums: torch.Tensor) -> AttentionStatistics:
     """Turn summed counts into the reported shares and means."""
     pairs, zeros, rows, null, spread, entropy, row_sum = sums.tolist()
-    return {
-        "zeros": zeros / max(pairs, 1),
-        "null_rate": null / max(rows, 1),
-        "entropy": entropy / spread if spread else None,
-        "row_sum": row_sum / max(rows, 1),
-        "rows": int(rows),
-    }
+    return AttentionStatistics(
+        zeros=zeros / max(pairs, 1),
+        null_rate=null / max(rows, 1),
+        entropy=entropy / spread if spread else None,
+        row_sum=row_sum / max(rows, 1),
+        rows=int(rows),
+    )

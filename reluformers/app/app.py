@@ -75,7 +75,7 @@ def heading(name: str, revision: str | None, config: Any) -> str:
     """Which model this is, in Markdown."""
     is_folder = Path(name).is_dir()
     title = f"`{Path(name).resolve().name}`" if is_folder else f"[{name}](https://huggingface.co/{name})"
-    site = "cross" if config.is_encoder_decoder else "encoder"
+    site = "cross" if "cross" in config.sites else "encoder"
     preset = config.attention_for(site).preset_name or "of its own"
     pinned = f", revision `{revision}`" if revision else ""
     return f"# Attention of {title}{pinned}\nPreset: **{preset}**. Exactly zero weights are white."

@@ -6,38 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from jinja2 import Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
+from transformers import PreTrainedConfig
 
+from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
+from reluformers.examples import Example
 from reluformers.files import atomic_write
-from reluformers.papers import architecture_paper, attention_source, formula
+from reluformers.papers import attention_source, formula
 from reluformers.plotting import plot_attention_report
+from reluformers.results import METRICS, Evaluation
+from reluformers.tasks import Task
 from reluformers.training.run import RECIPE_FILE
 
 from .check import check_card_text, check_licence
-from .examples import Example, image_examples, translation_examples
-from .finished_run import FinishedRun, is_hub_id, read_evaluation, read_finished_run, read_recipe, source_name
-from .tables import result_table, scores, size_text, statistics_rows, training_rows
+from .finished_run import FinishedRun, read_finished_run, read_recipe
+from .tables import result_table, statistics_rows, training_rows
 
 CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
 
-_LANGUAGES = {
-    "be": "Belarusian",
-    "az": "Azerbaijani",
-    "cs": "Czech",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "gl": "Galician",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
 _OF_ENTMAX = ("sparsemax", "entmax15")
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
@@ -45,7 +33,6 @@ _SITE_TITLES = {
     "cross": "The cross-attention",
     "pooling": "The attention of the pooling",
 }
-_TASKS = {True: ("image-classification", "Image Classification"), False: ("translation", "Translation")}
 
 
 def write_card(
@@ -72,7 +59,7 @@ def write_card(
             and evaluation.json.
         repo_id: where the model is to be published, OWNER/NAME.
         revision: tag that the snippets pin.
-        evaluation: results of the evaluation scripts; None for evaluation.json of the folder.
+        evaluation: results of `reluformers evaluate`; None for evaluation.json of the folder.
         baseline: such results of a softmax model on the same split; a recipe.yaml beside them is compared.
         licence: of weights and code, as the Hub spells it.
         dataset: Hub id of the data set that the model was trained and scored on; None for that of the recipe, if it
@@ -94,23 +81,23 @@ def write_card(
     if path.exists() and not overwrite:
         raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
     _check_names(repo_id, revision, licence, dataset)
-    facts = read_finished_run(folder, evaluation)
-    if dataset is None and is_hub_id(facts.section("data").get("path")):
-        dataset = facts.section("data")["path"]
+    run = read_finished_run(folder, evaluation)
+    if dataset is None and is_hub_id(run.section("data").get("path")):
+        dataset = run.section("data")["path"]
     context = {
         "name": repo_id.rpartition("/")[2],
         "repo_id": repo_id,
         "revision": revision,
         "licence": licence,
         "notes": list(notes),
-        "examples": _examples(facts, folder, examples, path.parent),
-        **_model_context(facts, dataset),
-        **_measured_context(facts, repo_id, dataset, baseline, hardware),
+        "examples": run.task.card.answer_examples(folder, examples, path.parent),
+        **_model_context(run, dataset),
+        **_measured_context(run, repo_id, dataset, baseline, hardware),
     }
-    context["metadata"] = card_data(facts, repo_id, licence, dataset, context["examples"]).to_yaml()
-    text = str(ModelCard(_render(context)))
+    context["metadata"] = card_data(run, repo_id, licence, dataset, context["examples"]).to_yaml()
+    text = str(ModelCard(_render(context, run.task)))
     if context["statistics"]:
-        plot_attention_report(scores(facts)["attention"], path.parent / ATTENTION_PICTURE)
+        plot_attention_report(run.evaluation.attention, path.parent / ATTENTION_PICTURE)
     check_card_text(text, path)
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -118,12 +105,12 @@ def write_card(
 
 
 def card_data(
-    facts: FinishedRun, repo_id: str, licence: str, dataset: str | None, examples: Sequence[Example] = ()
+    run: FinishedRun, repo_id: str, licence: str, dataset: str | None, examples: Sequence[Example] = ()
 ) -> ModelCardData:
     """Metadata of a card.
 
     Args:
-        facts: of the model.
+        run: of the model.
         repo_id: where the model is to be published.
         licence: as the Hub spells it.
         dataset: Hub id of the data set, if it has one.
@@ -132,16 +119,16 @@ def card_data(
     Returns:
         The metadata; results stand in its `model-index`.
     """
-    results = _eval_results(facts, dataset)
-    codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in facts.languages}
+    results = _eval_results(run, dataset)
+    codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in run.languages}
     regional = [code for code, base in codes.items() if code != base]
     return ModelCardData(
-        language=list(dict.fromkeys(codes.values())) or None if not facts.is_vision else None,
-        language_bcp47=regional or None if not facts.is_vision else None,
+        language=list(dict.fromkeys(codes.values())) or None,
+        language_bcp47=regional or None,
         license=licence,
         library_name="transformers",
-        pipeline_tag=_TASKS[facts.is_vision][0],
-        tags=["reluformers", facts.config.model_type, "attention", "custom_code"],
+        pipeline_tag=run.task.name,
+        tags=["reluformers", run.config.model_type, "attention", "custom_code"],
         datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(it.metric_type for it in results if it.metric_type != "loss")) or None,
         widget=[example.widget() for example in examples] or None,
@@ -150,42 +137,34 @@ def card_data(
     )
 
 
-def _eval_results(facts: FinishedRun, dataset: str | None) -> list[EvalResult]:
-    measured = scores(facts)
-    data = _scored_data(facts, dataset)
+def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult]:
+    measured, data = run.evaluation, _scored_data(run, dataset)
     if measured is None or data is None:
         return []
-    task, task_name = _TASKS[facts.is_vision]
-    common = {
-        "task_type": task,
-        "task_name": task_name,
-        "dataset_type": data,
-        "dataset_name": data,
-        "dataset_split": measured["split"],
-    }
     results = []
-    for name, metric, key in (("BLEU", "sacrebleu", "bleu"), ("chrF", "chrf", "chrf")):
-        if measured.get(key):
-            signature = measured[key].get("signature")
-            results.append(
-                EvalResult(
-                    **common,
-                    metric_type=metric,
-                    metric_value=round(measured[key]["score"], 2),
-                    metric_name=name,
-                    metric_args={"signature": signature} if signature else None,
-                )
+    for name, metric in METRICS.items():
+        score = measured.scores.get(name)
+        if score is None or metric.hub_type is None:
+            continue
+        results.append(
+            EvalResult(
+                task_type=run.task.name,
+                task_name=run.task.title,
+                dataset_type=data,
+                dataset_name=data,
+                dataset_split=measured.data.split,
+                metric_type=metric.hub_type,
+                metric_value=round(score.value, metric.hub_digits),
+                metric_name=metric.hub_name,
+                metric_args={"signature": score.signature} if score.signature else None,
             )
-    for name, key in (("Accuracy", "accuracy"), ("Loss", "loss")):
-        if measured.get(key) is not None:
-            value = round(measured[key], 4)
-            results.append(EvalResult(**common, metric_type=key, metric_value=value, metric_name=name))
+        )
     return results
 
 
-def _scored_data(facts: FinishedRun, dataset: str | None) -> str | None:
+def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
     """The data set of the scores: a Hub id of their own, that of the model, or the name of a file."""
-    source = (scores(facts) or {}).get("data")
+    source = run.evaluation.data.source if run.evaluation else None
     return source if is_hub_id(source) else dataset or source_name(source)
 
 
@@ -199,68 +178,53 @@ def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None)
     check_licence(licence)
 
 
-def _examples(facts: FinishedRun, folder: str | Path, examples: Sequence[str | Path], output: Path) -> list[Example]:
-    if facts.is_vision:
-        return image_examples(folder, examples, output)
-    return translation_examples(folder, [str(text) for text in examples])
-
-
-def _model_context(facts: FinishedRun, dataset: str | None) -> dict[str, Any]:
+def _model_context(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
     """What config.json says."""
-    config = facts.config
-    attentions = _attentions(facts)
-    papers = dict.fromkeys([*(site["paper"] for site in attentions), architecture_paper(facts.is_vision)])
+    config = run.config
+    attentions = _attentions(config)
+    papers = dict.fromkeys([*(site["paper"] for site in attentions), run.task.architecture])
     weights = {"normalization": config.normalization_loss_weight, "entropy": config.entropy_loss_weight}
     return {
-        "is_vision": facts.is_vision,
         "attentions": attentions,
         "needs_entmax": any(site["needs_entmax"] for site in attentions),
         "papers": list(papers),
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
-        "languages": [_LANGUAGES.get(code, code) for code in facts.languages],
-        "classes": [config.id2label[label] for label in range(config.num_labels)] if facts.is_vision else [],
-        "image_size": size_text(config.image_size) if facts.is_vision else None,
-        "positions": getattr(config, "max_position_embeddings", None),
         "dataset": dataset,
         "dataset_link": f"[{dataset}](https://huggingface.co/datasets/{dataset})",
-        "parameters": f"{facts.results['parameters']:,}" if "parameters" in facts.results else None,
+        "parameters": f"{run.results['parameters']:,}" if "parameters" in run.results else None,
+        **run.task.card.template_values(config, run.languages),
     }
 
 
 def _measured_context(
-    facts: FinishedRun, repo_id: str, dataset: str | None, baseline: str | Path | None, hardware: str | None
+    run: FinishedRun, repo_id: str, dataset: str | None, baseline: str | Path | None, hardware: str | None
 ) -> dict[str, Any]:
     """What was measured, and how."""
-    data = facts.section("data")
+    data = run.section("data")
     trained_on = dataset or source_name(data.get("path")) or source_name(data.get("train"))
-    report = (scores(facts) or {}).get("attention")
+    report = run.evaluation.attention if run.evaluation else None
     table = result_table(
-        facts,
+        run,
         repo_id.rpartition("/")[2],
-        None if baseline is None else read_evaluation(baseline),
+        None if baseline is None else Evaluation.load(baseline),
         {} if baseline is None else read_recipe(Path(baseline).with_name(RECIPE_FILE)),
-        _scored_data(facts, dataset),
+        _scored_data(run, dataset),
     )
-    statistics = None
-    if report:
-        rows = statistics_rows(report)
-        statistics = {"rows": rows, "queries": f"{report['overall']['rows']:,}"}
     return {
-        "training": training_rows(facts, trained_on, hardware),
-        "has_recipe": bool(facts.recipe),
+        "training": training_rows(run, trained_on, hardware),
+        "has_recipe": bool(run.recipe),
         "results": table,
-        "statistics": statistics,
+        "statistics": {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}"} if report else None,
     }
 
 
-def _attentions(facts: FinishedRun) -> list[dict[str, Any]]:
+def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """Title, source and formula of each site, or of all where they are alike."""
-    config = facts.config
     sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
     described = []
     for site in sites:
         attention = config.attention_for(site)
-        source = attention_source(attention, config.model_type)
+        source = attention_source(attention, config)
         in_decoder = site in ("decoder", "cross")
         heads = config.decoder_attention_heads if in_decoder else config.num_attention_heads
         described.append(
@@ -277,15 +241,20 @@ def _attentions(facts: FinishedRun) -> list[dict[str, Any]]:
     return described
 
 
-def _render(context: dict[str, Any]) -> str:
-    """Text of the card, from the template."""
+def _render(context: dict[str, Any], task: Task) -> str:
+    """Text of the card, from the template and the task's blocks in it."""
+    template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
+        loader=DictLoader({"template.md": template, "card.md": task.card_template}),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
     )
     environment.filters["cell"] = _cell
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    template = (files("reluformers.model_cards") / "template.md").read_text(encoding="utf-8")
-    return environment.from_string(template).render(context)
+    return environment.get_template("card.md").render(context)
 
 
 def _cell(text: str) -> str:

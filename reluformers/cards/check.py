@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from reluformers.errors import UserError, describe_error
+from reluformers.tasks import TASKS
 
 # https://huggingface.co/docs/hub/repositories-licenses
 LICENCES = frozenset(
@@ -24,7 +25,7 @@ LICENCES = frozenset(
     other
     """.split()  # noqa: SIM905 (a list of them would take a page)
 )
-PIPELINE_TAGS = ("translation", "image-classification")
+PIPELINE_TAGS = tuple(TASKS)
 PLACEHOLDER = "[More Information Needed]"
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual|other|unknown")

@@ -1,7 +1,6 @@
 """What the files of a finished run know about its model; what they do not know stays unknown."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ import yaml
 from transformers import AutoConfig, PreTrainedConfig
 
 from reluformers.errors import UserError, describe_error
+from reluformers.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
+from reluformers.tasks import Task, task_of
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
-EVALUATION_FILE = "evaluation.json"
 _LANGUAGES = ("source_lang", "target_lang")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
-_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")
 
 
 @dataclass(frozen=True)
@@ -27,19 +25,20 @@ class FinishedRun:
         recipe: sections of `recipe.yaml`; empty if there is none.
         log: entries of `log_history.json`.
         results: of `results.json`.
-        evaluation: of `evaluation.json`; None if there is none.
+        evaluation: what it scored: of `evaluation.json`, else what the training run measured at its end; None if
+            nothing was.
     """
 
     config: PreTrainedConfig
     recipe: dict[str, dict[str, Any]]
     log: list[dict[str, Any]]
     results: dict[str, Any]
-    evaluation: dict[str, Any] | None
+    evaluation: Evaluation | None
 
     @property
-    def is_vision(self) -> bool:
-        """Whether the model classifies images; else it translates."""
-        return not self.config.is_encoder_decoder
+    def task(self) -> Task:
+        """What the model does."""
+        return task_of(self.config)
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, perhaps empty."""
@@ -48,10 +47,9 @@ class FinishedRun:
     @property
     def languages(self) -> list[str]:
         """Codes of the source and the target language, as far as they are known."""
-        codes = [(self.evaluation or {}).get(f"{side}_lang") for side in ("source", "target")]
-        return [code for code in codes if code] or [
-            self.section("data")[key] for key in _LANGUAGES if self.section("data").get(key)
-        ]
+        scored = vars(self.evaluation.data) if self.evaluation else {}
+        found = ([known[key] for key in _LANGUAGES if known.get(key)] for known in (scored, self.section("data")))
+        return next(filter(None, found), [])
 
     @property
     def training_seconds(self) -> float | None:
@@ -67,11 +65,10 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
 
     Args:
         folder: of a saved model.
-        evaluation: results of `evaluate_translation.py` or `evaluate_image_classification.py`; None for
-            `evaluation.json` of the folder, if it is there.
+        evaluation: results of `reluformers evaluate`; None for `evaluation.json` of the folder, if it is there.
 
     Returns:
-        The facts.
+        What is known of it.
 
     Raises:
         UserError: there is no model, its configuration is none of this library, or a file cannot be read.
@@ -90,71 +87,39 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     log = _read(folder / LOG_FILE, list)
     for number, entry in enumerate(log, start=1):
         _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
-    return FinishedRun(
-        config=config,
-        recipe=read_recipe(folder / RECIPE_FILE),
-        log=log,
-        results=_read_mapping(folder / RESULTS_FILE),
-        evaluation=None if evaluation is None else read_evaluation(evaluation),
-    )
+    recipe, results = read_recipe(folder / RECIPE_FILE), _read_mapping(folder / RESULTS_FILE)
+    scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
+    return FinishedRun(config, recipe, log, results, scored)
 
 
-def read_evaluation(path: str | Path) -> dict[str, Any]:
-    """Read the results of an evaluation.
-
-    Raises:
-        UserError: the file is missing, or holds something else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; make it with --output of evaluate_translation.py or "
-                        "evaluate_image_classification.py")  # fmt: skip
-    evaluation = _read_mapping(path)
-    if not ({"bleu", "accuracy"} & evaluation.keys() and "split" in evaluation):
-        raise UserError(f"{path}: has neither bleu nor accuracy of a split; evaluate the model again")
-    for names, kind in (
-        (("split", *_LANGUAGES), str),
-        (("accuracy", "top5_accuracy", "loss"), int | float),
-        (("bleu", "chrf", "decoding", "attention"), dict),
-    ):
-        for name in names:
-            _check_kind(evaluation.get(name), kind, f"{path}: {name}")
-    for name in ("bleu", "chrf"):
-        if evaluation.get(name):
-            _check_kind(evaluation[name].get("score", ""), int | float, f"{path}: score of {name}")
-    return evaluation
+def _scored_in_training(
+    config: PreTrainedConfig, recipe: dict[str, dict[str, Any]], results: dict[str, Any]
+) -> Evaluation | None:
+    """What a training run measured at its end: of the test set, else of the validation set."""
+    task = task_of(config)
+    data = recipe.get("data") or {}
+    for split in ("test", "validation"):
+        if results.get(f"{split}_{task.main_metric}") is None:
+            continue
+        scores = {
+            name: Score(results[f"{split}_{name}"], results.get(f"{name}_signature"))
+            for name in METRICS
+            if results.get(f"{split}_{name}") is not None
+        }
+        source = data.get("path") or data.get(split)
+        return Evaluation(task.name, ScoredData(split, source), scores, decoding=recipe.get("decoding") or {})
+    return None
 
 
 def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
     recipe = _read_mapping(Path(path))
+    recipe.pop("task", None)
     for name, section in recipe.items():
         _check_kind(section, dict, f"{path}: section {name}")
     for name in _LANGUAGES:
         _check_kind((recipe.get("data") or {}).get(name), str, f"{path}: data.{name}")
     return recipe
-
-
-def source_name(source: Any) -> str | None:
-    """Name of a data source without its place on this machine: a Hub id as it is, else the last part of a path."""
-    if isinstance(source, list | tuple):
-        names = [name for item in source if (name := source_name(item))]
-        return ", ".join(dict.fromkeys(names)) or None
-    if isinstance(source, dict):
-        return source_name(list(source.values()))
-    if not isinstance(source, str) or not source.strip():
-        return None
-    return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
-
-
-def is_hub_id(source: Any) -> bool:
-    """Whether a data source is one of the Hub: looks like owner/name and is nothing on this machine."""
-    return (
-        isinstance(source, str)
-        and _HUB_ID.fullmatch(source) is not None
-        and not _DATA_FILE.search(source)
-        and not Path(source).exists()
-    )
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from reluformers.attention_statistics import MISSING, SITE_NAMES, AttentionReport
+from reluformers.data_names import source_name
 from reluformers.errors import UserError
-from reluformers.plotting import SITE_NAMES
+from reluformers.results import Evaluation
 
-from .finished_run import FinishedRun, source_name
+from .finished_run import FinishedRun
 
-MISSING = "–"
-# what two evaluations must share, so that their scores can stand side by side
-_SAME = ("data", "split", "sentences", "images", "source_lang", "target_lang", "decoding")
 # in a recipe, but no part of how a model is trained
 _INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
 
@@ -33,37 +32,17 @@ class ResultTable:
     remarks: list[str]
 
 
-def scores(facts: FinishedRun) -> dict[str, Any] | None:
-    """What the model scored: its evaluation, else what the training run measured at its end, else None."""
-    if facts.evaluation is not None:
-        return facts.evaluation
-    key = "accuracy" if facts.is_vision else "bleu"
-    for split in ("test", "validation"):
-        if facts.results.get(f"{split}_{key}") is None:
-            continue
-        data = facts.section("data")
-        measured = {name: facts.results.get(f"{split}_{name}") for name in ("loss", "accuracy", "top5_accuracy")}
-        score = {"score": facts.results.get(f"{split}_bleu"), "signature": facts.results.get("bleu_signature")}
-        return {
-            "split": split,
-            "data": data.get("path") or data.get(split),
-            **{name: value for name, value in measured.items() if value is not None},
-            **({} if facts.is_vision else {"bleu": score, "decoding": facts.section("decoding")}),
-        }
-    return None
-
-
 def result_table(
-    facts: FinishedRun,
+    run: FinishedRun,
     name: str,
-    baseline: Mapping[str, Any] | None,
+    baseline: Evaluation | None,
     baseline_recipe: Mapping[str, Any],
     data: str | None,
 ) -> ResultTable | None:
     """Put the scores into a table.
 
     Args:
-        facts: of the model.
+        run: of the model.
         name: of the model.
         baseline: evaluation of the softmax model; None for none.
         baseline_recipe: its recipe; empty if unknown.
@@ -75,104 +54,77 @@ def result_table(
     Raises:
         UserError: the two evaluations were not made in the same way.
     """
-    measured = scores(facts)
+    measured = run.evaluation
     if measured is None:
         if baseline is not None:
             raise UserError("there is a baseline, but no evaluation of this model to put beside it; evaluate it first")
         return None
-    measures = _measures(measured)
-    rows = [[f"**{name}**", *measures.values()]]
+    cells = _cells(measured)
+    rows = [[f"**{name}**", *cells.values()]]
     remarks = _signatures(measured)
     if baseline is not None:
-        _check_comparable(measured, baseline)
-        rows.append(["softmax baseline", *(_measures(baseline).get(header, MISSING) for header in measures)])
-        remarks += _recipe_difference(facts.recipe, baseline_recipe)
-    return ResultTable(list(measures), rows, _scored(measured, data), remarks)
+        measured.check_comparable(baseline)
+        rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
+        remarks += _recipe_difference(run.recipe, baseline_recipe)
+    return ResultTable(list(cells), rows, _scored(measured, data), remarks)
 
 
-def statistics_rows(report: Mapping[str, Any]) -> list[list[str]]:
+def statistics_rows(report: AttentionReport) -> list[list[str]]:
     """The rows of the attention report: each site, and all of them if there are several."""
-    numbers = {name: report[site]["overall"] for site, name in SITE_NAMES.items() if site in report}
-    if len(numbers) > 1:
-        numbers["all"] = report["overall"]
-    return [
-        [
-            name,
-            f"{row['zeros']:.1%}",
-            f"{row['null_rate']:.1%}",
-            MISSING if row["entropy"] is None else f"{row['entropy']:.2f}",
-            f"{row['row_sum']:.2f}",
-        ]
-        for name, row in numbers.items()
-    ]
+    statistics = {name: report.sites[site].overall for site, name in SITE_NAMES.items() if site in report.sites}
+    if len(statistics) > 1:
+        statistics["all"] = report.overall
+    return [[name, *row.cells().values()] for name, row in statistics.items()]
 
 
-def training_rows(facts: FinishedRun, data: str | None, hardware: str | None) -> list[tuple[str, str]]:
+def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> list[tuple[str, str]]:
     """How the model was trained, as far as its folder knows.
 
     Args:
-        facts: of the model.
+        run: of the model.
         data: the data set, as the card names it.
         hardware: what it was trained on; None for what the run wrote down.
 
     Returns:
         Label and value of each row.
     """
-    training = facts.section("training")
+    training = run.section("training")
     rows = {
-        "data": _data(facts, data),
-        "shape": _shape(facts) if facts.recipe else None,
-        "tokenizer": _tokenizer(facts),
+        "data": _data(run, data),
+        "shape": run.task.card.describe_shape(run.config) if run.recipe else None,
+        **(run.task.card.describe_inputs(run.config, run.recipe) if run.recipe else {}),
         "batch": _batch(training),
-        "length": _length(facts),
+        "length": _length(run),
         "optimizer": _optimizer(training),
-        "against overfitting": _regularization(facts) if facts.recipe else None,
+        "against overfitting": _regularization(run) if run.recipe else None,
         "precision": next((name for name in ("bf16", "fp16") if training.get(name)), None),
         "weights": _final_weights(training),
         "seed": training.get("seed"),
-        "hardware": hardware or facts.results.get("device"),
-        "time": _duration(facts.training_seconds),
-        "software": _software(facts.results),
+        "hardware": hardware or run.results.get("device"),
+        "time": _duration(run.training_seconds),
+        "software": _software(run.results),
     }
     return [(label, str(value)) for label, value in rows.items() if value is not None]
 
 
-def size_text(size: int | Sequence[int]) -> str:
-    """Height and width of images or patches."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return f"{height} × {width}"
+def _cells(evaluation: Evaluation) -> dict[str, str]:
+    """Column → text of the scores, of the zeros and of the null rows."""
+    cells = evaluation.cells()
+    if evaluation.attention:
+        statistics = evaluation.attention.overall.cells()
+        cells |= {name: statistics[name] for name in ("zeros", "null rows")}
+    return cells
 
 
-def _measures(evaluation: Mapping[str, Any]) -> dict[str, str]:
-    measures = {
-        name: f"{evaluation[key]['score']:.2f}"
-        for name, key in (("BLEU", "bleu"), ("chrF", "chrf"))
-        if evaluation.get(key)
-    }
-    for name, key in (("accuracy", "accuracy"), ("top-5", "top5_accuracy")):
-        if evaluation.get(key) is not None:
-            measures[name] = f"{evaluation[key]:.2%}"
-    if evaluation.get("loss") is not None:
-        measures["loss"] = f"{evaluation['loss']:.3f}"
-    overall = evaluation.get("attention", {}).get("overall")
-    if overall:
-        measures |= {"zeros": f"{overall['zeros']:.1%}", "null rows": f"{overall['null_rate']:.1%}"}
-    return measures
-
-
-def _signatures(evaluation: Mapping[str, Any]) -> list[str]:
-    found = [
-        f"{name} `{evaluation[key]['signature']}`"
-        for name, key in (("BLEU", "bleu"), ("chrF", "chrf"))
-        if (evaluation.get(key) or {}).get("signature")
-    ]
+def _signatures(evaluation: Evaluation) -> list[str]:
+    found = [f"{title} `{signature}`" for title, signature in evaluation.signatures().items()]
     return [", ".join(found) + " (sacreBLEU)."] if found else []
 
 
-def _scored(evaluation: Mapping[str, Any], data: str | None) -> str:
-    rows = [f"{evaluation[key]:,} {key}" for key in ("sentences", "images") if key in evaluation]
-    text = f"Scored on {f'{data}, ' if data else ''}split `{evaluation['split']}`{f' ({rows[0]})' if rows else ''}"
-    decoding = evaluation.get("decoding") or {}
+def _scored(evaluation: Evaluation, data: str | None) -> str:
+    rows = f" ({evaluation.data.rows:,} {evaluation.data.unit})" if evaluation.data.rows else ""
+    text = f"Scored on {f'{data}, ' if data else ''}split `{evaluation.data.split}`{rows}"
+    decoding = evaluation.decoding
     if "num_beams" not in decoding:
         return f"{text}."
     beams = decoding["num_beams"]
@@ -181,27 +133,6 @@ def _scored(evaluation: Mapping[str, Any], data: str | None) -> str:
     penalty = {"hf": "len^α", "wu": "((5 + len)/6)^α"}.get(decoding.get("penalty"))
     length = f", length penalty {decoding['length_penalty']:g}{f' ({penalty})' if penalty else ''}"
     return f"{text}, beam {beams}{length if 'length_penalty' in decoding else ''}."
-
-
-def _check_comparable(measured: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:
-    def value(evaluation: Mapping[str, Any], key: str) -> Any:
-        if key == "data":
-            return source_name(evaluation.get(key))
-        if key == "decoding":  # the size of a batch changes no score
-            return {name: it for name, it in (evaluation.get(key) or {}).items() if name != "max_tokens"}
-        return evaluation.get(key)
-
-    def signature(evaluation: Mapping[str, Any]) -> Any:
-        return (evaluation.get("bleu") or {}).get("signature")
-
-    pairs = {key: (value(measured, key), value(baseline, key)) for key in _SAME if key in measured}
-    pairs["signature"] = (signature(measured), signature(baseline))
-    for key, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise UserError(
-                f"the baseline was scored in another way: its {key} is {theirs!r}, but {ours!r} of this model; "
-                "evaluate both with the same command"
-            )
 
 
 def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
@@ -227,37 +158,12 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _data(facts: FinishedRun, data: str | None) -> str | None:
-    section = facts.section("data")
+def _data(run: FinishedRun, data: str | None) -> str | None:
+    section = run.section("data")
     if data is None or not section:
         return None
     train = section.get("train") or ("train" if section.get("path") else None)
     return f"{data}, `{source_name(train)}`" if source_name(train) not in (None, data) else data
-
-
-def _shape(facts: FinishedRun) -> str:
-    config = facts.config
-    if facts.is_vision:
-        return (
-            f"{size_text(config.image_size)} pixels, patches of {size_text(config.patch_size)}, "
-            f"width {config.hidden_size}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
-            f"MLP {config.intermediate_size}, {config.norm_position}-norm, pooling {config.pooling}"
-        )
-    return (
-        f"width {config.d_model}, {config.encoder_layers} + {config.decoder_layers} layers, "
-        f"{config.encoder_attention_heads} heads, FFN {config.encoder_ffn_dim} ({config.activation_function}), "
-        f"{config.norm_position}-norm"
-    )
-
-
-def _tokenizer(facts: FinishedRun) -> str | None:
-    if facts.is_vision or not facts.recipe:
-        return None
-    config = facts.config
-    kind = "" if facts.section("tokenizer").get("path") else "BPE, "
-    if config.decoder_vocab_size is not None:
-        return f"{kind}{config.vocab_size:,} source and {config.decoder_vocab_size:,} target tokens"
-    return f"{kind}{config.vocab_size:,} tokens for both sides"
 
 
 def _batch(training: Mapping[str, Any]) -> str | None:
@@ -269,9 +175,9 @@ def _batch(training: Mapping[str, Any]) -> str | None:
     return None if size is None else f"{size}{times}"
 
 
-def _length(facts: FinishedRun) -> str | None:
-    epochs = next((entry["epoch"] for entry in reversed(facts.log) if "epoch" in entry), None)
-    steps = facts.results.get("steps")
+def _length(run: FinishedRun) -> str | None:
+    epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
+    steps = run.results.get("steps")
     parts = [] if steps is None else [f"{steps:,} updates"]
     if epochs is not None:
         parts.append(f"{epochs:.3g} epochs")
@@ -298,8 +204,8 @@ def _optimizer(training: Mapping[str, Any]) -> str | None:
     return ", ".join(parts)
 
 
-def _regularization(facts: FinishedRun) -> str | None:
-    config = facts.config
+def _regularization(run: FinishedRun) -> str | None:
+    config = run.config
     parts = [
         f"{name} {getattr(config, key):g}"
         for name, key in (
@@ -311,7 +217,7 @@ def _regularization(facts: FinishedRun) -> str | None:
         )
         if getattr(config, key, 0)
     ]
-    augmentation = facts.section("augmentation")
+    augmentation = run.section("augmentation")
     if augmentation.get("crop") == "pad":
         parts.append(f"crop with a border of {augmentation.get('padding')}")
     elif augmentation.get("crop") not in (None, "none"):

@@ -14,15 +14,12 @@ import sys
 sys.modules["reluformers"] = None
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from safetensors.torch import load  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    logging,
-    pipeline,
-)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, logging, pipeline  # noqa: E402
+
+# its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # noqa: E402
 
 
 def translate(folder: str, data: bytes) -> tuple[object, dict]:
@@ -43,16 +40,15 @@ def compare(folder: str, data: bytes) -> tuple[object, dict]:
     """How far the logits of the model are from those in the tensors, for the inputs in the tensors."""
     inputs = load(data)
     expected = inputs.pop("logits")
-    is_vision = "pixel_values" in inputs
-    model_class, processor_class = (
-        (AutoModelForImageClassification, AutoImageProcessor) if is_vision else (AutoModelForSeq2SeqLM, AutoTokenizer)
-    )
-    processor_class.from_pretrained(folder, trust_remote_code=True)
-    model = model_class.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    (head,) = config.auto_map.keys() - {"AutoConfig", "AutoModel"}
+    processor = AutoTokenizer if "input_ids" in inputs else AutoImageProcessor
+    processor.from_pretrained(folder, trust_remote_code=True)
+    model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
     with torch.no_grad():
         difference = (model(**inputs).logits - expected).abs().max().item()
-    if not is_vision:
-        pipeline("translation", model=folder, trust_remote_code=True)("a", max_new_tokens=4)
+    for task in getattr(config, "custom_pipelines", None) or {}:
+        pipeline(task, model=folder, trust_remote_code=True)("a", max_new_tokens=4)
     return model, {"difference": difference}
 
 

@@ -1,30 +1,24 @@
-"""The command line of training, the same for every task."""
+r"""Train a model from a recipe, which names its task.
+
+It runs under `accelerate launch` and `torchrun` as well: give them scripts/train.py.
+
+Example:
+    reluformers train scripts/recipes/multi30k_en_de.yaml data.train=train.jsonl.gz \
+        data.validation=validation.jsonl.gz model.preset=reluformer --output_dir runs/reluformer
+"""
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Callable
 
 import datasets
 import transformers
 
-from reluformers.training.recipe import Recipe
+from reluformers.tasks import load_recipe, task_named
 
 
-def run_training_command(recipe_class: type[Recipe], train: Callable[..., object], description: str) -> None:
-    """Parse the arguments of the process, read the recipe and train.
-
-    Args:
-        recipe_class: of the task.
-        train: takes a recipe, the output folder, `resume` and `report`, as `train_translation` does.
-        description: of the command.
-
-    Raises:
-        UserError: whatever reading the recipe or training finds wrong.
-    """
-    sections = ", ".join(item.name for item in dataclasses.fields(recipe_class))
-    parser = argparse.ArgumentParser(description=f"{description} Also runs under `accelerate launch` and `torchrun`.")
-    parser.add_argument("recipe", help=f"YAML file with sections {sections}")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("recipe", help="YAML file with `task:` and its sections")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="changes to the recipe; the value is read as YAML"
     )
@@ -37,9 +31,12 @@ def run_training_command(recipe_class: type[Recipe], train: Callable[..., object
         help="go on from this checkpoint; without a value, from the last complete one; "
         "`auto` starts anew if there is none",
     )
-    options = parser.parse_intermixed_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train."""
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
-    recipe = recipe_class.load(options.recipe, options.overrides)
-    train(recipe, options.output_dir, resume=options.resume, report=print)
+    recipe = load_recipe(options.recipe, options.overrides)
+    task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=print)

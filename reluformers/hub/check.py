@@ -2,24 +2,23 @@
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from reluformers.cards.card import CARD_FILE
 from reluformers.cards.check import check_card
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.saved_models import load_model
+from reluformers.tasks import Task, task_of_model_type
 
-from .files import read_config, select_files, task_of
+from .files import read_config, select_files
 
 logger = logging.getLogger(__name__)
 
 LOGIT_TOLERANCE = 1e-5
-AUTO_CLASSES = {"translation": AutoModelForSeq2SeqLM, "image-classification": AutoModelForImageClassification}
 
 
 class FolderCheck(NamedTuple):
@@ -45,14 +44,14 @@ def check_folder(folder: str | Path) -> FolderCheck:
     """
     folder = Path(folder)
     if CARD_FILE not in select_files(folder):
-        raise UserError(f"{folder}: {CARD_FILE} is missing; write it with scripts/write_model_card.py")
-    task = task_of(read_config(folder))
-    if (tag := check_card(folder / CARD_FILE).data.pipeline_tag) != task:
-        raise UserError(f"{folder / CARD_FILE}: pipeline_tag is {tag!r}, but the model is one for {task}")
+        raise UserError(f"{folder}: {CARD_FILE} is missing; write it with `reluformers card {folder} …`")
+    task = task_of_model_type(read_config(folder)["model_type"])
+    if (tag := check_card(folder / CARD_FILE).data.pipeline_tag) != task.name:
+        raise UserError(f"{folder / CARD_FILE}: pipeline_tag is {tag!r}, but the model is one for {task.name}")
     return compare_in_clean_process(folder, task)
 
 
-def compare_in_clean_process(folder: Path, task: str) -> FolderCheck:
+def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
     """Compare the logits of the installed classes with those of a process that has only the folder.
 
     Args:
@@ -62,8 +61,8 @@ def compare_in_clean_process(folder: Path, task: str) -> FolderCheck:
     Raises:
         UserError: it does not open there, or the logits differ by more than `LOGIT_TOLERANCE`.
     """
-    model = load_model(AUTO_CLASSES[task], folder, dtype=torch.float32)
-    inputs = fixed_inputs(model.config, task)
+    model = load_model(task.auto_class, folder, dtype=torch.float32)
+    inputs = task.example_inputs(model.config)
     with torch.no_grad():
         logits = model(**inputs).logits.contiguous()
     try:
@@ -77,31 +76,4 @@ def compare_in_clean_process(folder: Path, task: str) -> FolderCheck:
             f"{folder}: the code in it computes other logits than reluformers, by {answer['difference']:.1e}; "
             "load the model with reluformers and save it again"
         )
-    return FolderCheck(task, answer["model_class"], answer["difference"])
-
-
-def fixed_inputs(config: PreTrainedConfig, task: str) -> dict[str, Any]:
-    """A small batch that any model of a task takes: two rows, the second one padded.
-
-    Args:
-        config: of the model.
-        task: what it does.
-
-    Returns:
-        Arguments of `forward`.
-    """
-    if task == "image-classification":
-        size = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
-        shape = (2, config.num_channels, *size)
-        return {"pixel_values": torch.arange(torch.Size(shape).numel()).float().sin().view(shape)}
-    mask = torch.ones(2, 6, dtype=torch.long)
-    mask[1, 4:] = 0
-    return {
-        "input_ids": _ids(2, 6, config.vocab_size),
-        "attention_mask": mask,
-        "decoder_input_ids": _ids(2, 5, config.decoder_vocab_size or config.vocab_size),
-    }
-
-
-def _ids(rows: int, length: int, vocab_size: int) -> torch.Tensor:
-    return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)
+    return FolderCheck(task.name, answer["model_class"], answer["difference"])

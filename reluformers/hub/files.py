@@ -11,15 +11,15 @@ import yaml
 from huggingface_hub import get_token
 from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.cards.card import CARD_FILE
 from reluformers.cards.check import TOKEN, check_card, pictures
-from reluformers.cards.finished_run import EVALUATION_FILE
 from reluformers.errors import UserError
 from reluformers.payload import payload_names
-from reluformers.registry import FAMILIES
+from reluformers.registry import config_class_of, custom_pipelines
+from reluformers.results import EVALUATION_FILE
+from reluformers.tasks import task_of_model_type
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 from reluformers.translation.tokenization import TARGET_FOLDER
 
@@ -40,10 +40,6 @@ _INDEX = "model.safetensors.index.json"
 _PICTURES = (".png", ".jpg", ".jpeg")
 _BINARY = (".safetensors", *_PICTURES)
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
-_REQUIRED = {
-    "translation": (HANDLER, "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
-    "image-classification": (HANDLER, "preprocessor_config.json"),
-}
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
 # pieces of a vocabulary may look like paths
@@ -68,15 +64,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}/config.json: is no JSON ({error}); save the model again") from error
     if not isinstance(config, dict):
         raise UserError(f"{folder}/config.json: holds a {type(config).__name__}, no mapping; save the model again")
-    if config.get("model_type") not in [family.model_type for family in FAMILIES]:
+    if task_of_model_type(config.get("model_type")) is None:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
     return config
-
-
-def task_of(config: dict[str, Any]) -> str:
-    """What a model does, by its config.json: the name of its pipeline."""
-    family = next(family for family in FAMILIES if family.model_type == config["model_type"])
-    return "translation" if AutoModelForSeq2SeqLM in FAMILIES[family] else "image-classification"
 
 
 def select_files(folder: Path) -> list[str]:
@@ -92,9 +82,8 @@ def select_files(folder: Path) -> list[str]:
         UserError: a file is missing, or the folder holds no finished model.
     """
     config = read_config(folder)
-    names = {"config.json", *_REQUIRED[task_of(config)], *_weights(folder), *_code(folder, config)}
-    if config.get("decoder_vocab_size"):
-        names |= {f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES[:2]}
+    required = task_of_model_type(config["model_type"]).required_files(config)
+    names = {"config.json", HANDLER, *required, *_weights(folder), *_code(folder, config)}
     for name in sorted(names):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
@@ -213,7 +202,8 @@ def _weights(folder: Path) -> list[str]:
 def _code(folder: Path, config: dict[str, Any]) -> list[str]:
     """The files that config.json names and what they import, as transformers follows it."""
     classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
-    if not classes or (task_of(config) == "translation" and "translation" not in pipelines):
+    needed = custom_pipelines(config_class_of(config["model_type"]))
+    if not classes or not needed.keys() <= pipelines.keys():
         raise UserError(
             f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
         )

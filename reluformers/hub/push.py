@@ -14,10 +14,11 @@ from huggingface_hub.utils import validate_repo_id
 from reluformers.cards.card import CARD_FILE, write_card
 from reluformers.cards.check import check_card
 from reluformers.errors import UserError
+from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder
 from .errors import hub_errors
-from .files import check_texts, is_ours, read_config, stage_files, task_of
+from .files import check_texts, is_ours, read_config, stage_files
 from .repository import Operation, Repository
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -87,7 +88,8 @@ def push_to_hub(
         licence = check_card(staging / CARD_FILE).data.license
     licence = licence if isinstance(licence, str) else licence[0]
     url = f"{api.endpoint}/{repo_id}"
-    return Release(url, repository.head, name, task_of(config), licence, is_new, repository.private)
+    task = task_of_model_type(config["model_type"]).name
+    return Release(url, repository.head, name, task, licence, is_new, repository.private)
 
 
 def check_names(repo_id: str, revision: str | None) -> None:
@@ -142,12 +144,11 @@ def snippet(release: Release, repo_id: str) -> str:
         release: what was pushed.
         repo_id: where to.
     """
-    example = {"translation": "Two dogs are playing in the snow.", "image-classification": "picture.png"}
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (
         "from transformers import pipeline\n\n"
         f'pipe = pipeline("{release.task}", {pinned}, trust_remote_code=True)\n'
-        f'print(pipe("{example[release.task]}"))'
+        f'print(pipe("{TASKS[release.task].example}"))'
     )
 
 

@@ -18,7 +18,7 @@ _ERROR = "error"
 
 
 class SeededRows(Dataset):
-    """The rows of a data set, fetched a draw at a time together with its seed.
+    """The rows of a data set, fetched a batch at a time together with its seed.
 
     Args:
         dataset: rows of `load_image_split`.
@@ -30,14 +30,14 @@ class SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, draw: SeededBatch) -> tuple[int, list[dict[str, Any]]]:
+    def __getitems__(self, batch: SeededBatch) -> tuple[int, list[dict[str, Any]]]:
         """Seed and rows of a batch, for `SeededCollator`."""
-        return draw.seed, self.dataset.__getitems__(draw.rows)
+        return batch.seed, self.dataset.__getitems__(batch.rows)
 
 
 @dataclass
 class SeededCollator:
-    """Makes a batch of a draw, at random from its seed: a resumed run, or one with more workers, gets the same.
+    """Makes a batch at random from its seed: a resumed run, or one with more workers, gets the same.
 
     Args:
         collator: makes a batch of rows with torch's global generator.
@@ -45,9 +45,9 @@ class SeededCollator:
 
     collator: ImageCollator
 
-    def __call__(self, drawn: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
+    def __call__(self, seeded_rows: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
         """A batch, or the error in its place (see `check_batch`)."""
-        seed, rows = drawn
+        seed, rows = seeded_rows
         with torch.random.fork_rng(devices=[]):
             # that of the CPU alone: `torch.manual_seed` would touch the devices' too
             torch.default_generator.manual_seed(seed)

@@ -91,8 +91,7 @@ def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None 
     """
     if config.num_channels != 3:
         raise ValueError(f"num_channels is {config.num_channels}, but images are read as RGB: it must be 3")
-    sides = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
-    height, width = sides
+    height, width = sides = _sides(config)
     if shorter_side is None and height == width >= SMALLEST_CROPPED:
         shorter_side = round(height / CROP_SHARE)
     if shorter_side is not None and shorter_side < max(sides):
@@ -161,3 +160,21 @@ def to_pixel_values(pictures: list[Image.Image], processor: ViTImageProcessorPil
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
     values = pixels.permute(0, 3, 1, 2).contiguous().float()
     return values.mul_(processor.rescale_factor / std).sub_(mean / std)
+
+
+def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """A small batch that any vision model takes: two images of its own size.
+
+    Args:
+        config: of the model.
+
+    Returns:
+        Arguments of `forward`: `pixel_values` [2, channels, height, width].
+    """
+    shape = torch.Size((2, config.num_channels, *_sides(config)))
+    return {"pixel_values": torch.arange(shape.numel()).float().sin().view(shape)}
+
+
+def _sides(config: PreTrainedConfig) -> list[int]:
+    """Height and width that a model takes."""
+    return list(config.image_size) if isinstance(config.image_size, list | tuple) else [config.image_size] * 2

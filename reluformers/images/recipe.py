@@ -104,6 +104,7 @@ class ImageRecipe(Recipe):
         training: fields of `TaskTrainingArguments`, all but `output_dir`.
     """
 
+    task: ClassVar[str] = "image-classification"
     arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
     model_options: ClassVar[tuple[str, ...]] = ("preset", "size")
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(

@@ -47,8 +47,7 @@ def train_image_classification(
     Returns:
         The content of `results.json`: `validation_accuracy`, `validation_top5_accuracy` (of more than five classes),
         `validation_loss`, the same of the test set, as far as there are such sets, `images_per_second` of training
-        (median of the log), `parameters`, `steps`, `device`, `torch`,
-        `transformers` and, unless it was resumed, `training_seconds`.
+        (median of the log), `parameters`, `steps`, the `Circumstances` and, unless it was resumed, `training_seconds`.
 
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
@@ -91,7 +90,7 @@ class _ImageRun(TaskRun):
         self.report(f"images of {len(self.classes)} classes: {counts}")
         self.train, self.evaluation = splits.pop("train"), splits
 
-    def build_model(self) -> PreTrainedModel:
+    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
         """A model for the recipe and the classes."""
         id2label = dict(enumerate(self.classes))
         label2id = {name: label for label, name in id2label.items()}

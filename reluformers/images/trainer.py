@@ -1,4 +1,4 @@
-"""Trainer for image classification: batches drawn by seed, accuracy, weight decay as in big_vision."""
+"""Trainer for image classification: a seed for each batch, accuracy, weight decay as in big_vision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +41,8 @@ class Recipe(ABC):
     `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
     """
 
+    # what `task:` at the head of the file says
+    task: ClassVar[str]
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
     model_options: ClassVar[tuple[str, ...]] = ("preset",)
@@ -95,9 +97,9 @@ class Recipe(ABC):
             )
         return args
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, Any]:
         """The recipe as it is written in YAML."""
-        return dataclasses.asdict(self)
+        return {"task": self.task, **dataclasses.asdict(self)}
 
     def save(self, path: str | Path) -> None:
         """Write the recipe so that `load` reads the same, without access tokens."""
@@ -119,16 +121,22 @@ class Recipe(ABC):
         Raises:
             UserError: the file is not a recipe, a section or key is not known, or a value is not allowed.
         """
-        sections = _read_sections(Path(path), [item.name for item in dataclasses.fields(cls)])
-        for override in overrides:
-            _apply_override(sections, override)
+        return cls.from_sections(read_sections(path, overrides), path)
+
+    @classmethod
+    def from_sections(cls, sections: dict[str, Any], path: str | Path) -> "Recipe":
+        """The recipe of sections that were read from a file; see `from_dict`.
+
+        Raises:
+            UserError: as there; the message names the file.
+        """
         try:
             return cls.from_dict(sections)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
 
     @classmethod
-    def from_dict(cls, sections: dict[str, dict[str, Any] | None]) -> "Recipe":
+    def from_dict(cls, sections: dict[str, Any]) -> "Recipe":
         """Check names and types of every key and build the recipe.
 
         Raises:
@@ -137,6 +145,10 @@ class Recipe(ABC):
         allowed = {item.name: item for item in dataclasses.fields(cls)}
         checked = {}
         for name, values in sections.items():
+            if name == "task":
+                if values != cls.task:
+                    raise UserError(f"task is {values!r}, but this is a recipe of {cls.task}")
+                continue
             check_name(name, allowed, "section")
             if not isinstance(values, dict | None):
                 raise UserError(f"{name} is {values!r}, but must be a section of keys and values")
@@ -174,7 +186,19 @@ class Recipe(ABC):
         return dict(values)
 
 
-def _read_sections(path: Path, names: Iterable[str], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`.
+
+    Raises:
+        UserError: the file is not YAML with sections, or an override is not of the form `section.key=value`.
+    """
+    sections = _read_with_base(Path(path))
+    for override in overrides:
+        _apply_override(sections, override)
+    return sections
+
+
+def _read_with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The sections of a recipe over those of its base."""
     if path in seen:
         raise UserError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
@@ -184,13 +208,13 @@ def _read_sections(path: Path, names: Iterable[str], seen: tuple[Path, ...] = ()
         raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
     sections = _parse_yaml(text, str(path)) or {}
     if not isinstance(sections, dict):
-        raise UserError(f"{path}: a recipe has sections {', '.join(names)}, but this file holds {sections!r}")
+        raise UserError(f"{path}: a recipe has sections, such as model and data, but this file holds {sections!r}")
     base = sections.pop("base", None)
     if base is None:
         return sections
     if not isinstance(base, str):
         raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
-    merged = _read_sections(path.parent / base, names, (*seen, path))
+    merged = _read_with_base(path.parent / base, (*seen, path))
     for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values

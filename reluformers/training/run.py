@@ -1,6 +1,5 @@
 """The frame of a training run: from a recipe to a folder that opens anywhere."""
 
-import copy
 import json
 import logging
 import re
@@ -11,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 import yaml
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 
+from reluformers.circumstances import current_circumstances
 from reluformers.errors import UserError
 from reluformers.files import atomic_write
 from reluformers.plotting import plot_training_curves
@@ -40,7 +38,7 @@ class TaskRun(ABC):
     Under `accelerate launch` or `torchrun` every process makes one; the first one writes and reports.
 
     Args:
-        recipe: what to train on what; it stays as it is, `self.recipe` is a copy that also takes what is measured.
+        recipe: what to train on what; it stays as it is.
         output_dir: folder for checkpoints and, at the end, for everything that belongs to the model.
         report: takes lines for the user.
 
@@ -52,7 +50,7 @@ class TaskRun(ABC):
     fixed_sections: tuple[str, ...] = ("model",)
 
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
-        self.recipe = copy.deepcopy(recipe)
+        self.recipe = recipe
         self.args = self.recipe.training_arguments(output_dir)
         self.output_dir = Path(output_dir)
         self.report = report if self.args.process_index == 0 else logger.debug
@@ -66,8 +64,12 @@ class TaskRun(ABC):
         """
 
     @abstractmethod
-    def build_model(self) -> PreTrainedModel:
-        """A fresh model for the recipe and the data."""
+    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
+        """A fresh model for the recipe and the data.
+
+        Args:
+            checkpoint: where the run goes on, if it does: what was measured on the data is read from its config.json.
+        """
 
     @abstractmethod
     def build_trainer(self, model: PreTrainedModel) -> TaskTrainer:
@@ -76,9 +78,6 @@ class TaskRun(ABC):
     @abstractmethod
     def evaluate(self, trainer: TaskTrainer) -> dict[str, Any]:
         """Measure the final weights: what `results.json` holds beside parameters and steps."""
-
-    def adopt(self, earlier: Recipe) -> None:  # noqa: B027 (a task that measures nothing has nothing to take over)
-        """Take over what an earlier start measured and wrote into its recipe."""
 
     @abstractmethod
     def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
@@ -108,7 +107,7 @@ class TaskRun(ABC):
             checkpoint = self._find_checkpoint(resume)
             self.prepare(checkpoint)
         set_seed(self.args.seed)
-        model = self.build_model()
+        model = self.build_model(checkpoint)
         if checkpoint is not None:
             self.check_checkpoint_fits(model.config, checkpoint)
         if self.args.process_index == 0:
@@ -121,7 +120,10 @@ class TaskRun(ABC):
         if trainer.weight_average:
             trainer.weight_average.replace_weights()
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
-        results |= self.evaluate(trainer) | self._circumstances() | seconds
+        results |= self.evaluate(trainer) | seconds
+        results |= current_circumstances(
+            self.args.device, processes=self.args.world_size, seed=self.args.seed
+        ).to_dict()
         self._save(trainer, results)
         return results
 
@@ -134,16 +136,6 @@ class TaskRun(ABC):
         started = time.perf_counter()
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return {} if checkpoint else {"training_seconds": round(time.perf_counter() - started, 1)}
-
-    def _circumstances(self) -> dict[str, Any]:
-        """Where the run was made: kind of device, number of processes and versions."""
-        device = self.args.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return {
-            "device": name if self.args.world_size == 1 else f"{self.args.world_size} × {name}",
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
 
     def _find_checkpoint(self, resume: str | Path | None) -> Path | None:
         # further processes come second and must not take the first one's files for an old run
@@ -160,7 +152,6 @@ class TaskRun(ABC):
         if not path.exists():
             return
         earlier = self.recipe.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-        self.adopt(earlier)
         for section in self.fixed_sections:
             before, now = earlier.to_dict()[section], self.recipe.to_dict()[section]
             for key in sorted(before.keys() | now.keys()):

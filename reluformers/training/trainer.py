@@ -27,6 +27,9 @@ class TaskTrainer(Trainer):
 
     Args:
         options: of `Trainer`.
+
+    Raises:
+        ValueError: `compute_metrics` is given: evaluations gather no outputs that it could be called with.
     """
 
     args: TaskTrainingArguments
@@ -34,6 +37,10 @@ class TaskTrainer(Trainer):
     def __init__(self, *arguments: Any, **options: Any):
         self.meter = TrainingMeter(self.count)
         super().__init__(*arguments, **options)
+        if self.compute_metrics is not None:
+            raise ValueError(
+                f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
+            )
         self.add_callback(_StopMeter(self.meter))
         self.weight_average = None
         if self.args.ema_decay is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 # transformers leaves labels of this value out of every loss
 IGNORED_LABEL = -100
@@ -38,3 +39,25 @@ def _pad(rows: list[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     padded = np.full(is_token.shape, value, dtype=np.int64)
     padded[is_token] = np.concatenate(rows)
     return torch.from_numpy(padded), torch.from_numpy(is_token)
+
+
+def example_tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """A small batch that any translation model takes: two rows, the second one padded.
+
+    Args:
+        config: of the model.
+
+    Returns:
+        Arguments of `forward`: `input_ids` [2, 6], `attention_mask` [2, 6] and `decoder_input_ids` [2, 5].
+    """
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    return {
+        "input_ids": _spread_ids(2, 6, config.vocab_size),
+        "attention_mask": mask,
+        "decoder_input_ids": _spread_ids(2, 5, config.decoder_vocab_size or config.vocab_size),
+    }
+
+
+def _spread_ids(rows: int, length: int, vocab_size: int) -> Tensor:
+    return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)

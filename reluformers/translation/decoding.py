@@ -19,6 +19,8 @@ from .tokenization import check_tokenizer_fits, load_tokenizers
 logger = logging.getLogger(__name__)
 
 PENALTIES = ("hf", "wu")
+# as recipes spell it → what `generate` takes
+EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
 
 # a translation may be this much longer than its source
 _EXTRA_TOKENS = 50

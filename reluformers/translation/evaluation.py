@@ -1,12 +1,114 @@
-"""Scores a trained translation model."""
+"""Scores saved translation models: BLEU and chrF with sacreBLEU's signatures."""
+
+import argparse
+from collections.abc import Iterable, Mapping
 
 from datasets import Dataset
+from sacrebleu.metrics import BLEU, CHRF
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
+from reluformers.errors import UserError
+from reluformers.files import atomic_write, check_output_files
+from reluformers.results import Score, ScoredData, checksum
+from reluformers.scorer import Scorer, Scores, check_at_least, shows_progress
 from reluformers.training.batching import TokenBudgetBatchSampler
 
+from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
+from .loading import load_translation_split
+from .metrics import corpus_score
 from .tokenization import token_lengths, tokenize_pairs
+
+_LANGUAGES = ("source_lang", "target_lang")
+_SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
+
+
+class TranslationScorer(Scorer):
+    """Translates a split and compares with its references; see `Scorer`."""
+
+    @staticmethod
+    def add_arguments(group: argparse._ActionsContainer) -> None:
+        """Languages, search and scoring."""
+        group.add_argument("--source_lang", help="language to translate from, such as en; needed")
+        group.add_argument("--target_lang", help="language to translate to, such as de; needed")
+        group.add_argument("--num_beams", type=int, default=5, help="beams; 1 is greedy search")
+        group.add_argument("--length_penalty", type=float, default=1.0, help="exponent a of the length penalty")
+        group.add_argument("--penalty", choices=PENALTIES, default="hf", help="hf: len^a, wu: ((5 + len)/6)^a")
+        group.add_argument("--early_stopping", choices=EARLY_STOPPING, default="false", help="end of a beam search")
+        group.add_argument("--min_new_tokens", type=int, default=0, help="tokens; 1 forbids empty translations")
+        group.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
+        group.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer; none for text in tokens")
+        group.add_argument("--predictions", help="text file for the translations, one per line")
+
+    def check_options(self) -> None:
+        """Refuse what would fail only after the translation."""
+        options = self.options
+        for name in _LANGUAGES:
+            if vars(options)[name] is None:
+                raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
+        check_search(**{name: vars(options)[name] for name in ("num_beams", "length_penalty", "max_tokens")})
+        check_at_least(options, min_new_tokens=0)
+        if options.tokenize not in BLEU.TOKENIZERS:
+            raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+        check_output_files(options.output, options.predictions)
+
+    def load(self) -> ScoredData:
+        """Pairs first, as they are the cheaper ones to be wrong."""
+        options = self.options
+        languages = {name: vars(options)[name] for name in _LANGUAGES}
+        self.pairs = load_translation_split(self.source, options.split, **languages)
+        self.model, self.tokenizers = load_translation_model(
+            options.model, trust_remote_code=options.trust_remote_code
+        )
+        rows = zip(self.pairs["source"], self.pairs["target"], strict=True)
+        return ScoredData(
+            split=options.split,
+            source=options.data,
+            config=options.data_config,
+            rows=len(self.pairs),
+            unit="sentences",
+            checksum=checksum((source.encode(), target.encode()) for source, target in rows),
+            **languages,
+        )
+
+    @property
+    def decoding(self) -> dict:
+        """Options of `translate`."""
+        chosen = {name: vars(self.options)[name] for name in _SEARCH}
+        return {**chosen, "early_stopping": EARLY_STOPPING[self.options.early_stopping]}
+
+    def answer(self) -> list[str]:
+        """Translations, in the order of the rows."""
+        return translate(self.model, self.tokenizers, self.pairs["source"], progress=shows_progress(), **self.decoding)
+
+    def count(self, answers: list[str]) -> Scores:
+        """BLEU with the precisions and lengths behind it, and chrF."""
+        references = [[text] for text in self.pairs["target"]]
+        scores = {}
+        for name, metric, options, details in (
+            ("bleu", BLEU, {"tokenize": self.options.tokenize}, ("precisions", "bp", "sys_len", "ref_len")),
+            ("chrf", CHRF, {}, ()),
+        ):
+            score, signature = corpus_score(metric, options, answers, references)
+            scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
+        return Scores(scores, self.decoding)
+
+    def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
+        """The references as they are, by teacher forcing."""
+        return teacher_forced_batches(
+            self.pairs,
+            *self.tokenizers,
+            max_length=self.model.config.max_position_embeddings,
+            max_tokens=self.options.max_tokens,
+        )
+
+    def write_files(self, answers: list[str], evaluation) -> None:
+        """Write the translations, a line each."""
+        if self.options.predictions:
+            with atomic_write(self.options.predictions) as path:
+                lines = (" ".join(text.splitlines()) + "\n" for text in answers)
+                path.write_text("".join(lines), encoding="utf-8")
 
 
 def teacher_forced_batches(

@@ -7,6 +7,7 @@ import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Score as MetricScore
 
 _INPUTS_DESCRIPTION = """
 Args:
@@ -82,7 +83,7 @@ class SacreBLEU(_SacreMetric):
         tokenizer = options.get("tokenize")
         if tokenizer is not None and tokenizer not in BLEU.TOKENIZERS:
             raise ValueError(f"tokenize={tokenizer!r} is not one of {sorted(BLEU.TOKENIZERS)}.")
-        score, signature = _corpus_score(BLEU, options, predictions, references)
+        score, signature = corpus_score(BLEU, options, predictions, references)
         return {
             "score": score.score,
             "signature": signature,
@@ -113,7 +114,7 @@ class ChrF(_SacreMetric):
     citation = "Popović 2015, chrF. Post 2018, A Call for Clarity in Reporting BLEU Scores."
 
     def _compute(self, predictions, references, **options) -> dict:
-        score, signature = _corpus_score(CHRF, options, predictions, references)
+        score, signature = corpus_score(CHRF, options, predictions, references)
         return {
             "score": score.score,
             "signature": signature,
@@ -123,8 +124,23 @@ class ChrF(_SacreMetric):
         }
 
 
-def _corpus_score(metric_class: Callable[..., Metric], options: dict, predictions: list, references: list) -> tuple:
-    """Return sacreBLEU's score object and signature string."""
+def corpus_score(
+    metric_class: Callable[..., Metric], options: dict, predictions: list[str], references: list[list[str]]
+) -> tuple[MetricScore, str]:
+    """Score translations by one of sacreBLEU's metrics.
+
+    Args:
+        metric_class: `BLEU` or `CHRF` of `sacrebleu.metrics`.
+        options: of it.
+        predictions: detokenised translations.
+        references: of each of them, one or several.
+
+    Returns:
+        sacreBLEU's score, and its signature.
+
+    Raises:
+        ValueError: there are no predictions, or an option is not known.
+    """
     if not predictions:
         raise ValueError("There are no predictions to score.")
     try:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.errors import UserError
 
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 SCALE_LENGTH_PERCENTILE = 97.5
-ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
+_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
 @dataclass
@@ -149,16 +148,20 @@ def prepare_data(
     return PreparedData(train.select_columns(["input_ids", "labels"]).flatten_indices(), evaluation, tokenizers)
 
 
-def build_model(recipe: TranslationRecipe, prepared: PreparedData) -> PreTrainedModel:
+def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: Path | None = None) -> PreTrainedModel:
     """A fresh model for the recipe and its tokenizers, with generation defaults of the decoding section.
 
     The scale of cosine attention starts from the measured length of the training set unless the recipe gives one
-    (QKNorm, section 3: L is the 97.5th percentile); the measured one is written into the recipe.
+    (QKNorm, section 3: L is the 97.5th percentile). It stands in config.json, and a resumed run takes it from there.
+
+    Args:
+        recipe: of the run.
+        prepared: its data.
+        checkpoint: where the run goes on, if it does.
 
     Raises:
         UserError: the model and the tokenizers do not fit.
     """
-    recipe.model |= _measured_scales(recipe, prepared.train)
     source, target = prepared.tokenizers
     ids = {f"{name}_token_id": getattr(source, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
     fields = {name: value for name, value in ids.items() if value is not None}
@@ -170,7 +173,7 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData) -> PreTrained
                 "model.tying is 'all', one matrix for both sides, but the tokenizers are two: set model.tying=decoder"
             )
         fields["decoder_vocab_size"] = len(target)
-    config = recipe.model_config(**fields)
+    config = recipe.model_config(**fields, **_measured_scales(recipe, prepared.train, checkpoint))
     for tokenizer, side in ((source, "source"), (target, "target")):
         check_tokenizer_fits(tokenizer, config, side=side)
     model = AutoModelForSeq2SeqLM.from_config(config)
@@ -183,22 +186,18 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData) -> PreTrained
     return model
 
 
-def gives_scale(attention: Any) -> bool:
-    """Whether an attention field of a recipe says itself what the scale starts from."""
-    return isinstance(attention, dict) and not {"scale", "scale_length"}.isdisjoint(attention)
-
-
-def _measured_scales(recipe: TranslationRecipe, train: Dataset) -> dict[str, dict[str, Any]]:
+def _measured_scales(recipe: TranslationRecipe, train: Dataset, checkpoint: Path | None) -> dict[str, dict[str, Any]]:
     """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
     config = recipe.model_config()
+    earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint)
     changed = {}
-    for name in ATTENTION_FIELDS:
-        value = getattr(config, name)
-        if value is None or gives_scale(recipe.model.get(name)):
+    for name in _ATTENTION_FIELDS:
+        attention, given = getattr(config, name), recipe.model.get(name)
+        gives_scale = isinstance(given, dict) and not {"scale", "scale_length"}.isdisjoint(given)
+        if attention is None or gives_scale or attention.score != "cosine" or attention.scale is not None:
             continue
-        attention = AttentionConfig.parse(value)
-        if attention.score == "cosine" and attention.scale is None:
-            changed[name] = dataclasses.replace(attention, scale_length=scale_length(train)).to_dict()
+        length = scale_length(train) if earlier is None else getattr(earlier, name).scale_length
+        changed[name] = dataclasses.replace(attention, scale_length=length).to_dict()
     return changed
 
 

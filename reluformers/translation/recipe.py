@@ -126,6 +126,7 @@ class TranslationRecipe(Recipe):
         training: fields of `TranslationTrainingArguments`, all but `output_dir`.
     """
 
+    task: ClassVar[str] = "translation"
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"

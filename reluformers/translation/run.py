@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sacrebleu.metrics import BLEU
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
-from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.errors import UserError
 from reluformers.training.run import TaskRun
 
-from .metrics import SacreBLEU
-from .preparation import ATTENTION_FIELDS, PreparedData, build_model, gives_scale, prepare_data
+from .metrics import corpus_score
+from .preparation import PreparedData, build_model, prepare_data
 from .recipe import DecodingSection, TranslationRecipe
 from .trainer import TranslationTrainer
 
@@ -34,7 +34,7 @@ def train_translation(
     Under `accelerate launch` or `torchrun` every process calls this; the first one writes and reports.
 
     Args:
-        recipe: what to train on what; it stays as it is, and the written one also holds what was measured.
+        recipe: what to train on what.
         output_dir: folder for checkpoints and, at the end, the model, tokenizer, generation settings, `recipe.yaml`,
             `log_history.json`, `results.json` and `curves.png`.
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
@@ -42,8 +42,7 @@ def train_translation(
 
     Returns:
         The content of `results.json`: `validation_bleu`, `validation_loss`, the same of the test set if there is one,
-        `bleu_signature`, `parameters`, `steps`, `device`, `torch`, `transformers` and, unless it was resumed,
-        `training_seconds`.
+        `bleu_signature`, `parameters`, `steps`, the `Circumstances` and, unless it was resumed, `training_seconds`.
 
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
@@ -64,9 +63,9 @@ class _TranslationRun(TaskRun):
             self.recipe, checkpoint or self.output_dir, reuse_tokenizers=is_started, report=self.report
         )
 
-    def build_model(self) -> PreTrainedModel:
+    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
         """A model for the recipe and the tokenizers."""
-        return build_model(self.recipe, self.prepared)
+        return build_model(self.recipe, self.prepared, checkpoint)
 
     def build_trainer(self, model: PreTrainedModel) -> TranslationTrainer:
         """A trainer that decodes as the recipe says, with the beam of evaluations in training."""
@@ -80,17 +79,6 @@ class _TranslationRun(TaskRun):
             target_tokenizer=self.prepared.tokenizers[1],
             decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
         )
-
-    def adopt(self, earlier: TranslationRecipe) -> None:
-        """Take the lengths that an earlier start measured, where the attention is otherwise the same."""
-        config = self.recipe.model_config()
-        for name in ATTENTION_FIELDS:
-            value, before = getattr(config, name), earlier.model.get(name)
-            if value is None or before is None or gives_scale(self.recipe.model.get(name)):
-                continue
-            length = AttentionConfig.parse(before).scale_length
-            if dataclasses.replace(AttentionConfig.parse(value), scale_length=length) == AttentionConfig.parse(before):
-                self.recipe.model[name] = before
 
     def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
         """The tokenizer in the folder must be the one that the checkpoint was trained with."""
@@ -118,7 +106,8 @@ class _TranslationRun(TaskRun):
             metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
             results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
             self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")
-        return {**results, "bleu_signature": SacreBLEU().compute(predictions=["a"], references=["a"])["signature"]}
+        _, signature = corpus_score(BLEU, {}, ["a"], [["a"]])
+        return {**results, "bleu_signature": signature}
 
 
 def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,17 @@ def load_tokenizers(
     if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json", **where):
         return source, source
     return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **kwargs)
+
+
+def required_files(config: Mapping[str, Any]) -> list[str]:
+    """What the folder of a translation model must hold beside configuration, weights and code.
+
+    Args:
+        config: content of its config.json.
+    """
+    tokenizer = ["tokenizer.json", "tokenizer_config.json"]
+    target = [f"{TARGET_FOLDER}/{name}" for name in tokenizer] if config.get("decoder_vocab_size") else []
+    return [*tokenizer, *target, "generation_config.json"]
 
 
 def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, side: str = "source") -> None:

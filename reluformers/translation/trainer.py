@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,7 +20,7 @@ from reluformers.training.trainer import TaskTrainer
 from .arguments import TranslationTrainingArguments
 from .collation import PairCollator
 from .decoding import translate
-from .metrics import SacreBLEU
+from .metrics import corpus_score
 from .schedules import WarmupThenPlateau, get_noam_schedule
 from .tokenization import save_tokenizers, token_lengths
 
@@ -168,7 +169,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
 
     def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
         predictions = self.translations(list(dataset["source"]), **gen_kwargs)
-        return SacreBLEU().compute(predictions=predictions, references=list(dataset["target"]))["score"]
+        return corpus_score(BLEU, {}, predictions, [[text] for text in dataset["target"]])[0].score
 
     def _report_to_schedule(self, metrics: dict[str, float]) -> None:
         """Give the plateau schedule a score of this training run and stop when it has come to its end."""

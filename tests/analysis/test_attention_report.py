@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import (
 
 from reluformers import seq2seq_config, vision_config
 from reluformers.analysis.attention_report import attention_report, format_attention_report, weight_sums
+from reluformers.attention_statistics import AttentionReport
 
 
 def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
@@ -151,17 +153,17 @@ def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
     return {"encoder": layers}
 
 
-def check_report(model, batches, naive=naive_report) -> dict:
+def check_report(model, batches, naive=naive_report) -> AttentionReport:
     report = attention_report(model, batches)
     totals = naive(model.eval(), batches)
-    assert set(report) == {*totals, "overall"}
+    assert set(report.sites) == set(totals)
     for site, layers in totals.items():
-        assert len(report[site]["layers"]) == len(layers)
-        for row, counts in zip(report[site]["layers"], layers, strict=True):
-            assert row == pytest.approx(as_statistics(counts), rel=1e-5)
-        assert report[site]["overall"] == pytest.approx(as_statistics(summed(layers)), rel=1e-5)
+        assert len(report.sites[site].layers) == len(layers)
+        for row, counts in zip(report.sites[site].layers, layers, strict=True):
+            assert asdict(row) == pytest.approx(as_statistics(counts), rel=1e-5)
+        assert asdict(report.sites[site].overall) == pytest.approx(as_statistics(summed(layers)), rel=1e-5)
     everything = summed([counts for layers in totals.values() for counts in layers])
-    assert report["overall"] == pytest.approx(as_statistics(everything), rel=1e-5)
+    assert asdict(report.overall) == pytest.approx(as_statistics(everything), rel=1e-5)
     return report
 
 
@@ -169,12 +171,12 @@ def test_report_of_a_softmax_model():
     model = marian()
     model.set_attn_implementation("eager")
     report = check_report(model, BATCHES)
-    assert report["overall"]["row_sum"] == pytest.approx(1)
-    assert report["overall"]["null_rate"] == 0
-    assert [len(report[site]["layers"]) for site in ("encoder", "decoder", "cross")] == [2, 3, 3]
+    assert report.overall.row_sum == pytest.approx(1)
+    assert report.overall.null_rate == 0
+    assert [len(report.sites[site].layers) for site in ("encoder", "decoder", "cross")] == [2, 3, 3]
     # 5 + 3 + 3 source tokens, 2 heads
-    assert report["encoder"]["layers"][0]["rows"] == 22
-    assert json.loads(json.dumps(report)) == report
+    assert report.sites["encoder"].layers[0].rows == 22
+    assert AttentionReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm", "sparsemax"])
@@ -188,8 +190,8 @@ def test_report_of_our_models(preset):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
     report = check_report(model, BATCHES)
-    assert (report["overall"]["zeros"] > 0) == (preset != "qknorm")
-    assert (report["overall"]["null_rate"] > 0) == (preset in ("reluformer", "rela-g"))
+    assert (report.overall.zeros > 0) == (preset != "qknorm")
+    assert (report.overall.null_rate > 0) == (preset in ("reluformer", "rela-g"))
 
 
 TINY_VISION = {
@@ -209,11 +211,11 @@ def test_report_of_vision_models(preset, pooling):
     model = AutoModelForImageClassification.from_config(config)
     report = check_report(model, image_batches(), naive_image_report)
     tokens = 5 if pooling == "cls" else 4
-    assert [layer["rows"] for layer in report["encoder"]["layers"]] == [4 * 2 * tokens] * 2
-    assert report["overall"] == report["encoder"]["overall"]
-    assert (report["overall"]["zeros"] > 0) == (preset in ("relu-vit", "rela-g"))
+    assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
+    assert report.overall == report.sites["encoder"].overall
+    assert (report.overall.zeros > 0) == (preset in ("relu-vit", "rela-g"))
     if preset in ("softmax", "qknorm"):
-        assert report["overall"]["row_sum"] == pytest.approx(1)
+        assert report.overall.row_sum == pytest.approx(1)
     assert [line.split()[:2] for line in format_attention_report(report).splitlines()[1:]] == [
         ["encoder", "0"], ["encoder", "1"], ["encoder", "all"], ["all", "all"]
     ]  # fmt: skip
@@ -226,7 +228,7 @@ def test_report_of_a_stock_vision_model():
     report = attention_report(model, batches)
     model.set_attn_implementation("eager")
     assert report == check_report(model, batches, naive_image_report)
-    assert report["overall"]["row_sum"] == pytest.approx(1)
+    assert report.overall.row_sum == pytest.approx(1)
 
 
 def test_images_for_a_translation_model_and_text_for_a_vision_model_are_refused():
@@ -234,7 +236,7 @@ def test_images_for_a_translation_model_and_text_for_a_vision_model_are_refused(
         attention_report(marian(), [{"images": torch.ones(1)}])
     model = ViTForImageClassification(ViTConfig(**TINY_VISION))
     model.forward = lambda **inputs: type("Outputs", (), {"attentions": (None,)})()
-    with pytest.raises(ValueError, match="returned no attentions"):
+    with pytest.raises(ValueError, match="returned no encoder attentions"):
         attention_report(model, image_batches())
 
 
@@ -263,7 +265,7 @@ def test_padding_more_changes_nothing():
         "attention_mask": torch.nn.functional.pad(BATCHES[0]["attention_mask"], (0, 3)),
         "labels": torch.nn.functional.pad(BATCHES[0]["labels"], (0, 2), value=-100),
     }
-    plain, padded = (attention_report(model, [batch])["overall"] for batch in (BATCHES[0], padded))
+    plain, padded = (asdict(attention_report(model, [batch]).overall) for batch in (BATCHES[0], padded))
     assert plain == pytest.approx(padded, rel=1e-5)
 
 
@@ -278,5 +280,5 @@ def test_table_has_a_line_for_each_layer_and_total():
     assert len(lines) == 1 + (2 + 1) + (3 + 1) + (3 + 1) + 1
     assert len({len(line) for line in lines}) == 1
     assert lines[1].split()[:2] == ["encoder", "0"]
-    report["overall"]["entropy"] = None
+    report.overall.entropy = None
     assert format_attention_report(report).splitlines()[-1].split()[-2] == "-"

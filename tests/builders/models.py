@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config, vision_config
-from reluformers.registry import FAMILIES
+from reluformers.families import FAMILIES
 
 TINY = {
     "vocab_size": 40,

@@ -1,16 +1,10 @@
-"""A toy language, a tiny recipe and the commands, for the tests of training."""
+"""A toy language and a tiny recipe, for the tests of training."""
 
-import importlib.util
 import json
-import os
 import random
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
-from reluformers.errors import run_main
-from reluformers.images import ImageRecipe
-from reluformers.training.recipe import Recipe
 from reluformers.translation import TranslationRecipe, TranslationTrainer
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
@@ -26,16 +20,6 @@ SIZES = {
     "max_position_embeddings": 40,
 }
 
-# the command that a recipe of the repository names at its head → its class
-COMMANDS = {"train_translation.py": TranslationRecipe, "train_image_classification.py": ImageRecipe}
-
-
-def recipe_class(path: Path) -> type[Recipe]:
-    """The task of a recipe of the repository."""
-    text = path.read_text(encoding="utf-8")
-    (found,) = (recipe for command, recipe in COMMANDS.items() if command in text)
-    return found
-
 
 def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
     """Parallel text whose target spells each source word backwards."""
@@ -46,6 +30,22 @@ def write_pairs(folder: Path, name: str, rows: int) -> dict[str, str]:
     for path, lines in zip(paths.values(), (sources, targets), strict=True):
         path.write_text("\n".join(lines) + "\n")
     return {side: str(path) for side, path in paths.items()}
+
+
+def write_toy_files(folder: Path) -> dict[str, dict[str, str]]:
+    """A training and a validation set of the toy language."""
+    return {"train": write_pairs(folder, "train", 120), "validation": write_pairs(folder, "validation", 6)}
+
+
+def copy_as_interrupted(whole: Path, copy: Path) -> Path:
+    """A copy of a finished run as if it had been stopped behind its second update, within the first epoch."""
+    shutil.copytree(whole, copy)
+    for folder in copy.glob("checkpoint-*"):
+        if folder.name != "checkpoint-2":
+            shutil.rmtree(folder)
+    state = json.loads((copy / "checkpoint-2" / "trainer_state.json").read_text())
+    assert 0 < state["epoch"] < 1
+    return copy
 
 
 def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> TranslationRecipe:
@@ -75,31 +75,3 @@ def training_logs(folder_or_trainer: Path | TranslationTrainer) -> list[dict]:
     else:
         history = folder_or_trainer.state.log_history
     return [entry for entry in history if "loss" in entry]
-
-
-def run_script(monkeypatch, script: Path, *arguments) -> None:
-    """Run a command in this process."""
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
-    run_main(module.main)
-
-
-def launch(script: Path, processes: int, *arguments) -> str:
-    """Output of a command in processes of its own on the CPU."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
-        launcher += ["--rdzv_endpoint=127.0.0.1:0", "--rdzv_backend=c10d"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.run(
-        [*launcher, str(script), *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout

@@ -13,25 +13,28 @@ from PIL import Image
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 
+import reluformers
+from builders.commands import run_command
 from builders.finished_runs import image_run, translation_evaluation, translation_run, write_run
 from builders.image_runs import CLASSES
 from builders.image_runs import SIZES as IMAGE_SIZES
-from builders.translation_runs import SIZES, run_script
+from builders.translation_runs import SIZES
 from reluformers import seq2seq_config, vision_config
-from reluformers.cards import card as card_module
 from reluformers.cards.card import write_card
 from reluformers.cards.check import check_card, check_card_text
-from reluformers.cards.examples import Example
-from reluformers.cards.finished_run import source_name
+from reluformers.data_names import source_name
 from reluformers.errors import UserError
+from reluformers.examples import Example
+from reluformers.families import FAMILIES
+from reluformers.images import card as image_card
 from reluformers.images.processing import build_image_processor
-from reluformers.papers import attention_source, formula
+from reluformers.papers import QKNORM, RELA, RELU_VIT, RELUFORMER, attention_source, formula
+from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.tokenization import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = Path(__file__).parent
-SCRIPT = ROOT / "scripts" / "write_model_card.py"
 ALPHA_ROWS = {
     "relu-vit-alpha0": "relu (α = 0)",
     "relu-vit-alpha0.5": "relu · L^−½",
@@ -44,7 +47,7 @@ PUBLISHED = sorted((ROOT / "model_cards").glob("*/README.md"))
 def fixed_answers(monkeypatch):
     """Answers that no change of weights changes."""
 
-    def translations(folder, texts):
+    def translations(folder, texts, output):
         return [Example(text, text.upper(), f"Example {number}") for number, text in enumerate(texts, start=1)]
 
     def labels(folder, images, output):
@@ -52,8 +55,8 @@ def fixed_answers(monkeypatch):
         (output / "example_1.png").write_bytes(b"")
         return [Example("example_1.png", [{"label": "cat", "score": 0.9}, {"label": "dog", "score": 0.1}], "pet")]
 
-    monkeypatch.setattr(card_module, "translation_examples", translations)
-    monkeypatch.setattr(card_module, "image_examples", labels)
+    monkeypatch.setattr(translation_card, "answer_examples", translations)
+    monkeypatch.setattr(image_card, "answer_examples", labels)
 
 
 def write_full_card(folder: Path, **options) -> Path:
@@ -140,11 +143,13 @@ class TestWholeCard:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("split", "validation"), ("data", "other.jsonl"), ("sentences", 9), ("decoding", {"num_beams": 4})],
+        [("split", "validation"), ("data", "other.jsonl"), ("rows", 9), ("decoding", {"num_beams": 4})],
     )
     def test_a_baseline_scored_otherwise_is_refused(self, tmp_path, key, value):
         other = tmp_path / "evaluation.json"
-        other.write_text(json.dumps({**translation_evaluation(36, 0), key: value}))
+        # format 1 called the rows sentences
+        written = {"rows": "sentences"}.get(key, key)
+        other.write_text(json.dumps({**translation_evaluation(36, 0), written: value}))
         with pytest.raises(UserError, match=f"its {key} is .* evaluate both"):
             write_card(translation_run(tmp_path / "run"), "someone/x", baseline=other)
         assert not (tmp_path / "run" / "README.md").exists()
@@ -188,7 +193,7 @@ class TestWholeCard:
 def test_the_command_shows_what_the_model_answers(tmp_path, monkeypatch, capsys):
     folder = saved_translation_model(tmp_path / "model")
     output = tmp_path / "card"
-    run_script(monkeypatch, SCRIPT, folder, "--repo_id", "a/b", "--example", "red dog", "--output", output)
+    run_command("card", folder, "--repo_id", "a/b", "--example", "red dog", "--output", output)
     assert capsys.readouterr().out.strip() == str(output / "README.md")
     (widget,) = ModelCard.load(output / "README.md").data.widget
     model, tokenizers = load_translation_model(folder)
@@ -200,7 +205,7 @@ def test_the_command_shows_what_a_classifier_answers(tmp_path, monkeypatch):
     folder, picture = saved_image_model(tmp_path / "model"), tmp_path / "noise.jpg"
     pixels = np.random.default_rng(0).integers(0, 255, (30, 700, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(picture)
-    run_script(monkeypatch, SCRIPT, folder, "--repo_id", "a/b", "--example", picture)
+    run_command("card", folder, "--repo_id", "a/b", "--example", picture)
     (widget,) = ModelCard.load(folder / "README.md").data.widget
     assert (widget["src"], widget["example_title"]) == ("example_1.png", "noise")
     with Image.open(folder / "example_1.png") as shown:
@@ -215,14 +220,14 @@ def test_the_command_shows_what_a_classifier_answers(tmp_path, monkeypatch):
 def test_examples_that_are_none(tmp_path, monkeypatch, capsys, example):
     folder = (saved_image_model if example else saved_translation_model)(tmp_path / "model")
     with pytest.raises(SystemExit):
-        run_script(monkeypatch, SCRIPT, folder, "--repo_id", "a/b", "--example", example)
+        run_command("card", folder, "--repo_id", "a/b", "--example", example)
     assert re.fullmatch(r"error: .*(is empty|is no picture).*\n", capsys.readouterr().err)
     assert not (folder / "README.md").exists()
 
 
 def test_a_folder_without_a_model(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        run_script(monkeypatch, SCRIPT, tmp_path, "--repo_id", "a/b")
+        run_command("card", tmp_path, "--repo_id", "a/b")
     assert capsys.readouterr().err == f"error: {tmp_path}: is not the folder of a saved model, it has no config.json\n"
 
 
@@ -283,8 +288,8 @@ def test_a_card_without_examples_may_say_so(tmp_path):
     ("file", "change", "message"),
     [
         ("evaluation", {"bleu": 30.0}, r"evaluation\.json: bleu is 30\.0, but must be a mapping"),
-        ("evaluation", {"bleu": {"value": 30.0}}, "score of bleu is '', but must be a number"),
-        ("evaluation", {"source_lang": 5}, "source_lang is 5, but must be a string"),
+        ("evaluation", {"bleu": {"value": 30.0}}, r"scores\.bleu\.value is None, but must be float"),
+        ("evaluation", {"source_lang": 5}, r"data\.source_lang is 5, but must be str or null"),
         ("evaluation", {"attention": [1]}, r"attention is \[1\], but must be a mapping"),
         ("recipe", {"training": "fast"}, r"recipe\.yaml: section training is 'fast', but must be a mapping"),
         ("recipe", {"data": {"target_lang": False}}, r"data\.target_lang is False, but must be a string"),
@@ -322,7 +327,7 @@ def test_sources_are_named_without_their_place(source, name):
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_every_preset_has_a_paper_and_a_formula(preset):
     attention = AttentionConfig.parse(preset)
-    source = attention_source(attention, "seq2seq_transformer")
+    source = attention_source(attention, seq2seq_config("softmax"))
     assert source.paper.arxiv in source.paper.bibtex
     assert "variant" not in source.place
     assert formula(attention, 64)[1].startswith(f"weight  s_ij = {attention.activation}(z_ij)")
@@ -348,8 +353,25 @@ def test_formulas_say_what_is_trained():
 
 def test_relu_without_a_divisor_is_another_paper_for_images():
     relu = AttentionConfig.parse("relu")
-    assert attention_source(relu, "relu_vit").paper.key.startswith("wortsman")
-    assert attention_source(relu, "seq2seq_transformer").paper.key.startswith("shen")
+    for preset in ("relu-vit", "softmax"):
+        assert attention_source(relu, vision_config(preset)).paper.key.startswith("wortsman")
+    assert attention_source(relu, seq2seq_config("relu")).paper.key.startswith("shen")
+
+
+def test_an_attention_of_no_name_varies_that_of_its_family():
+    own = AttentionConfig(activation="relu2", length_exponent=0.25)
+    for config_class in FAMILIES:
+        source = attention_source(own, config_class())
+        assert source.place.startswith("a variant of ")
+        assert source.paper == attention_source(AttentionConfig.parse(config_class.attention), config_class()).paper
+
+
+def test_the_citation_file_names_the_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    titles = {reference["title"] for reference in citation["references"]}
+    assert {paper.title for paper in (RELUFORMER, RELA, QKNORM, RELU_VIT)} <= titles
+    assert len(titles) == 5
+    assert citation["version"] == reluformers.__version__
 
 
 def documented_score(name: str) -> float:

@@ -1,16 +1,13 @@
 """The command line that puts runs side by side."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_runs.py"
+from builders.commands import run_command
 
-
-ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None}}
+ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None, "row_sum": 1.0, "rows": 10}}
 TRANSLATION = {"bleu": {"score": 30.0, "signature": "BLEU|x"}, "chrf": {"score": 50.0, "signature": "chrF|x"}}
 IMAGES = {"accuracy": 0.8125, "top5_accuracy": 0.99, "loss": 0.6, "images": 10000}
 
@@ -25,10 +22,9 @@ def finished_run(folder: Path, history: list[dict], scores: dict = TRANSLATION, 
 
 
 @pytest.fixture
-def compare(monkeypatch, capsys):
+def compare(capsys):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        run_command("compare", *arguments)
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -87,7 +83,7 @@ def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_pa
     line = fails(compare, capsys, text, images)
     assert f"{text} of translation and {images} of image classification" in line
     assert "neither bleu nor accuracy" in fails(compare, capsys, text, finished_run(tmp_path / "c", [], {}))
-    bare = finished_run(tmp_path / "d", [], IMAGES, attention={})
+    bare = finished_run(tmp_path / "d", [], IMAGES, attention=None)
     assert f"{bare / 'evaluation.json'}: has no attention statistics" in fails(compare, capsys, images, bare)
     assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
 

@@ -114,7 +114,7 @@ def environment(hub: Hub, home: Path) -> dict[str, str]:
 
 
 def run_script(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "scripts/push_to_hub.py"), *arguments]
+    command = [sys.executable, "-m", "reluformers", "push", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment(hub, home), check=False)
 
 

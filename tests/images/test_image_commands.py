@@ -1,16 +1,14 @@
-"""The command `scripts/train_image_classification.py`: from files to a model, its errors, and several processes."""
+"""The command `train` with a recipe of images: from files to a model, its errors, and several processes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from builders.commands import launch, run_command
 from builders.image_runs import make_image_recipe, write_images
-from builders.translation_runs import launch, run_script, training_logs
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_image_classification.py"
+from builders.translation_runs import training_logs
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
     out = tmp_path / "out"
     options = ("training.max_steps=1", "model.preset=rela-g", "augmentation.crop=pad", "data.train=train.parquet")
     monkeypatch.chdir(tmp_path)
-    run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", out, *options)
+    run_command("train", recipe_file, "--output_dir", out, *options)
     printed = capsys.readouterr().out
     assert "images of 8 classes: train 61, validation 9" in printed
     assert "model: ReLAViTForImageClassification" in printed
@@ -52,7 +50,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit) as caught:
-        run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", tmp_path / "out", *arguments)
+        run_command("train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
     assert caught.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
@@ -66,7 +64,7 @@ def test_two_processes_train_like_one(recipe_file, tmp_path):
     printed, histories, weights, results = {}, {}, {}, {}
     for name, processes in (("one", 1), ("two", 2)):
         size = f"training.per_device_train_batch_size={8 // processes}"
-        command = (SCRIPT, processes, recipe_file, size, "--output_dir", tmp_path / name)
+        command = ("train.py", processes, recipe_file, size, "--output_dir", tmp_path / name)
         printed[name] = launch(*command)
         histories[name] = training_logs(tmp_path / name)
         weights[name] = load_file(tmp_path / name / "model.safetensors")

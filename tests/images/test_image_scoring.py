@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
 
+from builders.commands import run_command
 from reluformers import vision_config
 from reluformers.errors import UserError
 from reluformers.images.loading import load_image_split
@@ -30,7 +29,6 @@ from reluformers.images.scoring import (
     top_k_accuracy,
 )
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_image_classification.py"
 CLASSES = ["red", "green", "blue", "cyan", "magenta", "yellow", "white"]
 SIZES = {
     "image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -239,31 +237,22 @@ def test_two_classes_of_one_name_are_refused():
         model_classes(config)
 
 
-@pytest.fixture
-def run_script(monkeypatch):
-    """Runs the command line in this process, which saves the imports."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-
-    return run
-
-
-def test_command_line_scores_and_writes(folder, data, split, run_script, capsys, tmp_path):
+def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
     output, picture = tmp_path / "new" / "results.json", tmp_path / "confusion.svg"
-    run_script(
-        folder, "--data", data, "--split", "test", "--batch_size", 7, "--attention_report", "--output", output,
-        "--confusion_matrix", picture,
+    run_command(
+        "evaluate", folder, "--data", data, "--split", "test", "--batch_size", 7, "--attention_report",
+        "--output", output, "--confusion_matrix", picture,
     )  # fmt: skip
     printed = capsys.readouterr().out
     model, processor = load_image_model(folder)
     expected = evaluate(predict(model, image_batches(split, processor, model.config)))
     results = json.loads(output.read_text())
-    assert results["images"] == 25
-    assert results["accuracy"] == expected["accuracy"]
-    assert results["top5_accuracy"] == expected["top5_accuracy"]
-    assert results["loss"] == pytest.approx(expected["loss"])
+    assert results["task"] == "image-classification"
+    assert results["data"]["rows"] == 25
+    scores = {name: score["value"] for name, score in results["scores"].items()}
+    assert scores["accuracy"] == expected["accuracy"]
+    assert scores["top5_accuracy"] == expected["top5_accuracy"]
+    assert scores["loss"] == pytest.approx(expected["loss"])
     assert list(results["classes"]) == CLASSES
     for label, name in enumerate(CLASSES):
         scores = results["classes"][name]
@@ -291,11 +280,11 @@ def test_command_line_scores_and_writes(folder, data, split, run_script, capsys,
         (["--output", "a.png", "--confusion_matrix", "a.png"], "choose two paths"),
     ],
 )
-def test_command_line_refuses_options_before_any_work(run_script, capsys, tmp_path, monkeypatch, options, message):
+def test_command_line_refuses_options_before_any_work(folder, capsys, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    # neither model nor data are there, so that only an early check can give the message
+    # no data are there, so that only an early check can give the message
     with pytest.raises(SystemExit) as caught:
-        run_script("./model", "--data", "./data", *options)
+        run_command("evaluate", folder, "--data", "./data", *options)
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -321,11 +310,13 @@ def without_split(data):
     ("damage", "workers"),
     [(with_class_that_the_model_lacks, 0), (with_broken_image, 0), (with_broken_image, 1), (without_split, 0)],
 )
-def test_command_line_ends_with_one_line_on_bad_data(folder, data, run_script, capsys, tmp_path, damage, workers):
+def test_command_line_ends_with_one_line_on_bad_data(folder, data, capsys, tmp_path, damage, workers):
     damaged = Path(shutil.copytree(data, tmp_path / "data"))
     message = damage(damaged)
     with pytest.raises(SystemExit) as caught:
-        run_script(folder, "--data", damaged, "--num_workers", workers, "--output", tmp_path / "results.json")
+        run_command(
+            "evaluate", folder, "--data", damaged, "--num_workers", workers, "--output", tmp_path / "results.json"
+        )
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

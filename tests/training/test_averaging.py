@@ -1,8 +1,6 @@
 """Averaged checkpoints: values, types, shards, files beside the weights, damaged input."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
+from builders.commands import run_command
 from reluformers.errors import UserError
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "average_checkpoints.py"
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -242,18 +239,14 @@ def test_output_must_hold_no_checkpoint(tmp_path):
     average_checkpoints(folders, run / "averaged", overwrite=True)
 
 
-def test_command_line(monkeypatch, capsys, tmp_path):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-
+def test_command_line(capsys, tmp_path):
     for seed in (1, 2, 10):
         checkpoint(tmp_path / f"checkpoint-{seed}", seed)
-    run(tmp_path, "--last", 2, "--output", tmp_path / "average")
+    run_command("average", tmp_path, "--last", 2, "--output", tmp_path / "average")
     assert "checkpoint-2, checkpoint-10" in capsys.readouterr().out
     assert_same(load_file(tmp_path / "average" / "model.safetensors"), expected_mean([2, 10]))
     with pytest.raises(SystemExit) as caught:
-        run(tmp_path, "--last", 4, "--output", tmp_path / "other")
+        run_command("average", tmp_path, "--last", 4, "--output", tmp_path / "other")
     assert caught.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         f"error: {tmp_path}: holds 3 checkpoint-<step> folders, but 4 are to be averaged."

@@ -7,11 +7,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
-from builders.translation_runs import make_recipe, training_logs, write_pairs
+from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs, write_toy_files
 from reluformers.errors import UserError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
-from reluformers.translation import TranslationTrainer, train_translation
+from reluformers.translation import TranslationTrainer, preparation, train_translation
 from reluformers.translation.tokenization import train_tokenizer
 
 PLATEAU = {
@@ -25,8 +26,7 @@ ACCUMULATED = {"schedule": "noam", "gradient_accumulation_steps": 2}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return {"train": write_pairs(folder, "train", 120), "validation": write_pairs(folder, "validation", 6)}
+    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,7 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
         **options,
     }
     train_translation(make_recipe(files, **options), tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    for folder in (tmp_path / "resumed").glob("checkpoint-*"):
-        if folder.name != "checkpoint-2":
-            shutil.rmtree(folder)
-    state = json.loads((tmp_path / "resumed" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert 0 < state["epoch"] < 1
+    copy_as_interrupted(tmp_path / "whole", tmp_path / "resumed")
     train_translation(make_recipe(files, **options), tmp_path / "resumed", resume="last")
     results = {name: json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "resumed")}
     # the time of the first start is lost with it
@@ -125,14 +120,18 @@ def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkey
     assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
 
 
-def test_the_measured_length_of_qknorm_does_not_stand_in_the_way(files, tmp_path):
+def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_path, monkeypatch):
     recipe = make_recipe(files, preset="qknorm", max_steps=1, save_strategy="steps", save_steps=1)
     recipe.model["attention"] = {"preset": "qknorm"}
     given = copy.deepcopy(recipe)
     train_translation(recipe, tmp_path / "run")
     assert recipe == given
-    assert "scale_length" in (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "scale_length" not in (tmp_path / "run" / "recipe.yaml").read_text()
+    length = AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length
+    monkeypatch.setattr(preparation, "scale_length", lambda train: length + 7)
+    recipe.training["max_steps"] = 2
     train_translation(recipe, tmp_path / "run", resume="last")
+    assert AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length == length
     other = copy.deepcopy(recipe)
     other.model["attention"] = {"preset": "qknorm", "score": "dot"}
     with pytest.raises(UserError, match=r"the run has model.attention"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import DataCollatorForSeq2Seq
 
+from builders.models import build_model
 from reluformers.training.meter import TrainingMeter
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.collation import PairCollator
@@ -47,3 +48,11 @@ def test_bf16_needs_no_word_about_the_cpu(tmp_path):
 def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
     args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
     assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)
+
+
+def test_metrics_that_would_never_be_computed_are_refused(tmp_path):
+    model = build_model("softmax")
+    tokenizer = train_tokenizer([["a b c d e"]], 30)
+    arguments = TranslationTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(ValueError, match="TranslationTrainer gathers no outputs, so compute_metrics would never"):
+        TranslationTrainer(model, arguments, processing_class=tokenizer, compute_metrics=lambda prediction: {})

@@ -4,9 +4,7 @@ import json
 import logging
 import math
 import re
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM
 
+from builders.commands import run_command
 from reluformers import seq2seq_config
 from reluformers.errors import UserError
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evaluate_translation.py"
 TEXTS = ["a cat", "two dogs run over the green grass", "", "a man reads", "the cat and the dog sleep"]
 
 
@@ -293,18 +291,7 @@ def test_missing_models_are_named(name, tmp_path, monkeypatch):
         load_translation_model(name)
 
 
-@pytest.fixture
-def run_script(monkeypatch):
-    """Runs the command line in this process, which saves the imports."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-
-    return run
-
-
-def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
+def test_command_line_scores_and_writes(folder, capsys, tmp_path):
     references = ["ein cat", "zwei dogs", "x", "ein man", "the cat"]
     lines = [
         json.dumps({"translation": {"en": text or "a", "de": other}})
@@ -312,9 +299,10 @@ def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
     ]
     (tmp_path / "test.jsonl").write_text("\n".join(lines) + "\n")
     languages = ["--source_lang", "en", "--target_lang", "de"]
-    run_script(
-        folder, "--data", tmp_path / "test.jsonl", *languages, "--num_beams", 2, "--length_penalty", 0.6, "--penalty",
-        "wu", "--attention_report", "--output", tmp_path / "results.json", "--predictions", tmp_path / "out.txt",
+    run_command(
+        "evaluate", folder, "--data", tmp_path / "test.jsonl", *languages, "--num_beams", 2, "--length_penalty", 0.6,
+        "--penalty", "wu", "--attention_report", "--output", tmp_path / "results.json",
+        "--predictions", tmp_path / "out.txt",
     )  # fmt: skip
     printed = capsys.readouterr().out
     model, tokenizers = load_translation_model(folder)
@@ -322,12 +310,21 @@ def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
     expected = translate(model, tokenizers, sources, num_beams=2, length_penalty=0.6, penalty="wu")
     assert (tmp_path / "out.txt").read_text().splitlines() == expected
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["bleu"]["score"] == sacrebleu.corpus_bleu(expected, [references]).score
-    assert results["chrf"]["score"] == sacrebleu.corpus_chrf(expected, [references]).score
+    scores = results["scores"]
+    assert scores["bleu"]["value"] == sacrebleu.corpus_bleu(expected, [references]).score
+    assert scores["chrf"]["value"] == sacrebleu.corpus_chrf(expected, [references]).score
     assert results["decoding"]["penalty"] == "wu"
-    assert results["sentences"] == 5
+    assert results["task"] == "translation"
+    assert results["data"]["rows"] == 5
     assert 0 < results["attention"]["overall"]["zeros"] < 1
-    for text in (results["bleu"]["signature"], results["chrf"]["signature"], "per second", "cross", "null %"):
+    for text in (
+        scores["bleu"]["signature"],
+        scores["chrf"]["signature"],
+        "5 sentences",
+        "per second",
+        "cross",
+        "null %",
+    ):
         assert text in printed
 
 
@@ -344,21 +341,23 @@ def test_command_line_scores_and_writes(folder, run_script, capsys, tmp_path):
         (["--output", "new/x", "--predictions", "new/../new/x"], "choose two paths"),
     ],
 )
-def test_command_line_refuses_options_before_any_work(run_script, capsys, tmp_path, monkeypatch, options, message):
+def test_command_line_refuses_options_before_any_work(folder, capsys, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    # neither model nor data are there, so that only an early check can give the message
+    # no data are there, so that only an early check can give the message
     with pytest.raises(SystemExit) as caught:
-        run_script("./model", "--data", "./data", "--source_lang", "en", "--target_lang", "de", *options)
+        run_command("evaluate", folder, "--data", "./data", "--source_lang", "en", "--target_lang", "de", *options)
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_command_line_ends_with_one_line_on_bad_input(folder, run_script, capsys, tmp_path):
+def test_command_line_ends_with_one_line_on_bad_input(folder, capsys, tmp_path):
     with pytest.raises(SystemExit) as caught:
-        run_script(folder, "--data", tmp_path / "missing.jsonl", "--source_lang", "en", "--target_lang", "de")
+        run_command(
+            "evaluate", folder, "--data", tmp_path / "missing.jsonl", "--source_lang", "en", "--target_lang", "de"
+        )
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

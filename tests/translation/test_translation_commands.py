@@ -1,15 +1,12 @@
-"""The command `scripts/train_translation.py`: from files to a model, its errors, and several processes."""
+"""The command `train` with a recipe of translation: from files to a model, its errors, and several processes."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from builders.translation_runs import launch, run_script
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_translation.py"
+from builders.commands import launch, run_command
 
 
 @pytest.fixture
@@ -22,6 +19,7 @@ def recipe_file(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(text)
     (tmp_path / "recipe.yaml").write_text(
         f"""
+task: translation
 model:
   {{preset: reluformer, d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, dropout: 0.0,
     decoder_attention_heads: 2, encoder_ffn_dim: 32, decoder_ffn_dim: 32, attention_dropout: 0.0}}
@@ -38,7 +36,7 @@ decoding: {{num_beams: 1}}
 
 def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
+    run_command("train", recipe_file, "--output_dir", out, "training.max_steps=1", "model.preset=rela-g")
     printed = capsys.readouterr().out
     assert "training set: kept 8 of 8 pairs" in printed
     assert "model: ReLAForConditionalGeneration" in printed
@@ -64,7 +62,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
     with pytest.raises(SystemExit) as caught:
-        run_script(monkeypatch, SCRIPT, recipe_file, "--output_dir", tmp_path / "out", *arguments)
+        run_command("train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
     assert caught.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("error: ")
@@ -77,7 +75,7 @@ def test_two_processes_train_like_one(recipe_file, tmp_path):
     """The same loss, gradient norm and weights from one batch of 8 rows and from 2 × 4 rows."""
     histories, weights, printed = {}, {}, {}
     for name, processes in (("one", 1), ("two", 2)):
-        printed[name] = launch(SCRIPT, processes, recipe_file, "--output_dir", tmp_path / name)
+        printed[name] = launch("train.py", processes, recipe_file, "--output_dir", tmp_path / name)
         history = json.loads((tmp_path / name / "log_history.json").read_text())
         histories[name] = [entry for entry in history if "loss" in entry]
         weights[name] = load_file(tmp_path / name / "model.safetensors")

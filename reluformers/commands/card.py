@@ -1,7 +1,7 @@
-"""Write the model card of a finished run: README.md with metadata for the Hub, and the pictures it shows.
+r"""Write the model card of a finished run: README.md with metadata for the Hub, and the pictures it shows.
 
 Example:
-    python scripts/write_model_card.py runs/reluformer --repo_id ORG/multi30k-en-de --dataset bentrevett/multi30k \
+    reluformers card runs/reluformer --repo_id ORG/multi30k-en-de --dataset bentrevett/multi30k \
         --baseline runs/softmax/evaluation.json --example "Two dogs run along the beach."
 """
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import transformers
 
 from reluformers.cards.card import write_card
-from reluformers.errors import run_main
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Write the model card of a finished run.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("folder", type=Path, help="folder of the model")
     parser.add_argument("--repo_id", required=True, help="where it is to be published, ORG/NAME")
     parser.add_argument("--evaluation", type=Path, help="results of the evaluation; FOLDER/evaluation.json if missing")
@@ -28,23 +27,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--note", action="append", default=[], help="sentence on the results; may be repeated")
     parser.add_argument("--output", type=Path, help="folder for the card, if not FOLDER")
     parser.add_argument("--overwrite", action="store_true", help="replace a card that is there")
-    return parser.parse_args()
 
 
-def main() -> None:
-    options = vars(parse_arguments())
+def run(options: argparse.Namespace) -> None:
+    """Write the card."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     print(
         write_card(
-            options.pop("folder"),
-            options.pop("repo_id"),
-            examples=options.pop("example"),
-            notes=options.pop("note"),
-            **options,
+            options.folder,
+            options.repo_id,
+            revision=options.revision,
+            evaluation=options.evaluation,
+            baseline=options.baseline,
+            licence=options.licence,
+            dataset=options.dataset,
+            examples=options.example,
+            hardware=options.hardware,
+            notes=options.note,
+            output=options.output,
+            overwrite=options.overwrite,
         )
     )
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -3,7 +3,7 @@
 The token is that of `hf auth login`, or HF_TOKEN. Without a README.md in the folder a model card is written.
 
 Example:
-    python scripts/push_to_hub.py runs/reluformer reluformers/reluformer-multi30k-en-de --space
+    reluformers push runs/reluformer ORG/reluformer-multi30k-en-de --space
 """
 
 import argparse
@@ -11,25 +11,21 @@ import argparse
 import transformers
 from huggingface_hub.utils import disable_progress_bars, logging
 
-from reluformers.errors import run_main
 from reluformers.hub.push import push_to_hub, snippet
 from reluformers.hub.space import push_space
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Push a saved model to the Hub.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
     parser.add_argument("folder", help="of a saved model, such as a finished training run")
     parser.add_argument("repo_id", metavar="ORG/NAME", help="repository; made if there is none")
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
-    return parser.parse_args()
 
 
-def main() -> None:
-    options = parse_arguments()
+def run(options: argparse.Namespace) -> None:
+    """Push."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     disable_progress_bars()
@@ -46,7 +42,3 @@ def main() -> None:
         url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
         print(f"{url}: the demo")
     print(f"\n{snippet(release, options.repo_id)}")
-
-
-if __name__ == "__main__":
-    run_main(main)

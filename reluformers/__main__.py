@@ -1,0 +1,5 @@
+"""`python -m reluformers COMMAND …`."""
+
+from .cli import main
+
+main()

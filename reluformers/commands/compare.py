@@ -1,0 +1,129 @@
+"""Put finished runs of one task side by side: a table in Markdown and their curves in one picture.
+
+Each folder is one of `reluformers train`, scored with `reluformers evaluate FOLDER … --attention_report
+--output FOLDER/evaluation.json`.
+
+Example:
+    reluformers compare runs/softmax runs/reluformer --curves docs/curves.png
+"""
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+
+from reluformers.attention_statistics import MISSING
+from reluformers.errors import UserError
+from reluformers.plotting import plot_training_curves
+from reluformers.results import EVALUATION_FILE, METRICS, Evaluation
+from reluformers.tasks import Task, task_named
+from reluformers.training.run import LOG_FILE, RESULTS_FILE
+
+ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--curves", help="picture of their losses and scores, .png or .svg")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the table, and draw the curves."""
+    logs = {folder: read_json(folder, LOG_FILE) for folder in options.runs}
+    evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
+    task, names = common_task(evaluations), run_names(list(logs))
+    rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns.sort(key=lambda column: _place(column, rows))
+    lines = [[row.get(column, MISSING) for column in columns] for row in rows]
+    for cells in (columns, ["---"] * len(columns), *lines):
+        print(f"| {' | '.join(cells)} |")
+    print(*footnotes(evaluations), sep="\n")
+    if options.curves:
+        plot_training_curves({names[folder]: log for folder, log in logs.items()}, options.curves, x="epoch")
+
+
+def _place(column: str, rows: list[dict[str, str]]) -> int:
+    """Place of a column in the longest row, as a row without some score has fewer."""
+    longest = list(max(rows, key=len))
+    return longest.index(column) if column in longest else len(longest)
+
+
+def read_json(folder: Path, name: str) -> dict | list:
+    """A file of a finished run.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / name
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); train and evaluate the run first") from error
+
+
+def run_names(folders: list[Path]) -> dict[Path, str]:
+    """The names of the folders, or their paths where two have one name."""
+    names = {folder: folder.resolve().name for folder in folders}
+    counts = Counter(names.values())
+    return {folder: name if counts[name] == 1 else str(folder) for folder, name in names.items()}
+
+
+def common_task(evaluations: dict[Path, Evaluation]) -> Task:
+    """The task of all runs.
+
+    Raises:
+        UserError: there are several, or one is not known.
+    """
+    first = {evaluation.task: folder for folder, evaluation in reversed(evaluations.items())}
+    if len(first) > 1:
+        shown = " and ".join(f"{folder} of {task_named(name)}" for name, folder in reversed(first.items()))
+        raise UserError(f"the runs are of two tasks, {shown}; compare each task by itself")
+    return task_named(next(iter(first)))
+
+
+def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: Evaluation) -> dict[str, str]:
+    """Column → cell of a run.
+
+    Raises:
+        UserError: a file of it lacks something.
+    """
+    if evaluation.attention is None:
+        raise UserError(
+            f"{folder / EVALUATION_FILE}: has no attention statistics; evaluate the model with --attention_report"
+        )
+    attention = evaluation.attention.overall.cells()
+    return {
+        "run": name,
+        **evaluation.cells(),
+        f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
+        "parameters": f"{read_json(folder, RESULTS_FILE)['parameters']:,}",
+        task.speed_unit: median_speed(log, task.speeds),
+        **{column: attention[column] for column in ATTENTION_COLUMNS},
+    }
+
+
+def best_dev_score(task: Task, log: list[dict]) -> str:
+    """The best score of the evaluations in training, with its epoch."""
+    key = f"eval_{task.main_metric}"
+    best = max((entry for entry in log if key in entry), key=lambda entry: entry[key], default=None)
+    return f"{METRICS[task.main_metric].format(best[key])} ({best['epoch']:.0f})" if best else MISSING
+
+
+def median_speed(log: list[dict], keys: tuple[str, ...]) -> str:
+    """Median over the training log of the sum of `keys`, such as the real tokens of both sides a second."""
+    speeds = [sum(entry[key] for key in keys) for entry in log if all(key in entry for key in keys)]
+    return f"{statistics.median(speeds):,.0f}" if speeds else MISSING
+
+
+def footnotes(evaluations: dict[Path, Evaluation]) -> list[str]:
+    """What was scored, and how."""
+    notes = set()
+    for evaluation in evaluations.values():
+        data = evaluation.data
+        if data.rows:
+            notes.add(f"{data.rows:,} {data.unit} ({data.split})")
+        notes |= {f"{signature} ({data.split})" for signature in evaluation.signatures().values()}
+    return sorted(notes)

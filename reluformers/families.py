@@ -1,0 +1,81 @@
+"""The families: which model classes belong to which configuration. A new one is a row here, beside its two classes."""
+
+from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+
+from .configuration.configuration_seq2seq import (
+    QKNormConfig,
+    ReLAConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+)
+from .configuration.configuration_vision import (
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUViTConfig,
+    VisionTransformerConfig,
+)
+from .modeling.modeling_seq2seq import (
+    QKNormForConditionalGeneration,
+    QKNormModel,
+    ReLAForConditionalGeneration,
+    ReLAModel,
+    ReLUFormerForConditionalGeneration,
+    ReLUFormerModel,
+    Seq2SeqTransformerForConditionalGeneration,
+    Seq2SeqTransformerModel,
+)
+from .modeling.modeling_vision import (
+    QKNormViTForImageClassification,
+    QKNormViTModel,
+    ReLAViTForImageClassification,
+    ReLAViTModel,
+    ReLUViTForImageClassification,
+    ReLUViTModel,
+    VisionTransformerForImageClassification,
+    VisionTransformerModel,
+)
+
+__all__ = [
+    "QKNormConfig",
+    "QKNormForConditionalGeneration",
+    "QKNormModel",
+    "QKNormViTConfig",
+    "QKNormViTForImageClassification",
+    "QKNormViTModel",
+    "ReLAConfig",
+    "ReLAForConditionalGeneration",
+    "ReLAModel",
+    "ReLAViTConfig",
+    "ReLAViTForImageClassification",
+    "ReLAViTModel",
+    "ReLUFormerConfig",
+    "ReLUFormerForConditionalGeneration",
+    "ReLUFormerModel",
+    "ReLUViTConfig",
+    "ReLUViTForImageClassification",
+    "ReLUViTModel",
+    "Seq2SeqTransformerConfig",
+    "Seq2SeqTransformerForConditionalGeneration",
+    "Seq2SeqTransformerModel",
+    "VisionTransformerConfig",
+    "VisionTransformerForImageClassification",
+    "VisionTransformerModel",
+]
+
+# configuration → auto class → model
+FAMILIES = {
+    Seq2SeqTransformerConfig: {
+        AutoModel: Seq2SeqTransformerModel,
+        AutoModelForSeq2SeqLM: Seq2SeqTransformerForConditionalGeneration,
+    },
+    ReLUFormerConfig: {AutoModel: ReLUFormerModel, AutoModelForSeq2SeqLM: ReLUFormerForConditionalGeneration},
+    ReLAConfig: {AutoModel: ReLAModel, AutoModelForSeq2SeqLM: ReLAForConditionalGeneration},
+    QKNormConfig: {AutoModel: QKNormModel, AutoModelForSeq2SeqLM: QKNormForConditionalGeneration},
+    VisionTransformerConfig: {
+        AutoModel: VisionTransformerModel,
+        AutoModelForImageClassification: VisionTransformerForImageClassification,
+    },
+    ReLUViTConfig: {AutoModel: ReLUViTModel, AutoModelForImageClassification: ReLUViTForImageClassification},
+    ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
+    QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
+}

@@ -1,0 +1,114 @@
+"""Scores saved image classifiers: accuracy, and recall and precision of each class."""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from reluformers.files import check_output_files
+from reluformers.plotting import check_picture_path, plot_confusion_matrix
+from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
+from reluformers.scorer import Scorer, Scores, check_at_least, shows_progress
+
+from .loading import IMAGE, LABEL, load_image_split
+from .scoring import Predictions, evaluate, image_batches, load_image_model, model_classes, predict
+
+PRINTED_CLASSES = 10
+
+
+class ImageScorer(Scorer):
+    """Classifies a split and compares with its labels; see `Scorer`."""
+
+    @staticmethod
+    def add_arguments(group: argparse._ActionsContainer) -> None:
+        """Columns, batches and the confusion matrix."""
+        group.add_argument("--image_column", help="column of the images, if there are several")
+        group.add_argument("--label_column", help="column of the classes, if there are several")
+        group.add_argument("--batch_size", type=int, default=64, help="images of a batch")
+        group.add_argument("--num_workers", type=int, default=0, help="processes that decode images; 0 = this one")
+        group.add_argument("--confusion_matrix", help="picture of what was taken for what, .png or .svg")
+
+    def check_options(self) -> None:
+        """Refuse what would fail only after the images were read."""
+        options = self.options
+        check_at_least(options, batch_size=1, num_workers=0)
+        if options.confusion_matrix:
+            check_picture_path(options.confusion_matrix)
+        check_output_files(options.output, options.confusion_matrix)
+
+    def load(self) -> ScoredData:
+        """The model first, as its classes number the labels."""
+        options = self.options
+        self.model, processor = load_image_model(options.model, trust_remote_code=options.trust_remote_code)
+        self.names = model_classes(self.model.config)
+        columns = {name: vars(options)[name] for name in ("image_column", "label_column")}
+        dataset = load_image_split(self.source, options.split, classes=self.names, **columns)
+        self.batches = image_batches(
+            dataset,
+            processor,
+            self.model.config,
+            batch_size=options.batch_size,
+            num_workers=options.num_workers,
+        )
+        return ScoredData(
+            split=options.split,
+            source=options.data,
+            config=options.data_config,
+            rows=len(dataset),
+            unit="images",
+            checksum=checksum((_content(row[IMAGE]), self.names[row[LABEL]].encode()) for row in dataset),
+        )
+
+    def answer(self) -> Predictions:
+        """Logits of all images."""
+        return predict(self.model, self.batches, progress=shows_progress())
+
+    def count(self, answers: Predictions) -> Scores:
+        """Accuracies and loss, and the scores of each class by name."""
+        measured = evaluate(answers)
+        self.matrix = measured["confusion_matrix"]
+        scores = {name: Score(measured[name]) for name in METRICS if measured.get(name) is not None}
+        return Scores(scores, classes=class_results(measured, self.names))
+
+    def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
+        """The images again."""
+        return self.batches
+
+    def write_files(self, answers: Predictions, evaluation: Evaluation) -> None:
+        """Draw the confusion matrix."""
+        if self.options.confusion_matrix:
+            plot_confusion_matrix(self.matrix, self.names, self.options.confusion_matrix)
+
+    def further_lines(self, evaluation: Evaluation) -> list[str]:
+        """The classes that are found least."""
+        found = {name: scores for name, scores in evaluation.classes.items() if scores["images"]}
+        lowest = sorted(found, key=lambda name: found[name]["recall"])[:PRINTED_CLASSES]
+        width = max(map(len, lowest))
+        lines = [f"{'lowest recall':<{width}} {'images':>7} {'recall':>8} {'precision':>9}"]
+        for name in lowest:
+            precision = found[name]["precision"]
+            shown = "-" if precision is None else f"{precision:.2%}"
+            lines.append(f"{name:<{width}} {found[name]['images']:>7} {found[name]['recall']:>8.2%} {shown:>9}")
+        return lines
+
+
+def class_results(scores: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
+    """The scores of each class by name; `predicted_as` is its row of the confusion matrix, most frequent first."""
+    classes = {}
+    for label, name in enumerate(names):
+        row = scores["confusion_matrix"][label].tolist()
+        predicted = {other: count for other, count in zip(names, row, strict=True) if count}
+        classes[name] = {
+            "images": sum(row),
+            "recall": scores["recall"][label],
+            "precision": scores["precision"][label],
+            "predicted_as": dict(sorted(predicted.items(), key=lambda item: -item[1])),
+        }
+    return classes
+
+
+def _content(image: dict[str, Any]) -> bytes:
+    """The file of an image that is not decoded."""
+    return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]

@@ -1,0 +1,163 @@
+"""Which tasks there are: one record each, and nowhere else a list of them.
+
+A further task is a folder beside `translation/` and `images/`, a row here, and its model classes in `families.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from .errors import UserError
+from .families import FAMILIES
+from .images import card as image_card
+from .images.evaluation import ImageScorer
+from .images.processing import example_pixels
+from .images.recipe import ImageRecipe
+from .images.run import train_image_classification
+from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
+from .registry import config_class_of
+from .scorer import Scorer
+from .training.recipe import Recipe, read_sections
+from .translation import card as translation_card
+from .translation.collation import example_tokens
+from .translation.evaluation import TranslationScorer
+from .translation.recipe import TranslationRecipe
+from .translation.run import train_translation
+from .translation.tokenization import required_files
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that commands, cards and the Hub have to know of a task.
+
+    Args:
+        name: in recipes and results, and what the Hub calls it: its pipeline tag.
+        title: what the Hub shows.
+        auto_class: opens its models.
+        recipe_class: of its trainings.
+        train: trains by a recipe, as `train_translation` does.
+        scorer: scores saved models.
+        main_metric: of `METRICS`, by which models are compared.
+        required_files: what a saved folder must hold beside configuration, weights and code, by its config.json.
+        example_inputs: a small batch that any of its models takes: arguments of `forward`.
+        example: an input as a user would write it in Python.
+        architecture: the paper of everything around the attention.
+        speeds: keys of the training log that add up to what is trained on in a second, and their unit.
+        card: texts and tables of a model card that are the task's own; `card.md` beside it fills the template.
+    """
+
+    name: str
+    title: str
+    auto_class: type
+    recipe_class: type[Recipe]
+    train: Callable[..., dict[str, Any]]
+    scorer: type[Scorer]
+    main_metric: str
+    required_files: Callable[[Mapping[str, Any]], Sequence[str]]
+    example_inputs: Callable[[PreTrainedConfig], dict[str, Tensor]]
+    example: str
+    architecture: Paper
+    speeds: tuple[str, ...]
+    speed_unit: str
+    card: Any
+
+    def __str__(self) -> str:
+        return self.name.replace("-", " ")
+
+    @property
+    def card_template(self) -> str:
+        """The blocks that fill the template of model cards."""
+        return Path(self.card.__file__).with_name("card.md").read_text(encoding="utf-8")
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            name=TranslationRecipe.task,
+            title="Translation",
+            auto_class=AutoModelForSeq2SeqLM,
+            recipe_class=TranslationRecipe,
+            train=train_translation,
+            scorer=TranslationScorer,
+            main_metric="bleu",
+            required_files=required_files,
+            example_inputs=example_tokens,
+            example="Two dogs are playing in the snow.",
+            architecture=TRANSFORMER,
+            speeds=("source_tokens_per_second", "target_tokens_per_second"),
+            speed_unit="tokens/s",
+            card=translation_card,
+        ),
+        Task(
+            name=ImageRecipe.task,
+            title="Image Classification",
+            auto_class=AutoModelForImageClassification,
+            recipe_class=ImageRecipe,
+            train=train_image_classification,
+            scorer=ImageScorer,
+            main_metric="accuracy",
+            required_files=lambda config: ("preprocessor_config.json",),
+            example_inputs=example_pixels,
+            example="picture.png",
+            architecture=VISION_TRANSFORMER,
+            speeds=("images_per_second",),
+            speed_unit="images/s",
+            card=image_card,
+        ),
+    )
+}
+
+
+def task_named(name: Any) -> Task:
+    """The task of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in list(TASKS):
+        raise UserError(f"task is {name!r}, but must be one of {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def task_of(config: PreTrainedConfig) -> Task:
+    """The task of a model, which may be none of ours.
+
+    Raises:
+        UserError: no task of ours opens such a model.
+    """
+    remote = getattr(config, "auto_map", None) or {}
+    for task in TASKS.values():
+        if task.auto_class.__name__ in remote or type(config) in task.auto_class._model_mapping:
+            return task
+    raise UserError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
+
+
+def task_of_model_type(model_type: Any) -> Task | None:
+    """The task of a family of this library by its `model_type`; None for others."""
+    models = FAMILIES.get(config_class_of(model_type), {})
+    return next((task for task in TASKS.values() if task.auto_class in models), None)
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe of the task that it names.
+
+    Args:
+        path: YAML file with `task:` and the sections of that task.
+        overrides: `"section.key=value"` each; see `Recipe.load`.
+
+    Raises:
+        UserError: it names no task, or is not valid.
+    """
+    sections = read_sections(path, overrides)
+    if "task" not in sections:
+        raise UserError(f"{path}: names no task; begin it with a line task: {' or task: '.join(TASKS)}")
+    try:
+        task = task_named(sections["task"])
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return task.recipe_class.from_sections(sections, path)

@@ -1,0 +1,8 @@
+"""`reluformers train` as a file, which `accelerate launch` and `torchrun` can take."""
+
+import sys
+
+from reluformers.cli import main
+
+if __name__ == "__main__":
+    main(["train", *sys.argv[1:]])

@@ -1,0 +1,71 @@
+"""The command line as a whole: what --help says, and errors of one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from builders.commands import SCRIPTS, run_command
+from builders.saved_models import save_classifier
+from reluformers.cli import COMMANDS, build_parser
+
+
+def fails(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as caught:
+        run_command(*arguments)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert not output.out
+    return output.err.splitlines()[-1]
+
+
+def test_the_overview_names_every_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_command("--help")
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    for name, summary in COMMANDS.items():
+        assert f"  {name} " in printed
+        assert summary in printed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_defaults_and_explains_every_option(command):
+    parser, run = build_parser(command)
+    assert callable(run)
+    text = parser.format_help()
+    assert text.startswith(f"usage: reluformers {command}")
+    for action in parser._actions:
+        assert action.help, action
+        if action.default not in (None, False, [], "==SUPPRESS=="):
+            assert f"(default: {action.default})" in " ".join(text.split())
+
+
+def test_unknown_commands_and_options_are_one_line(capsys, tmp_path):
+    assert "invalid choice: 'trian'" in fails(capsys, "trian")
+    assert "arguments are required: COMMAND" in fails(capsys)
+    assert "unrecognized arguments: --beams" in fails(capsys, "evaluate", "x", "--data", "y", "--beams", "3")
+    line = fails(capsys, "train", tmp_path / "none.yaml", "--output_dir", tmp_path / "out")
+    assert line.startswith(f"error: {tmp_path / 'none.yaml'}: cannot be read as a recipe")
+
+
+def test_options_of_another_task_are_refused(capsys, tmp_path):
+    folder = save_classifier(tmp_path / "model")
+    line = fails(capsys, "evaluate", folder, "--data", "pictures", "--num_beams", "3")
+    assert line == f"error: --num_beams is an option of translation, but {folder} is a model for image classification"
+
+
+def test_the_task_of_a_strange_folder_is_an_error(capsys, tmp_path):
+    assert "has no config.json" in fails(capsys, "evaluate", tmp_path, "--data", "x")
+    assert "no such folder" in fails(capsys, "evaluate", "./nowhere", "--data", "x")
+
+
+@pytest.mark.parametrize(("file", "name"), [("train.py", "train"), ("evaluate_model.py", "evaluate")])
+def test_scripts_are_shims_of_the_commands(file, name):
+    script = SCRIPTS / file
+    assert len(script.read_text().splitlines()) < 15
+    shown = [
+        subprocess.run([sys.executable, *program, "--help"], capture_output=True, text=True, check=True).stdout
+        for program in ([str(script)], ["-m", "reluformers", name])
+    ]
+    assert shown[0] == shown[1]

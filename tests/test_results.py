@@ -1,0 +1,147 @@
+"""The record of an evaluation: written and read, of both formats, compared and put into cells."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from builders.finished_runs import attention_statistics, translation_evaluation
+from reluformers.attention_statistics import AttentionReport
+from reluformers.circumstances import Circumstances, current_circumstances
+from reluformers.errors import UserError
+from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
+
+
+def make_evaluation(**changes) -> Evaluation:
+    evaluation = Evaluation(
+        task="translation",
+        data=ScoredData("test", "data/test.jsonl", rows=1000, unit="sentences", checksum="sha256:1", source_lang="en"),
+        scores={
+            "chrf": Score(60.5, "chrF|x"),
+            "bleu": Score(35.25, "BLEU|x", {"bp": 0.98, "precisions": [70.0, 40.0]}),
+        },
+        model="runs/a",
+        decoding={"num_beams": 5, "early_stopping": False, "max_tokens": 4096},
+        seconds=12.5,
+        attention=AttentionReport.from_dict(attention_statistics(0.5, "encoder", "cross")),
+        circumstances=Circumstances(device="cpu", seed=3, torch="2.13.0"),
+    )
+    return replace(evaluation, **changes)
+
+
+def test_what_is_written_is_read(tmp_path):
+    evaluation = make_evaluation()
+    evaluation.save(tmp_path / "evaluation.json")
+    assert Evaluation.load(tmp_path / "evaluation.json") == evaluation
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["format_version"] == 2
+    # what is not known is not written
+    assert "classes" not in written
+    assert "config" not in written["data"]
+
+
+def test_cells_stand_in_the_order_of_the_metrics():
+    evaluation = make_evaluation()
+    assert evaluation.cells() == {"BLEU": "35.25", "chrF": "60.50"}
+    assert list(evaluation.cells()) == ["BLEU", "chrF"]
+    assert evaluation.signatures() == {"BLEU": "BLEU|x", "chrF": "chrF|x"}
+    assert evaluation.rows_per_second == 80
+    assert METRICS["accuracy"].format(0.98765) == "98.77%"
+    assert METRICS["loss"].format(None) == "–"
+    assert evaluation.attention.overall.cells()["null rows"] == "6.2%"
+    assert evaluation.attention.sites["cross"].layers[1].cells()["entropy"] == "–"
+
+
+def test_format_1_of_translation_is_read():
+    old = {**translation_evaluation(30.0, 0.25), "seconds": 8.0, "torch": "2.13.0", "sentences_per_second": 125.0}
+    old["bleu"]["precisions"] = [60.0, 30.0, 20.0, 10.0]
+    evaluation = Evaluation.from_dict(old)
+    assert evaluation.task == "translation"
+    assert evaluation.scores["bleu"].value == 30.0
+    assert evaluation.scores["bleu"].details == {"precisions": [60.0, 30.0, 20.0, 10.0]}
+    assert (evaluation.data.split, evaluation.data.rows, evaluation.data.unit) == ("test", 1000, "sentences")
+    assert evaluation.data.target_lang == "de"
+    assert evaluation.decoding["num_beams"] == 5
+    assert evaluation.attention.overall.zeros == 0.25
+    assert evaluation.rows_per_second == 125
+    assert evaluation.circumstances.torch == "2.13.0"
+    assert Evaluation.from_dict(evaluation.to_dict()) == evaluation
+
+
+def test_format_1_of_images_is_read():
+    classes = {"cat": {"images": 5, "recall": 0.8, "precision": None, "predicted_as": {"cat": 4, "dog": 1}}}
+    old = {"accuracy": 0.8, "top5_accuracy": None, "loss": 1, "images": 10, "split": "test", "classes": classes}
+    evaluation = Evaluation.from_dict({**old, "data": "cifar10", "data_config": "plain", "device": "cpu"})
+    assert evaluation.task == "image-classification"
+    assert evaluation.cells() == {"accuracy": "80.00%", "loss": "1.000"}
+    assert evaluation.data == ScoredData("test", "cifar10", "plain", 10, "images")
+    assert evaluation.classes == classes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 3}, "format_version is 3, but this code reads up to 2"),
+        ({"task": None}, "evaluation.task is None, but must be str"),
+        ({"data": {"rows": 5}}, "data.split is missing"),
+        ({"data": {"split": "test", "rows": "many"}}, "data.rows is 'many', but must be int or null"),
+        ({"scores": {}}, "scores is empty"),
+        ({"scores": {"blue": {"value": 1.0}}}, "unknown key 'scores.blue'; the nearest allowed is 'scores.bleu'"),
+        ({"scores": {"bleu": {"value": "high"}}}, "scores.bleu.value is 'high', but must be float"),
+        ({"scores": {"bleu": {}}}, "scores.bleu.value is missing"),
+        ({"attention": {"encoder": {"layers": 5}}}, "attention.encoder.layers is 5, but must be a list"),
+        ({"attention": {"overall": {"zeros": 0.5}}}, "attention.overall.null_rate is missing"),
+        ({"secnods": 5.0}, "unknown key 'evaluation.secnods'; the nearest allowed is 'evaluation.seconds'"),
+        ({"circumstances": [1]}, r"circumstances is \[1\], but must be a mapping"),
+    ],
+)
+def test_faults_are_named_with_file_and_key(tmp_path, changes, message):
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps({**make_evaluation().to_dict(), **changes}))
+    with pytest.raises(UserError, match=f"evaluation.json: {message}"):
+        Evaluation.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "cannot be read"), ("[]", "must be a mapping"), ("{}", "neither")]
+)
+def test_files_of_something_else_are_refused(tmp_path, text, message):
+    path = tmp_path / "evaluation.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"evaluation.json: .*{message}"):
+        Evaluation.load(path)
+    with pytest.raises(UserError, match=r"none.json: no such file; make it with `reluformers evaluate"):
+        Evaluation.load(tmp_path / "none.json")
+
+
+def test_only_like_evaluations_are_compared():
+    evaluation = make_evaluation()
+    evaluation.check_comparable(make_evaluation(model="runs/b", seconds=1.0, scores={"bleu": Score(1.0, "BLEU|x")}))
+    elsewhere = replace(evaluation.data, source="/other/place/test.jsonl", checksum=None)
+    evaluation.check_comparable(make_evaluation(data=elsewhere, decoding={**evaluation.decoding, "max_tokens": 1}))
+    for name, other in {
+        "checksum": {"data": replace(evaluation.data, checksum="sha256:2")},
+        "split": {"data": replace(evaluation.data, split="test[:10]")},
+        "decoding": {"decoding": {**evaluation.decoding, "num_beams": 1}},
+        "signature": {"scores": {"bleu": Score(35.0, "BLEU|y")}},
+        "task": {"task": "image-classification"},
+    }.items():
+        with pytest.raises(UserError, match=f"its {name} is"):
+            evaluation.check_comparable(make_evaluation(**other))
+
+
+def test_checksums_tell_rows_and_parts_apart():
+    rows = [(b"ab", b"c"), (b"d", b"e")]
+    assert checksum(rows) == checksum(list(rows))
+    for other in ([(b"a", b"bc"), (b"d", b"e")], rows[::-1], rows[:1], [(b"ab", b"c"), (b"d", b"e", b"")]):
+        assert checksum(other) != checksum(rows)
+
+
+def test_circumstances_name_versions_and_the_processes():
+    import torch
+
+    found = current_circumstances(torch.device("cpu"), processes=2, seed=5)
+    assert found.device == "2 × cpu"
+    assert found.seed == 5
+    assert found.torch == torch.__version__
+    assert found.to_dict().keys() >= {"device", "seed", "torch", "transformers", "reluformers"}

@@ -1,0 +1,129 @@
+"""One record for each task and no second list of them; rooms that do not know each other."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, MarianConfig, ViTConfig
+
+import reluformers
+from builders.models import build_config
+from reluformers.errors import UserError
+from reluformers.families import FAMILIES
+from reluformers.tasks import TASKS, load_recipe, task_named, task_of, task_of_model_type
+
+ROOT = Path(reluformers.__file__).parents[1]
+FOLDERS = ("reluformers", "configuration", "modeling", "scripts")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+QUESTION = re.compile(r"\b(is_vision|is_image|is_encoder_decoder)\b")
+# transformers asks configurations for this field
+ASKED_BY_TRANSFORMERS = {"configuration_seq2seq.py": "is_encoder_decoder: bool = True"}
+# rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
+FLOORS = (
+    ("analysis",),
+    ("clean_process",),
+    ("training",),
+    ("translation", "images"),
+    ("cards", "app"),
+    ("hub",),
+    ("demo",),
+    ("commands",),
+)
+# files of the package itself that know rooms, and the room beneath which each of them lies
+BELOW = {"scorer": "translation", "tasks": "cards", "cli": "commands"}
+
+
+def test_nobody_asks_what_kind_a_model_is():
+    for path in SOURCES:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if QUESTION.search(line):
+                assert line.strip() == ASKED_BY_TRANSFORMERS.get(path.name), f"{path}: {line}"
+
+
+def test_every_family_has_a_task():
+    for config_class, models in FAMILIES.items():
+        task = task_of_model_type(config_class.model_type)
+        assert task.auto_class in models
+        assert TASKS[task.name] is task
+    assert task_of_model_type("bert") is None
+
+
+def test_models_of_others_have_tasks_too():
+    assert task_of(MarianConfig()).name == "translation"
+    assert task_of(ViTConfig()).name == "image-classification"
+    assert task_of(build_config("vision", "relu-vit")).name == "image-classification"
+    with pytest.raises(UserError, match="model_type 'bert' is of no task here; there are translation, image"):
+        task_of(BertConfig())
+
+
+def test_a_recipe_names_its_task(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("task: image-classification\nmodel: {size: Ti/4}\n")
+    recipe = load_recipe(path, ["model.preset=relu-vit"])
+    assert type(recipe) is task_named("image-classification").recipe_class
+    recipe.save(tmp_path / "saved.yaml")
+    assert (tmp_path / "saved.yaml").read_text().startswith("task: image-classification\n")
+    assert load_recipe(tmp_path / "saved.yaml") == recipe
+    for text, message in (
+        ("model: {size: Ti/4}\n", "names no task; begin it with a line task: translation or task: image"),
+        ("task: speech\n", "task is 'speech', but must be one of translation, image-classification"),
+        ("task: translation\naugmentation: {}\n", "unknown section 'augmentation'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"recipe.yaml: {message}"):
+            load_recipe(path)
+    with pytest.raises(UserError, match="task is 'translation', but this is a recipe of image-classification"):
+        TASKS["image-classification"].recipe_class.from_dict({"task": "translation"})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_a_folder_and_a_row(name):
+    """Whatever of a task's own code is used elsewhere goes through its row."""
+    task = task_named(name)
+    rooms = {part.__module__.split(".")[1] for part in (task.recipe_class, task.train, task.scorer)}
+    assert len(rooms) == 1
+    (room,) = rooms
+    assert task.card.__name__ == f"reluformers.{room}.card"
+    assert (ROOT / "reluformers" / room / "card.md").is_file()
+    others = {path for path in (ROOT / "reluformers").rglob("*.py") if path.parent.name not in (room, "demo")}
+    users = {path.name for path in others if f"reluformers.{room}" in imports_of(path)}
+    # the Hub has to know which files are a tokenizer's, and which of them it may remove
+    assert users <= {"tasks.py", "files.py"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Rooms and files of the package that a file imports, wherever in it."""
+    package = ["reluformers", *path.relative_to(ROOT / "reluformers").parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            modules = [f"{start}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {".".join(module.split(".")[:2]) for module in modules if module.split(".")[0] == "reluformers"}
+    return found
+
+
+def test_imports_point_down_only():
+    levels = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+    folders = {path.name for path in (ROOT / "reluformers").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert folders == set(levels)
+    levels |= {f"_{name}": levels[room] - 0.5 for name, room in BELOW.items()}
+    levels["___main__"] = len(FLOORS)
+    for path in (ROOT / "reluformers").rglob("*.py"):
+        parts = path.relative_to(ROOT / "reluformers").parts
+        own = parts[0] if len(parts) > 1 else f"_{path.stem}"
+        if own not in levels and own != "___init__":
+            # a file that lies in the package itself serves all rooms and knows none
+            assert not {name.split(".")[1] for name in imports_of(path)} & set(levels), path
+            continue
+        for name in imports_of(path):
+            other = name.split(".")[1]
+            other = other if other in levels else f"_{other}"
+            if other in levels and other != own:
+                assert levels[other] < levels[own], f"{path} imports {name}"
