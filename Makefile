@@ -21,7 +21,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app clean
+.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -73,7 +73,10 @@ MODEL ?= ./runs/demo
 app: export HF_HUB_OFFLINE = 0
 app: export MODEL_ID = $(value MODEL)
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
-	@$(VENV)/bin/python reluformers/app/app.py
+	@$(VENV)/bin/reluformers app
+
+wheel: $(SETUP)  ## build the wheel into dist/
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
 	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.translation_runs import recipe_class
+from reluformers.tasks import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs" / "adding-a-variant.md"
@@ -25,7 +25,7 @@ def test_guide_shows_code_as_it_is():
         assert any(snippet in source for source in sources), snippet
 
 
-@pytest.mark.parametrize("path", [GUIDE, ROOT / "README.md", ROOT / "docs" / "results.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
@@ -33,5 +33,5 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
-    recipe = recipe_class(path).load(path)
+    recipe = load_recipe(path)
     assert recipe.model_config().attention_for("encoder")

@@ -14,7 +14,7 @@ from builders.hub_server import serve_hub
 from builders.models import build_model
 from reluformers.translation.tokenization import train_tokenizer
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "hub.md"
 LINES = ["a dog runs", "a cat sleeps", "ein Hund rennt", "eine Katze schläft"]
 SECTION = "Use a model from the Hub"
 NAME = "acme/toy"
@@ -48,9 +48,9 @@ REPORT = """
 """
 
 
-def readme_block(heading: str, kind: str, containing: str) -> str:
-    """The block of code below a heading of the README that contains some words."""
-    section = README.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+def page_block(heading: str, kind: str, containing: str) -> str:
+    """The block of code below a heading of the page that contains some words."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     (block,) = (text for text in re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) if containing in text)
     return block.replace("ORG/NAME", NAME)
 
@@ -87,16 +87,16 @@ def files_of(hub, repo_id: str, revision: str = "main") -> dict[str, bytes | str
     return repo.commits[repo.find(revision)]
 
 
-def test_download_fine_tune_and_push_as_the_readme_says(tmp_path, hub, hub_environment):
+def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environment):
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     released = tmp_path / "released"
     build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(released)
     tokenizer.save_pretrained(released)
     run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
     run(f"hf repos tag create {NAME} v1".split(), tmp_path, hub_environment)
-    run(readme_block(SECTION, "bash", "hf download").split(), tmp_path, hub_environment)
+    run(page_block(SECTION, "bash", "hf download").split(), tmp_path, hub_environment)
 
-    code = readme_block(SECTION, "python", "Seq2SeqTrainer")
+    code = page_block(SECTION, "python", "Seq2SeqTrainer")
     report = "".join(line.removeprefix("    ") for line in REPORT.splitlines(keepends=True)).replace("ORG/NAME", NAME)
     hidden = ("entmax", "datasets", "evaluate", "peft")
     output = run_clean(code + report, tmp_path, hidden=hidden, **hub_environment, ACCELERATE_USE_CPU="true")
