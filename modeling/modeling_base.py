@@ -87,20 +87,19 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def attention_options(
         self, mask: AttentionMask, query_mask: Tensor | None = None, output_attentions: bool | None = None
     ) -> dict:
-        """What all attention modules of one site are told; only `eager` keeps weights, and takes the mask laid out."""
-        implementation = "eager" if output_attentions else self.config._attn_implementation
+        """What all attention modules of one site are told; only `eager` keeps weights."""
         return {
-            "attention_mask": mask.lay_out() if implementation == "eager" else mask,
+            "attention_mask": mask,
             "query_mask": query_mask,
             "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
-            "attn_implementation": implementation,
+            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def regularize(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
-        if statistics is None:
+        if sums is None:
             return None, None
-        means = statistics / statistics[ROWS].clamp_min(1)
+        means = sums / sums[ROWS].clamp_min(1)
         if not self.config.has_regularizer:
             return None, means[NULL_ROWS].detach()
         loss = self.config.normalization_loss_weight * means[NORMALIZATION]
