@@ -16,7 +16,7 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
-from ..configuration.fields import check_choice
+from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .computation import choose_computation
 from .masks import AttentionMask

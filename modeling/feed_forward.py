@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_base import TransformerConfig
-from ..configuration.fields import FEED_FORWARD_ACTIVATIONS, check_choice
+from ..configuration.configuration_base import FEED_FORWARD_ACTIVATIONS, TransformerConfig
+from ..configuration.field_checks import check_choice
 
 # name → φ; swish takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.fields import NORM_TYPES, check_choice
+from ..configuration.configuration_base import NORM_TYPES
+from ..configuration.field_checks import check_choice
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..configuration.fields import check_choice
+from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
 from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, choose_computation

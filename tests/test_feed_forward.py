@@ -5,7 +5,7 @@ import math
 import pytest
 import reference
 import torch
-from reluformers.configuration.fields import FEED_FORWARD_ACTIVATIONS
+from reluformers.configuration.configuration_base import FEED_FORWARD_ACTIVATIONS
 from reluformers.modeling.feed_forward import FeedForward
 
 WIDTH, INNER = 5, 9
