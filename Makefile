@@ -46,6 +46,7 @@ style: $(SETUP)  ## mend and format the code
 quality: $(SETUP)  ## lint and format, read only
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python scripts/lint_payload.py
 
 # Two processes of one thread each: the models of the tests are too small to share one. The `pytest` command, not
 # `python -m pytest`: the latter would put the repository's folders on the import path.

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """One formula for every attention: its fields, their checks and the presets of the papers."""
 
 import math

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving."""
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of the encoder–decoder families for translation."""
 
 import copy

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of the vision Transformers for image classification."""
 
 from typing import Any, ClassVar, Literal

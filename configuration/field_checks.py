@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Checks of configuration fields, whose errors are one line with the field, its value and what is allowed."""
 
 import math

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
 
 Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENTION_ACTIVATIONS`, how it is computed of
@@ -82,16 +84,8 @@ def fused_attention(
     """The same by the fastest exact way that there is, mostly in memory linear in the length; keeps no weights."""
     query, key, value = in_one_dtype(query, key, value)
     activation = module.attention.activation
-    computation = choose_computation(
-        query,
-        value,
-        mask,
-        activation,
-        dropout=dropout,
-        needed_statistics=needed_statistics,
-        short_keys=SHORT_KEYS,
-    )
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    computation = choose_computation(query, value, mask, activation, short_keys=SHORT_KEYS, **options)
     if computation == "sdpa":
         return _softmax_attention(module, query, key, value, mask, scaling, **options)
     if computation == "eager":

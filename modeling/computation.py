@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """How attention is computed: which way suits the tensors, and what the two passes of the fused ways are told."""
 
 from typing import NamedTuple

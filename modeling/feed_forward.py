@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms."""
 
 from collections.abc import Callable

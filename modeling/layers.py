@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream."""
 
 import torch

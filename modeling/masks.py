@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a query may see, and how many they are.
 
 Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """What all models share: abilities, the initialisation of shared modules, attention options and the regulariser."""
 
 import math
@@ -16,7 +18,7 @@ from .normalization import GatedRMSNorm, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler  # noqa: F401
+    from .handler import EndpointHandler as EndpointHandler
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
 
 import math
@@ -34,7 +36,7 @@ from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
-    from .pipeline_translation import TranslationPipeline  # noqa: F401
+    from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
 @dataclass
@@ -76,8 +78,8 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     config: Seq2SeqTransformerConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the form that transformers reads
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
@@ -172,7 +174,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 class Seq2SeqTransformerEncoder(TransformerStack):
     """Encoder: embeddings and `encoder_layers` layers."""
 
-    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         layers = [EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)]
@@ -211,7 +213,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
 class Seq2SeqTransformerDecoder(TransformerStack):
     """Decoder: embeddings and `decoder_layers` layers."""
 
-    _can_record_outputs = {  # noqa: RUF012
+    _can_record_outputs = {
         "hidden_states": DecoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Vision Transformers for image classification whose families differ by their configuration alone."""
 
 import math
@@ -93,7 +95,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     input_modalities = ("image",)
     # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
     accepts_loss_kwargs = False
-    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]  # noqa: RUF012 - the form that transformers reads
+    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -108,7 +110,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
 class VisionTransformerModel(VisionTransformerPreTrainedModel):
     """Patches, layers, norm and pooling, without a head; the softmax baseline and the code of every family."""
 
-    _can_record_outputs = {  # noqa: RUF012
+    _can_record_outputs = {
         "hidden_states": EncoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
     }

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Normalisation layers that torch does not have, and the table of those a residual block may use."""
 
 import math

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
 
 `rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
@@ -94,7 +96,6 @@ def _empty_heads_inside(states: Tensor) -> Tensor:
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    options = PassOptions(*options)
     tensors, ctx.others = options[:4], options[4:]
     ctx.save_for_backward(query, key, value, *tensors)
     ctx.mark_non_differentiable(output[3])
@@ -170,7 +171,7 @@ def rectified_attention(
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
     mask = AttentionMask(query.shape[2], key.shape[2], query.device, key_padding_mask, offset)
     query, key, value = in_one_dtype(query, key, value)
-    needed = {"dropout": dropout, "needed_statistics": "all" if return_stats else "none"}
+    options = {"dropout": dropout, "needed_statistics": "all" if return_stats else "none"}
     output, rows = attend(
         query,
         key,
@@ -180,8 +181,8 @@ def rectified_attention(
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         threshold=threshold,
         divisor=length_divisor(mask.key_counts, length_coefficient, length_exponent, query.dtype),
-        computation=choose_computation(query, value, mask, activation, short_keys=None, **needed),
-        **needed,
+        computation=choose_computation(query, value, mask, activation, short_keys=None, **options),
+        **options,
     )
     return (output, rows) if return_stats else output
 

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Row statistics of attention weights in training: the regulariser of ReLUFormer and the null rate of ReLA."""
 
 from dataclasses import dataclass

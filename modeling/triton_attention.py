@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Elementwise-activation attention in Triton, forward and backward: exact, and linear in memory.
 
     o_i = r_i · Σ_j D_ij · w_ij · v_j    with    w_ij = φ(a·q_i·k_j − θ)

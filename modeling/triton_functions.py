@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the Triton kernels of elementwise-activation attention: φ and φ′, loads and stores, ranges of tiles."""
 
 from __future__ import annotations

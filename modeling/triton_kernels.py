@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels of elementwise-activation attention; `triton_attention` has the formulas and starts them.
 
 Three kernels: the output by tiles of queries, gradients of keys and values by tiles of keys, gradients of queries by
