@@ -82,8 +82,7 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
-        # transformers makes a copy for generation whose `attention` is `decoder_attention`, which may be None
+        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; None is left alone
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
             if isinstance(value, dict):
                 value = self._with_preset(value)

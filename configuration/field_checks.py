@@ -18,8 +18,9 @@ _NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a s
 def strict_fields(cls: type) -> type:
     """`@strict` of huggingface_hub: fields have the type of their hint, and methods `validate_…` check the rest.
 
-    Types are checked when a field is set, by whatever name, and all else when the object is made and by `validate`,
-    which models and `save_pretrained` call. Other than there, a wrong value is a `ValueError` of one line.
+    Types are checked when a field is set, the rest when the object is made and by `validate`, which models and
+    `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
+    fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
     """
     cls = strict(cls)
     set_field, run_validators = cls.__setattr__, cls.validate

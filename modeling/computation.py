@@ -35,7 +35,7 @@ def choose_computation(
             are no padding or causality, few keys on a processor, and exported programs, which are to hold PyTorch's
             plain operators alone. Not returned for an elementwise φ, padding and causality with `short_keys` None.
         `"sdpa"`, PyTorch's own softmax attention.
-        `"single_query"`, one row of weights at a time, as in decoding with a cache: nothing to save memory on.
+        `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
         `"triton"`, kernels on a GPU.
         `"blocks"`, block by block in PyTorch, on any device.
     """

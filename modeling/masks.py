@@ -96,15 +96,14 @@ class AttentionMask:
         """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
+        padding = self.key_padding_mask
         if not self.is_causal:
-            return (
-                self.key_len if self.key_padding_mask is None else self.key_padding_mask.sum(-1)[:, None, None, None]
-            )
+            return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
         seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)
         seen = seen.clamp(0, self.key_len)
-        if self.key_padding_mask is None:
+        if padding is None:
             return seen[None, None, :, None]
-        return functional.pad(self.key_padding_mask.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
+        return functional.pad(padding.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
 
 
 def padding_mask(

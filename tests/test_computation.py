@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from modeling_cases import build_model, draw_pairs
+from modeling_cases import build_model, draw_images, draw_pairs
 from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, choose_computation
@@ -89,6 +89,17 @@ def test_mask_is_made_once_for_all_layers_of_a_site(preset, short_keys, backend,
     needs_no_dense_mask = preset == "reluformer" and backend == "fused" and short_keys == 0
     assert operations.comparisons == (0 if needs_no_dense_mask else 1)
     assert operations.counts == 3
+
+
+def test_checkpointed_layers_compile_as_one_graph():
+    """The compiler refuses a layer that changes an object from outside, such as a mask that keeps what it computed."""
+    torch.compiler.reset()
+    model, batch = build_model("relu-vit", "vision").train(), draw_images()
+    expected = model(**batch).loss
+    model.gradient_checkpointing_enable()
+    loss = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
 
 
 def test_choice_for_a_gpu_can_be_traced(monkeypatch):
