@@ -82,7 +82,8 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; None is left alone
+        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; the copy that
+        # transformers makes of a configuration for its decoder has `decoder_attention` for `attention`, maybe None
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
             if isinstance(value, dict):
                 value = self._with_preset(value)

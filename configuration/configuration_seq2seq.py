@@ -121,13 +121,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
-        """As in transformers, whose copy for one side takes over what that side has: what is shared is filled in."""
+        """As in transformers; the copy for the decoder has a vocabulary size even if `decoder_vocab_size` is None."""
         config = self
-        if decoder != encoder and self.is_encoder_decoder:
-            config = copy.deepcopy(self)
-            config.decoder_vocab_size = self.target_vocab_size
-            for site in ("encoder", "decoder"):
-                setattr(config, f"{site}_attention", self.attention_for(site))
+        if decoder and not encoder and self.decoder_vocab_size is None:
+            config = copy.copy(self)
+            config.decoder_vocab_size = self.vocab_size
         return super(Seq2SeqTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
 
     def validate_fields(self) -> None:

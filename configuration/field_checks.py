@@ -5,7 +5,6 @@
 import math
 import types
 import typing
-from dataclasses import fields
 from functools import wraps
 from typing import Any, Literal
 
@@ -22,18 +21,17 @@ def strict_fields(cls: type) -> type:
     `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
     fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
     """
+    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
     set_field, run_validators = cls.__setattr__, cls.validate
-    hints = {field.name: field.type for field in fields(cls)}
-    aliases = getattr(cls, "attribute_map", {})
 
     @wraps(set_field)
     def set_checked(self: Any, name: str, value: Any) -> None:
-        name = aliases.get(name, name)
+        name = getattr(self, "attribute_map", {}).get(name, name)
         try:
             set_field(self, name, value)
         except StrictDataclassFieldValidationError as error:
-            allowed = _describe(hints[name])
+            allowed = _describe(self.__dataclass_fields__[name].type)
             raise ValueError(f"{type(self).__name__}.{name} is {value!r}, but must be {allowed}") from error
 
     @wraps(run_validators)
@@ -43,7 +41,13 @@ def strict_fields(cls: type) -> type:
         except StrictDataclassClassValidationError as error:
             raise ValueError(str(error.__cause__)) from error
 
-    cls.__setattr__, cls.validate = set_checked, validate
+    cls.validate = validate
+    if not is_checked:
+        cls.__setattr__, cls._is_checked = set_checked, True
+    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
+        cls.__setattr__ = own_setattr
+    else:
+        del cls.__setattr__
     return cls
 
 
