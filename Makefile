@@ -46,6 +46,7 @@ style: $(SETUP)  ## mend and format the code
 quality: $(SETUP)  ## lint and format, read only
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python scripts/lint_payload.py
 
 # Two processes of one thread each: the models of the tests are too small to share one. The `pytest` command, not
 # `python -m pytest`: the latter would put the repository's folders on the import path.
@@ -76,6 +77,7 @@ app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its att
 	@$(VENV)/bin/reluformers app
 
 wheel: $(SETUP)  ## build the wheel into dist/
+	@rm -rf build  # what an earlier build left there would go in
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone

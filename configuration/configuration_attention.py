@@ -1,12 +1,14 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """One formula for every attention: its fields, their checks and the presets of the papers."""
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
-from .fields import check_bool, check_choice, check_number
+from .field_checks import check_choice, check_number, strict_fields
 
-ACTIVATIONS = (
+Activation = Literal[
     "softmax",
     "sparsemax",
     "entmax15",
@@ -18,7 +20,8 @@ ACTIVATIONS = (
     "softplus",
     "sigmoid",
     "identity",
-)
+]
+ACTIVATIONS = get_args(Activation)
 # φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
 DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
@@ -42,17 +45,8 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "entmax15": {"activation": "entmax15"},
 }
 
-_CHOICES = {
-    "score": ("dot", "cosine"),
-    "query_key_norm": ("none", "layer_norm"),
-    "value_norm": ("none", "l2"),
-    "activation": ACTIVATIONS,
-    "output_norm": ("none", "rms_norm", "gated_rms_norm"),
-    "output_norm_init": ("ones", "uniform"),
-    "output_gate": ("none", "linear", "silu"),
-}
 
-
+@strict_fields
 @dataclass
 class AttentionConfig:
     r"""Which mathematics one attention site computes.
@@ -85,41 +79,34 @@ class AttentionConfig:
         ValueError: a field has a value that is not allowed.
     """
 
-    score: str = "dot"
-    scale: float | None = None
+    score: Literal["dot", "cosine"] = "dot"
+    scale: float | int | None = None
     learned_scale: bool = False
     scale_length: int | None = None
-    query_key_norm: str = "none"
-    value_norm: str = "none"
-    activation: str = "softmax"
-    length_coefficient: float = 1.0
-    length_exponent: float = 0.0
+    query_key_norm: Literal["none", "layer_norm"] = "none"
+    value_norm: Literal["none", "l2"] = "none"
+    activation: Activation = "softmax"
+    length_coefficient: float | int = 1.0
+    length_exponent: float | int = 0.0
     learned_length_exponent: bool = False
-    threshold: float = 0.0
+    threshold: float | int = 0.0
     learned_threshold: bool = False
-    output_norm: str = "none"
-    output_norm_init: str = "ones"
-    output_norm_eps: float = 1e-8
-    output_gate: str = "none"
+    output_norm: Literal["none", "rms_norm", "gated_rms_norm"] = "none"
+    output_norm_init: Literal["ones", "uniform"] = "ones"
+    output_norm_eps: float | int = 1e-8
+    output_gate: Literal["none", "linear", "silu"] = "none"
 
-    def __post_init__(self):
-        self.validate()
-
-    def validate(self) -> None:
-        """Check every field; the `ValueError` names the field, its value and what is allowed."""
+    def validate_ranges(self) -> None:
+        """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
         owner = "AttentionConfig"
-        for name, allowed in _CHOICES.items():
-            check_choice(owner, name, getattr(self, name), allowed)
-        for name in ("learned_scale", "learned_length_exponent", "learned_threshold"):
-            check_bool(owner, name, getattr(self, name))
         if self.scale is not None:
             check_number(owner, "scale", self.scale, minimum=0, open_minimum=True)
         if self.scale_length is not None:
             check_number(owner, "scale_length", self.scale_length, minimum=2, integer=True)
-        check_number(owner, "length_coefficient", self.length_coefficient, minimum=0, open_minimum=True)
-        check_number(owner, "length_exponent", self.length_exponent)
-        check_number(owner, "threshold", self.threshold)
-        check_number(owner, "output_norm_eps", self.output_norm_eps, minimum=0, open_minimum=True)
+        for name in ("length_coefficient", "output_norm_eps"):
+            check_number(owner, name, getattr(self, name), minimum=0, open_minimum=True)
+        for name in ("length_exponent", "threshold"):
+            check_number(owner, name, getattr(self, name))
 
     @classmethod
     def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":

@@ -1,27 +1,40 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving."""
 
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from transformers import PreTrainedConfig
 
 from .configuration_attention import DEFAULT_SCALE_LENGTH, SIGNED_ACTIVATIONS, AttentionConfig
-from .fields import FEED_FORWARD_ACTIVATIONS, NORM_TYPES, check_bool, check_choice, check_number
+from .field_checks import check_choice, check_number, strict_fields
 
 FORMAT_VERSION = 1
 
-_CHOICES = {
-    "activation_function": FEED_FORWARD_ACTIVATIONS,
-    "feed_forward_norm": ("none", "layer_norm"),
-    "norm_type": NORM_TYPES,
-    "norm_position": ("pre", "post"),
-}
+FeedForwardActivation = Literal[
+    "relu",
+    "gelu",
+    "gelu_pytorch_tanh",
+    "silu",
+    "swish",
+    "softmax",
+    "glu",
+    "bilinear",
+    "reglu",
+    "geglu",
+    "swiglu",
+]
+FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
+NormType = Literal["layer_norm", "rms_norm", "scale_norm"]
+NORM_TYPES = get_args(NormType)
+
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 _WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
-_SWITCHES = ("learned_swish_beta", "attention_bias", "ffn_bias")
 
 
+@strict_fields
 class TransformerConfig(PreTrainedConfig):
     r"""Fields that mean the same in every model; not used by itself.
 
@@ -54,23 +67,23 @@ class TransformerConfig(PreTrainedConfig):
     sites: ClassVar[tuple[str, ...]] = ()
 
     attention: Any = "softmax"
-    activation_dropout: float = 0.0
-    feed_forward_norm: str = "none"
+    activation_dropout: float | int = 0.0
+    feed_forward_norm: Literal["none", "layer_norm"] = "none"
     ffn_bias: bool = True
-    swish_beta: float = 1.0
+    swish_beta: float | int = 1.0
     learned_swish_beta: bool = False
-    norm_type: str = "layer_norm"
-    norm_position: str = "pre"
-    label_smoothing: float = 0.0
-    normalization_loss_weight: float = 0.0
-    entropy_loss_weight: float = 0.0
-    entropy_bound: float = 0.7
-    initializer_range: float = 0.02
+    norm_type: NormType = "layer_norm"
+    norm_position: Literal["pre", "post"] = "pre"
+    label_smoothing: float | int = 0.0
+    normalization_loss_weight: float | int = 0.0
+    entropy_loss_weight: float | int = 0.0
+    entropy_bound: float | int = 0.7
+    initializer_range: float | int = 0.02
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one
-        # transformers makes a copy for generation whose `attention` is `decoder_attention`, which may be None
+        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; the copy that
+        # transformers makes of a configuration for its decoder has `decoder_attention` for `attention`, maybe None
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
             if isinstance(value, dict):
                 value = self._with_preset(value)
@@ -81,10 +94,6 @@ class TransformerConfig(PreTrainedConfig):
         """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
         default = type(self).attention
         return {"preset": default, **attention} if isinstance(default, str) else attention
-
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        self.validate()
 
     def attention_for(self, site: str) -> AttentionConfig:
         """The attention of one of `sites`, with its L filled in.
@@ -111,20 +120,16 @@ class TransformerConfig(PreTrainedConfig):
             return attention
         return replace(attention, scale_length=self.default_scale_length)
 
-    def validate(self) -> None:
-        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
+    def validate_fields(self) -> None:
+        """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
         AttentionConfig.parse(self.attention)  # refuses None
-        for name, allowed in _CHOICES.items():
-            check_choice(owner, self._own_name(name), getattr(self, name), allowed)
         for name in _PROBABILITIES:
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, maximum=1, open_maximum=True)
         for name in _WEIGHTS:
             check_number(owner, name, getattr(self, name), minimum=0)
         for name in ("swish_beta", "norm_eps", "initializer_range"):
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, open_minimum=True)
-        for name in _SWITCHES:
-            check_bool(owner, self._own_name(name), getattr(self, name))
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             raise ValueError(

@@ -1,19 +1,18 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of the encoder–decoder families for translation."""
 
-from typing import Any, ClassVar
+import copy
+from typing import Any, ClassVar, Literal
 
 from .configuration_attention import ATTENTION_PRESETS
-from .configuration_base import TransformerConfig
-from .fields import check_bool, check_choice, check_number
+from .configuration_base import FeedForwardActivation, TransformerConfig
+from .field_checks import check_choice, check_number, strict_fields
 
 SITES = ("encoder", "decoder", "cross")
+PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_sine", "learned"]
+Initialization = Literal["normal", "xavier", "small"]
 
-_CHOICES = {
-    "embedding_norm": ("none", "fix_norm"),
-    "position_embedding_type": ("sinusoidal", "sinusoidal_halves", "sinusoidal_sine", "learned"),
-    "tying": ("all", "decoder", "none"),
-    "initialization": ("normal", "xavier", "small"),
-}
 _POSITIVE_INTEGERS = (
     "vocab_size",
     "d_model",
@@ -26,9 +25,9 @@ _POSITIVE_INTEGERS = (
     "max_position_embeddings",
 )
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
-_SWITCHES = ("scale_embedding", "output_bias", "embedding_bias", "use_cache", "tie_word_embeddings")
 
 
+@strict_fields
 class Seq2SeqTransformerConfig(TransformerConfig):
     r"""Configuration of an encoder–decoder Transformer; with its defaults the softmax baseline of all five sources.
 
@@ -80,23 +79,23 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     encoder_attention: Any = None
     decoder_attention: Any = None
     cross_attention: Any = None
-    activation_function: str = "relu"
-    norm_position: str = "post"
-    norm_eps: float = 1e-5
-    embedding_norm: str = "none"
+    activation_function: FeedForwardActivation = "relu"
+    norm_position: Literal["pre", "post"] = "post"
+    norm_eps: float | int = 1e-5
+    embedding_norm: Literal["none", "fix_norm"] = "none"
     scale_embedding: bool = True
-    position_embedding_type: str = "sinusoidal"
+    position_embedding_type: PositionEmbeddingType = "sinusoidal"
     max_position_embeddings: int = 1024
-    tying: str = "all"
+    tying: Literal["all", "decoder", "none"] = "all"
     attention_bias: bool = True
     output_bias: bool = False
     embedding_bias: bool = False
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    embedding_dropout: float | None = None
-    word_dropout: float = 0.0
-    label_smoothing: float = 0.1
-    initialization: str = "xavier"
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    embedding_dropout: float | int | None = None
+    word_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.1
+    initialization: Initialization = "xavier"
     pad_token_id: int = 0
     bos_token_id: int = 1
     eos_token_id: int = 2
@@ -121,12 +120,18 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Number of target tokens, whether the vocabulary is shared or not."""
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
-    def validate(self) -> None:
-        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
-        super().validate()
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
+        """As in transformers; the copy for the decoder has a vocabulary size even if `decoder_vocab_size` is None."""
+        config = self
+        if decoder and not encoder and self.decoder_vocab_size is None:
+            config = copy.copy(self)
+            config.decoder_vocab_size = self.vocab_size
+        return super(Seq2SeqTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
+
+    def validate_fields(self) -> None:
+        """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
+        super().validate_fields()
         owner = type(self).__name__
-        for name, allowed in _CHOICES.items():
-            check_choice(owner, name, getattr(self, name), allowed)
         for name in _POSITIVE_INTEGERS:
             check_number(owner, name, getattr(self, name), minimum=1, integer=True)
         if self.decoder_vocab_size is not None:
@@ -134,17 +139,15 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for name in ("embedding_dropout", "word_dropout"):
             if getattr(self, name) is not None:
                 check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)
-        for name in _SWITCHES:
-            check_bool(owner, name, getattr(self, name))
-        self._validate_tokens(owner)
-        self._validate_combinations(owner)
+        self._check_tokens(owner)
+        self._check_combinations(owner)
 
-    def _validate_tokens(self, owner: str) -> None:
+    def _check_tokens(self, owner: str) -> None:
         for name in _TOKEN_IDS:
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             check_number(owner, name, getattr(self, name), minimum=0, maximum=size - 1, integer=True)
 
-    def _validate_combinations(self, owner: str) -> None:
+    def _check_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % getattr(self, heads):
                 raise ValueError(
@@ -164,6 +167,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
             )
 
 
+@strict_fields
 class ReLUFormerConfig(Seq2SeqTransformerConfig):
     """ReLUFormer (Shen et al. 2023): relu weights over γ√(n/2) and the regulariser; IWSLT'14 sizes of App. A.2."""
 
@@ -174,37 +178,39 @@ class ReLUFormerConfig(Seq2SeqTransformerConfig):
     decoder_attention_heads: int = 4
     encoder_ffn_dim: int = 1024
     decoder_ffn_dim: int = 1024
-    normalization_loss_weight: float = 0.1
-    entropy_loss_weight: float = 0.02
+    normalization_loss_weight: float | int = 0.1
+    entropy_loss_weight: float | int = 0.02
 
 
+@strict_fields
 class ReLAConfig(Seq2SeqTransformerConfig):
     """ReLA (Zhang et al. 2021): rectified linear attention with gated RMSNorm, as the released code builds it."""
 
     model_type = "rela"
 
     attention: Any = "rela-g"
-    norm_eps: float = 1e-8
-    position_embedding_type: str = "sinusoidal_halves"
-    tying: str = "decoder"
+    norm_eps: float | int = 1e-8
+    position_embedding_type: PositionEmbeddingType = "sinusoidal_halves"
+    tying: Literal["all", "decoder", "none"] = "decoder"
     embedding_bias: bool = True
-    activation_dropout: float = 0.1
+    activation_dropout: float | int = 0.1
 
 
+@strict_fields
 class QKNormConfig(Seq2SeqTransformerConfig):
     """QKNorm (Henry et al. 2020): cosine attention with a learned scale, PreNorm, FixNorm and SmallInit."""
 
     model_type = "qknorm"
 
     attention: Any = "qknorm"
-    norm_position: str = "pre"
-    embedding_norm: str = "fix_norm"
+    norm_position: Literal["pre", "post"] = "pre"
+    embedding_norm: Literal["none", "fix_norm"] = "fix_norm"
     output_bias: bool = True
-    dropout: float = 0.3
-    attention_dropout: float = 0.3
-    activation_dropout: float = 0.3
-    word_dropout: float = 0.1
-    initialization: str = "small"
+    dropout: float | int = 0.3
+    attention_dropout: float | int = 0.3
+    activation_dropout: float | int = 0.3
+    word_dropout: float | int = 0.1
+    initialization: Initialization = "small"
 
 
 def seq2seq_config_class(preset: str) -> type[Seq2SeqTransformerConfig]:

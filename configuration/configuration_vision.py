@@ -1,10 +1,12 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of the vision Transformers for image classification."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .configuration_attention import ATTENTION_PRESETS
-from .configuration_base import TransformerConfig
-from .fields import check_choice, check_number
+from .configuration_base import FeedForwardActivation, TransformerConfig
+from .field_checks import check_choice, check_number, strict_fields
 
 # widths and depths as big_vision names them; behind the slash the patch size in pixels
 _WIDTHS = {
@@ -21,11 +23,6 @@ VISION_SIZES: dict[str, dict[str, int]] = {
     },
 }
 
-_CHOICES = {
-    "pooling": ("cls", "mean", "attention"),
-    "position_embedding_type": ("learned", "sincos2d"),
-    "initialization": ("normal", "big_vision"),
-}
 _POSITIVE_INTEGERS = (
     "patch_size",
     "num_channels",
@@ -34,9 +31,9 @@ _POSITIVE_INTEGERS = (
     "num_attention_heads",
     "intermediate_size",
 )
-_PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
 
 
+@strict_fields
 class VisionTransformerConfig(TransformerConfig):
     r"""Configuration of a vision Transformer; with its defaults the softmax baseline, ViT-B/16 as in big_vision.
 
@@ -79,26 +76,27 @@ class VisionTransformerConfig(TransformerConfig):
     }
     sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
-    image_size: int | list[int] = 224
+    image_size: int | list[int] | tuple[int, ...] = 224
     patch_size: int = 16
     num_channels: int = 3
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    pooling: str = "mean"
+    pooling: Literal["cls", "mean", "attention"] = "mean"
     encoder_attention: Any = None
     pooling_attention: Any = None
-    position_embedding_type: str = "learned"
+    position_embedding_type: Literal["learned", "sincos2d"] = "learned"
     representation_size: int | None = None
-    hidden_act: str = "gelu_pytorch_tanh"
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
-    drop_path_rate: float = 0.0
+    hidden_act: FeedForwardActivation = "gelu_pytorch_tanh"
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
     qkv_bias: bool = True
-    layer_norm_eps: float = 1e-6
-    head_bias_init: float = 0.0
-    initialization: str = "big_vision"
+    layer_norm_eps: float | int = 1e-6
+    head_bias_init: float | int = 0.0
+    initialization: Literal["normal", "big_vision"] = "big_vision"
+    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -117,28 +115,25 @@ class VisionTransformerConfig(TransformerConfig):
         """L of cosine attention: every image has the same length."""
         return max(2, self.num_tokens)
 
-    def validate(self) -> None:
-        """Check fields and combinations; the `ValueError` names the field, its value and what is allowed."""
+    def validate_fields(self) -> None:
+        """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        for name, allowed in _CHOICES.items():
-            check_choice(owner, name, getattr(self, name), allowed)
-        check_choice(owner, "problem_type", self.problem_type, _PROBLEM_TYPES)
         for name in _POSITIVE_INTEGERS:
             check_number(owner, name, getattr(self, name), minimum=1, integer=True)
         if self.representation_size is not None:
             check_number(owner, "representation_size", self.representation_size, minimum=1, integer=True)
         check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
         check_number(owner, "head_bias_init", self.head_bias_init)
-        self._validate_sizes(owner)
-        super().validate()
+        self._check_sizes(owner)
+        super().validate_fields()
 
     def _sides(self) -> list[int]:
         """Height and width."""
         return list(self.image_size) if isinstance(self.image_size, (list, tuple)) else [self.image_size] * 2
 
-    def _validate_sizes(self, owner: str) -> None:
+    def _check_sizes(self, owner: str) -> None:
         sides = self._sides()
         if len(sides) != 2:
             raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
@@ -158,6 +153,7 @@ class VisionTransformerConfig(TransformerConfig):
             raise ValueError(f"{owner}.hidden_size is {self.hidden_size}, but must be a multiple of 4 with sincos2d")
 
 
+@strict_fields
 class ReLUViTConfig(VisionTransformerConfig):
     """ReLU in ViT (Wortsman et al. 2023): weights relu(q·k/√d)/L."""
 
@@ -166,6 +162,7 @@ class ReLUViTConfig(VisionTransformerConfig):
     attention: Any = "relu-vit"
 
 
+@strict_fields
 class ReLAViTConfig(VisionTransformerConfig):
     """Rectified linear attention with gated RMSNorm (ReLA, Zhang et al. 2021) for images."""
 
@@ -174,6 +171,7 @@ class ReLAViTConfig(VisionTransformerConfig):
     attention: Any = "rela-g"
 
 
+@strict_fields
 class QKNormViTConfig(VisionTransformerConfig):
     """Cosine attention with a learned scale (QKNorm, Henry et al. 2020) for images."""
 

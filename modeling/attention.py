@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
 
 Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENTION_ACTIVATIONS`, how it is computed of
@@ -16,19 +18,19 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
-from ..configuration.fields import check_choice
+from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
-from .blockwise_attention import compute_dtype
+from .computation import choose_computation
 from .masks import AttentionMask
 from .normalization import GatedRMSNorm, RMSNorm, unit_length, wide_dtype
-from .rectified_attention import ELEMENTWISE_ACTIVATIONS, RowStatistics, attend, in_one_dtype
-from .regularization import attention_statistics, row_statistics
+from .rectified_attention import attend, in_one_dtype
+from .regularization import RowStatistics, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
 SHORT_KEYS = 128  # up to so many, weights are written out on a processor
 
-# output [batch, query_len, heads, head_dim], weights if they are kept, sums over them if they are asked for
+# output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
@@ -40,7 +42,7 @@ def eager_attention(
     mask: AttentionMask,
     scaling: float | Tensor = 1.0,
     dropout: float = 0.0,
-    statistics: str = "none",
+    needed_statistics: str = "none",
 ) -> AttentionOutput:
     r"""The reference: o_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α), every weight kept.
 
@@ -51,23 +53,22 @@ def eager_attention(
         mask: which keys a query may see, and n_i.
         scaling: a.
         dropout: share of weights dropped, 0 outside of training.
-        statistics: `"none"`, `"sums"` of the rows, or `"all"` for Σ_j s_ij·log s_ij too.
+        needed_statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the statistics.
+        the `RowStatistics`.
     """
     scores = query @ key.transpose(-1, -2) * scaling
     threshold = module.current_threshold()
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = scores - threshold
-    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.matrix())
-    divisor = module.length_divisor(mask.key_counts(), weights.dtype)
+    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.dense)
+    divisor = module.length_divisor(mask.key_counts, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     dropped = functional.dropout(weights, dropout) if dropout > 0 else weights
-    rows = None if statistics == "none" else RowStatistics(*row_statistics(weights, statistics == "all"))
-    return (dropped @ value).transpose(1, 2), weights, rows
+    return (dropped @ value).transpose(1, 2), weights, RowStatistics.of(weights, needed_statistics)
 
 
 def fused_attention(
@@ -78,45 +79,33 @@ def fused_attention(
     mask: AttentionMask,
     scaling: float | Tensor = 1.0,
     dropout: float = 0.0,
-    statistics: str = "none",
+    needed_statistics: str = "none",
 ) -> AttentionOutput:
-    """The same in memory linear in the length, by the fastest exact way that there is; the weights are not kept.
-
-    Elementwise φ go to `rectified_attention`, softmax to `scaled_dot_product_attention`. What needs whole rows of
-    weights stays eager: sparsemax and entmax, the entropy of softmax, masks that are no padding or causality. So does
-    what has at most `SHORT_KEYS` keys, on a processor.
-    """
-    options = {"scaling": scaling, "dropout": dropout, "statistics": statistics}
+    """The same by the fastest exact way that there is, mostly in memory linear in the length; keeps no weights."""
+    query, key, value = in_one_dtype(query, key, value)
     activation = module.attention.activation
-    # an exported program is to hold PyTorch's plain operators alone
-    stays_eager = torch.compiler.is_exporting() or _is_short(query, mask, activation)
-    if activation == "softmax" and statistics != "all" and not stays_eager:
-        return _softmax_attention(module, query, key, value, mask, **options)
-    if activation in ELEMENTWISE_ACTIVATIONS and mask.is_structured and not stays_eager:
-        output, rows = attend(
-            query,
-            key,
-            value,
-            mask,
-            activation=activation,
-            scale=scaling,
-            threshold=module.current_threshold(),
-            divisor=module.length_divisor(mask.key_counts(), query.dtype),
-            dropout=dropout,
-            statistics=statistics,
-        )
-        return output.transpose(1, 2), None, rows
-    if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
-        logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
-    output, _, rows = eager_attention(module, query, key, value, mask, **options)
-    return output, None, rows
-
-
-def _is_short(query: Tensor, mask: AttentionMask, activation: str) -> bool:
-    """Whether weights that are written out are few, and faster on a processor than any fused computation of them."""
-    if query.device.type != "cpu" or mask.key_len > SHORT_KEYS or compute_dtype(query) != query.dtype:
-        return False
-    return activation != "softmax" or query.dtype == torch.bfloat16  # in float32 PyTorch's own is faster
+    options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    computation = choose_computation(query, value, mask, activation, short_keys=SHORT_KEYS, **options)
+    if computation == "sdpa":
+        return _softmax_attention(module, query, key, value, mask, scaling, **options)
+    if computation == "eager":
+        if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
+            logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
+        output, _, rows = eager_attention(module, query, key, value, mask, scaling, **options)
+        return output, None, rows
+    output, rows = attend(
+        query,
+        key,
+        value,
+        mask,
+        activation=activation,
+        scale=scaling,
+        threshold=module.current_threshold(),
+        divisor=module.length_divisor(mask.key_counts, query.dtype),
+        computation=computation,
+        **options,
+    )
+    return output.transpose(1, 2), None, rows
 
 
 def _softmax_attention(
@@ -127,26 +116,29 @@ def _softmax_attention(
     mask: AttentionMask,
     scaling: float | Tensor,
     dropout: float,
-    statistics: str,
+    needed_statistics: str,
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
     if isinstance(scaling, Tensor):
-        query, scaling = query * scaling, 1.0
-    query, key, value = in_one_dtype(query, key, value)
-    is_square = mask.is_structured and mask.real_keys is None and mask.causal_offset == 0
+        query, scaling = (query * scaling).to(query.dtype), 1.0
+    is_square = mask.is_structured and mask.key_padding_mask is None and mask.causal_offset == 0
     is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
-    matrix = None if is_causal else mask.matrix()
     output = functional.scaled_dot_product_attention(
-        query, key, value, matrix, dropout_p=dropout, is_causal=is_causal, scale=scaling
+        query,
+        key,
+        value,
+        None if is_causal else mask.dense,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scaling,
     )
-    key_counts = mask.key_counts()
-    divisor = module.length_divisor(key_counts, query.dtype)
+    divisor = module.length_divisor(mask.key_counts, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     rows = None
-    if statistics != "none":
+    if needed_statistics != "none":
         shape = (query.shape[0], query.shape[1], query.shape[2], 1)
-        is_used = torch.as_tensor(key_counts, device=query.device) > 0
+        is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(shape).to(wide_dtype(query.dtype))
         rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
     return output.transpose(1, 2), None, rows
@@ -256,13 +248,13 @@ class MultiHeadAttention(nn.Module):
             attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
                 key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            query_mask: bool, True = real query [batch, query_len]; only for the statistics.
+            query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
             entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
             attn_implementation: backend.
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; in training the statistics of `attention_statistics`.
+            from a backend that keeps none; in training the `regularizer_sums`.
         """
         query = self._normalize(self._split_heads(self.q_proj(hidden_states)), self.query_norm)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
@@ -275,7 +267,7 @@ class MultiHeadAttention(nn.Module):
             mask,
             scaling=self.attention.initial_scale(self.head_dim) if self.scale is None else self.scale,
             dropout=self.dropout if self.training else 0.0,
-            statistics="none" if not self.training else "sums" if entropy_bound is None else "all",
+            needed_statistics="none" if not self.training else "sums" if entropy_bound is None else "all",
         )
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:
@@ -283,12 +275,8 @@ class MultiHeadAttention(nn.Module):
         if self.gate_proj is not None:
             gate = self.gate_proj(hidden_states)
             output = output * (functional.silu(gate) if self.attention.output_gate == "silu" else gate)
-        statistics = None
-        if rows is not None:
-            statistics = attention_statistics(
-                rows.row_sums, rows.weighted_logs, mask.key_counts(), query_mask, entropy_bound
-            )
-        return self.out_proj(output), weights, statistics
+        sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
+        return self.out_proj(output), weights, sums
 
     def length_divisor(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float | None:
         """c·n_i^α as `attention_functions.length_divisor` gives it."""

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """How attention weights are made from scores: one pure function per φ, the only place where a variant's maths lives.
 
 Every function maps scores z [batch, heads, query_len, key_len] and a boolean mask that broadcasts to them (True = may

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Attention with an elementwise φ in pure PyTorch, block by block: exact, and in memory linear in the length.
 
     out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
+from .computation import PassOptions, compute_dtype
 from .normalization import at_least_float32, wide_dtype
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
@@ -34,13 +37,15 @@ class _Block:
     mask: Tensor | None  # bool [rows, 1, keys] where they have holes
     diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all
 
-    def weights(self, scores: Tensor, activation: str, threshold: float | Tensor) -> tuple[Tensor, Tensor | None]:
+    def weights(self, scores: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [rows, queries, keys]."""
-        if isinstance(threshold, Tensor) or threshold:
-            scores -= threshold
-        if activation == "relu":  # in place: φ′ can be read off w
+        if options.learned_threshold is not None:
+            scores -= options.learned_threshold
+        elif options.threshold != 0:
+            scores -= options.threshold
+        if options.activation == "relu":  # in place: φ′ can be read off w
             return self.hide(scores.relu_()), None
-        return self.hide(ATTENTION_ACTIVATIONS[activation](scores, None)), scores
+        return self.hide(ATTENTION_ACTIVATIONS[options.activation](scores, None)), scores
 
     def hide(self, weights: Tensor) -> Tensor:
         """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
@@ -51,10 +56,11 @@ class _Block:
             weights[..., first:].tril_(self.diagonal - first)
         return weights
 
-    def keep(self, weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
+    def keep(self, weights: Tensor, options: PassOptions) -> Tensor:
         """D of this block, the same whenever it is asked for."""
-        generator = torch.Generator(weights.device).manual_seed(int(seed) + self.number)
-        return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+        generator = torch.Generator(weights.device).manual_seed(int(options.seed) + self.number)
+        kept_share = 1 - options.dropout
+        return torch.empty_like(weights).bernoulli_(kept_share, generator=generator).div_(kept_share)
 
 
 @dataclass
@@ -88,38 +94,22 @@ class _Scratch:
         return torch.bmm(left, right, out=self.memory[:elements].view(shape))
 
 
-def compute_dtype(states: Tensor) -> torch.dtype:
-    """The dtype of products and weights: bf16 and fp16 as they are only where the processor multiplies them."""
-    if states.device.type != "cpu" or states.dtype in (torch.float32, torch.float64):
-        return states.dtype
-    if states.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False):
-        return states.dtype
-    return torch.float32
-
-
 def _parts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    rows: int,
-    elements: int,
-    threads: int,
-    dropout: float,
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions, rows: int, elements: int, threads: int
 ) -> Iterator[_Part]:
     """Split batch and heads so that a block of `rows` queries is neither too big nor copied to be made."""
     batch, heads, query_len, _ = query.shape
-    dtype = compute_dtype(query)
+    dtype, key_padding_mask = compute_dtype(query), options.key_padding_mask
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
-    if small and flat and dropout == 0:  # with dropout, the strides must not decide what a block is
-        mask = None if key_mask is None else key_mask.repeat_interleave(heads, 0)[:, None]
+    if small and flat and options.dropout == 0:  # with dropout, the strides must not decide what a block is
+        mask = None if key_padding_mask is None else key_padding_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
         keys = slice(0, key.shape[2])
         yield _Part(whole, whole, keys, key.flatten(0, 1).to(dtype), value.flatten(0, 1).to(dtype), mask)
         return
     for row in range(batch):
-        keys, mask = _visible_range(None if key_mask is None else key_mask[row], key.shape[2])
+        keys, mask = _visible_range(None if key_padding_mask is None else key_padding_mask[row], key.shape[2])
         columns = max(1, min(_KEYS, keys.stop - keys.start))
         # a product of one head is shared badly by several threads
         heads_at_once = max(threads, elements // max(1, rows * columns))
@@ -128,32 +118,32 @@ def _parts(
             yield _Part(slice(row, row + 1), some, keys, *states, mask)
 
 
-def _visible_range(key_mask: Tensor | None, key_len: int) -> tuple[slice, Tensor | None]:
+def _visible_range(key_padding_mask: Tensor | None, key_len: int) -> tuple[slice, Tensor | None]:
     """From the first to the last visible key, and the mask in between if it has holes: padding costs nothing."""
-    if key_mask is None:
+    if key_padding_mask is None:
         return slice(0, key_len), None
-    if key_mask.device.type != "cpu":  # to look would make the host wait
-        return slice(0, key_len), key_mask[None, None]
-    places = key_mask.nonzero()
+    if key_padding_mask.device.type != "cpu":  # to look would make the host wait
+        return slice(0, key_len), key_padding_mask[None, None]
+    places = key_padding_mask.nonzero()
     if len(places) == 0:
         return slice(0, 0), None
     keys = slice(int(places[0]), int(places[-1]) + 1)
     has_holes = keys.stop - keys.start > len(places)
-    return keys, key_mask[None, None, keys] if has_holes else None
+    return keys, key_padding_mask[None, None, keys] if has_holes else None
 
 
 def _blocks(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, causal_offset: int | None, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions
 ) -> Iterator[tuple[_Part, slice, list[_Block]]]:
     """Everything with a visible pair: a part, some queries and, side by side, the blocks of their weights."""
     # D is drawn block by block: both passes need the same ones, whatever happens to the threads in between
-    threads = torch.get_num_threads() if dropout == 0 else 1
+    threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
-    query_len, number = query.shape[2], 0
+    query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
-    for part in _parts(query, key, value, key_mask, limit, elements, threads, dropout):
+    for part in _parts(query, key, value, options, limit, elements, threads):
         rows, key_len, _ = part.key.shape
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
@@ -176,31 +166,13 @@ def _even_slices(length: int, limit: int) -> list[slice]:
 
 
 def blockwise_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    activation: str,
-    scale: float,
-    threshold: float | Tensor,
-    row_factors: Tensor | None,
-    key_mask: Tensor | None,
-    causal_offset: int | None,
-    dropout: float,
-    seed: Tensor | None,
-    statistics: str,
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
 
     Args:
         query: [batch, heads, query_len, head_dim], any strides; `key` and `value` [batch, heads, key_len, head_dim].
-        activation: φ.
-        scale, threshold: a and θ.
-        row_factors: r, float32 [batch or 1, query_len], or None for 1.
-        key_mask: bool [batch, key_len], True = visible to all queries.
-        causal_offset: query i sees the keys j ≤ i + causal_offset; None: all.
-        dropout, seed: p and, if it is not 0, int64 [].
-        statistics: `"none"`, `"sums"` for the first, or `"all"`.
+        options: what to compute.
 
     Returns:
         output like `query`, laid out as [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,
@@ -209,27 +181,28 @@ def blockwise_forward(
     batch, heads, query_len, _ = query.shape
     output = query.new_zeros(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     dtype, scratch, sums = compute_dtype(query), _Scratch(), [None] * 3
-    if statistics != "none":
+    if options.needed_statistics != "none":
         wide = wide_dtype(query.dtype)
-        number = 3 if statistics == "all" else 1
+        number = 3 if options.needed_statistics == "all" else 1
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
-    for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
-        scaled = part.take(query, queries, dtype) * scale
+    for part, queries, blocks in _blocks(query, key, value, options):
+        scaled = part.take(query, queries, dtype) * options.scale
         states = None
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, _ = block.weights(scores, activation, threshold)
-            if statistics != "none":
-                for total, numbers in zip(sums, _row_statistics(weights, statistics), strict=False):
+            weights, _ = block.weights(scores, options)
+            if options.needed_statistics != "none":
+                for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=False):
                     place = total[part.batch, part.heads, queries]
                     place += numbers.view(place.shape)
-            if dropout > 0:
-                weights = weights * block.keep(weights, dropout, seed)
+            if options.dropout > 0:
+                weights = weights * block.keep(weights, options)
             states = _plus_product(states, weights, part.value[:, block.keys])
         place = output[part.batch, part.heads, queries]
-        if row_factors is None:
+        if options.row_factors is None:
             place.copy_(states.view(place.shape))
         else:
+            row_factors = options.row_factors
             factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, queries, None]
             torch.mul(states.view(place.shape), factors, out=place)
     return output, *sums
@@ -242,21 +215,13 @@ def blockwise_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
-    activation: str,
-    scale: float,
-    threshold: float | Tensor,
-    row_factors: Tensor | None,
-    key_mask: Tensor | None,
-    causal_offset: int | None,
-    dropout: float,
-    seed: Tensor | None,
+    options: PassOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ (float32 []) for those of the output and of the statistics."""
     batch, heads, query_len, head_dim = query.shape
-    dtype = compute_dtype(query)
-    if row_factors is not None:
-        grad_output = grad_output * row_factors[:, None, :, None].to(grad_output.dtype)
+    dtype, activation = compute_dtype(query), options.activation
+    if options.row_factors is not None:
+        grad_output = grad_output * options.row_factors[:, None, :, None].to(grad_output.dtype)
     grad_query = query.new_zeros(batch, query_len, heads, head_dim).transpose(1, 2)
     # sums over blocks, in at least float32 whatever the products are made in; lying down, as products are faster so
     wide = wide_dtype(query.dtype)
@@ -266,14 +231,14 @@ def blockwise_backward(
     )
     scratch, second_scratch, small_scratch = _Scratch(), _Scratch(), _Scratch()
     grad_threshold = torch.zeros((), dtype=wide, device=query.device)
-    for part, queries, blocks in _blocks(query, key, value, key_mask, causal_offset, dropout):
-        scaled = part.take(query, queries, dtype) * scale
+    for part, queries, blocks in _blocks(query, key, value, options):
+        scaled = part.take(query, queries, dtype) * options.scale
         grad_states = part.take(grad_output, queries, dtype)
         products = None
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, scores = block.weights(scores, activation, threshold)
-            keep = block.keep(weights, dropout, seed) if dropout > 0 else None
+            weights, scores = block.weights(scores, options)
+            keep = block.keep(weights, options) if options.dropout > 0 else None
             dropped = weights if keep is None else weights * keep
             _add_product(grad_value, part, block, grad_states, dropped, small_scratch)
             grad_weights = second_scratch.bmm(grad_states, part.value[:, block.keys].transpose(1, 2))
@@ -287,19 +252,19 @@ def blockwise_backward(
                 grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
             else:
                 grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
-            if isinstance(threshold, Tensor):
+            if options.learned_threshold is not None:
                 grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)
             products = _plus_product(products, grad_scores, part.key[:, block.keys])
         place = grad_query[part.batch, part.heads, queries]
-        torch.mul(products.view(place.shape), scale, out=place)
+        torch.mul(products.view(place.shape), options.scale, out=place)
     grad_key, grad_value = (total.transpose(2, 3).to(query.dtype) for total in (grad_key, grad_value))
     return grad_query, grad_key, grad_value, grad_threshold
 
 
-def _row_statistics(weights: Tensor, statistics: str) -> list[Tensor]:
+def _row_sums(weights: Tensor, needed_statistics: str) -> list[Tensor]:
     """Σ_j w, and of all of them also Σ_j w·log w and the number of w ≠ 0    [rows, block]."""
-    if statistics == "sums":
+    if needed_statistics == "sums":
         return [weights.sum(-1, dtype=wide_dtype(weights.dtype))]
     wide = at_least_float32(weights)
     return [wide.sum(-1), _log(wide).mul_(wide).sum(-1), (weights != 0).sum(-1)]

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """The cache of keys and values that `generate` keeps of the source."""
 
 from torch import Tensor

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms."""
 
 from collections.abc import Callable
@@ -7,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_base import TransformerConfig
-from ..configuration.fields import FEED_FORWARD_ACTIVATIONS, check_choice
+from ..configuration.configuration_base import FEED_FORWARD_ACTIVATIONS, TransformerConfig
+from ..configuration.field_checks import check_choice
 
 # name → φ; swish takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Answers requests to an Inference Endpoint that serves a folder of this library.
 
 The server imports this file by itself from the folder, so it names none of its neighbours.

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream."""
 
 import torch
@@ -10,7 +12,7 @@ from ..configuration.configuration_base import TransformerConfig
 from .attention import MultiHeadAttention
 from .feed_forward import FeedForward
 from .normalization import build_norm
-from .regularization import add_statistics
+from .regularization import add_regularizer_sums
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -29,11 +31,11 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.mlp = FeedForward.from_config(config, ffn_dim)
         self.mlp_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
 
-    def enter(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+    def branch_input(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
         """Input of a branch: normalised with PreNorm."""
         return norm(hidden_states) if self.is_pre_norm else hidden_states
 
-    def leave(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
+    def add_branch(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
         """Residual sum of a branch: normalised with PostNorm."""
         branch = functional.dropout(branch, self.dropout, self.training)
         if self.training and self.drop_path_rate > 0:
@@ -58,11 +60,11 @@ class EncoderLayer(TransformerLayer):
         self.self_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and statistics in training."""
-        branch, _, statistics = self.self_attn(self.enter(self.self_attn_norm, hidden_states), **attention_options)
-        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
-        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
-        return self.leave(self.mlp_norm, hidden_states, branch), statistics
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` in training."""
+        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
 
 
 class DecoderLayer(TransformerLayer):
@@ -85,18 +87,20 @@ class DecoderLayer(TransformerLayer):
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and statistics in training."""
-        branch, _, self_statistics = self.self_attn(
-            self.enter(self.self_attn_norm, hidden_states), past_key_values=past_key_values, **self_attention_options
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` in training."""
+        branch, _, self_sums = self.self_attn(
+            self.branch_input(self.self_attn_norm, hidden_states),
+            past_key_values=past_key_values,
+            **self_attention_options,
         )
-        hidden_states = self.leave(self.self_attn_norm, hidden_states, branch)
-        branch, _, cross_statistics = self.cross_attn(
-            self.enter(self.cross_attn_norm, hidden_states),
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        branch, _, cross_sums = self.cross_attn(
+            self.branch_input(self.cross_attn_norm, hidden_states),
             encoder_hidden_states,
             past_key_values=past_key_values,
             **cross_attention_options,
         )
-        hidden_states = self.leave(self.cross_attn_norm, hidden_states, branch)
-        branch = self.mlp(self.enter(self.mlp_norm, hidden_states))
-        hidden_states = self.leave(self.mlp_norm, hidden_states, branch)
-        return hidden_states, add_statistics([self_statistics, cross_statistics])
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_regularizer_sums([self_sums, cross_sums])

@@ -1,37 +1,61 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a query may see, and how many they are.
 
-Masks are boolean, True = may attend. They are described by padding and causality and only laid out, query by key, for
-a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry belongs to
-the process, while two checkpoints may carry two versions of this code.
+Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
+for a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry
+belongs to the process, while two checkpoints may carry two versions of this code.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
+def computed_once(method: Callable[[Any], Any]) -> property:
+    """`functools.cached_property` for code that `torch.compile` reads.
+
+    The compiler traces neither that one's lock nor, in a checkpointed layer, the change of an object from outside; it
+    merges what is computed twice by itself.
+    """
+    name = f"_{method.__name__}"
+
+    def read(self: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return method(self)
+        if name not in self.__dict__:
+            self.__dict__[name] = method(self)
+        return self.__dict__[name]
+
+    return property(read, doc=method.__doc__)
+
+
 @dataclass(frozen=True)
 class AttentionMask:
     """Query i sees key j if the key is real, and with causality j ≤ i + causal_offset.
 
+    All layers of a site share one mask: what they need of it is computed for the first one.
+
     Args:
         query_len, key_len: number of queries and of keys, cached ones included.
         device: where the queries are.
-        real_keys: bool [batch, key_len]; None if all are real.
+        key_padding_mask: bool [batch, key_len]; None if all are real.
         causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
             if the future is visible.
-        laid_out: bool, broadcasting to [batch, heads, query_len, key_len]: the same as a matrix, or a mask that the
-            caller made, which then says all.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
+            all.
     """
 
     query_len: int
     key_len: int
     device: torch.device
-    real_keys: Tensor | None = None
+    key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
-    laid_out: Tensor | None = None
+    given: Tensor | None = None
 
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
@@ -40,14 +64,13 @@ class AttentionMask:
             return mask
         is_padding = mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len)
         if is_padding:
-            return cls(query_len, key_len, device, real_keys=mask[:, 0, 0])
-        return cls(query_len, key_len, device, laid_out=mask)
+            return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
+        return cls(query_len, key_len, device, given=mask)
 
     @property
     def is_structured(self) -> bool:
         """Whether padding and a causal offset known on the host say all of it."""
-        is_ready = self.laid_out is not None and self.real_keys is None and self.causal_offset is None
-        return not is_ready and not isinstance(self.causal_offset, Tensor)
+        return self.given is None and not isinstance(self.causal_offset, Tensor)
 
     @property
     def is_causal(self) -> bool:
@@ -56,35 +79,31 @@ class AttentionMask:
             return True
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
 
-    def matrix(self) -> Tensor | None:
+    @computed_once
+    def dense(self) -> Tensor | None:
         """Bool [batch or 1, heads or 1, query_len or 1, key_len], or None if every query sees every key."""
-        if self.laid_out is not None:
-            return self.laid_out
-        mask = None if self.real_keys is None else self.real_keys[:, None, None, :]
+        if self.given is not None:
+            return self.given
+        mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
         if not self.is_causal:
             return mask
         last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
         causal = (torch.arange(self.key_len, device=self.device) <= last)[None, None]
         return causal if mask is None else causal & mask
 
-    def lay_out(self) -> "AttentionMask":
-        """The same with its matrix made, for layers that each would make it."""
-        return replace(self, laid_out=self.matrix())
-
+    @computed_once
     def key_counts(self) -> Tensor | int:
         """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
         if not self.is_structured:
-            matrix = self.matrix()
-            if matrix is None:
-                return self.key_len
-            return matrix.expand(*matrix.shape[:-1], self.key_len).sum(-1, keepdim=True)
+            return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
+        padding = self.key_padding_mask
         if not self.is_causal:
-            return self.key_len if self.real_keys is None else self.real_keys.sum(-1)[:, None, None, None]
+            return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
         seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)
         seen = seen.clamp(0, self.key_len)
-        if self.real_keys is None:
+        if padding is None:
             return seen[None, None, :, None]
-        return functional.pad(self.real_keys.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
+        return functional.pad(padding.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
 
 
 def padding_mask(
@@ -130,7 +149,7 @@ def causal_mask(
     if attention_mask is not None and attention_mask.dim() == 4:
         return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
     if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # the cache counts on in place, before the mask is laid out
+        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
     if attention_mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
@@ -138,10 +157,10 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
             f"{query_len} new ones"
         )
-    real_keys = attention_mask.bool()
-    if real_keys.shape[-1] < key_len:  # places of a static cache that no token has reached
-        real_keys = functional.pad(real_keys, (0, key_len - real_keys.shape[-1]))
-    return AttentionMask(query_len, key_len, device, real_keys[:, :key_len], past_len)
+    key_padding_mask = attention_mask.bool()
+    if key_padding_mask.shape[-1] < key_len:  # places of a static cache that no token has reached
+        key_padding_mask = functional.pad(key_padding_mask, (0, key_len - key_padding_mask.shape[-1]))
+    return AttentionMask(query_len, key_len, device, key_padding_mask[:, :key_len], past_len)
 
 
 def token_positions(

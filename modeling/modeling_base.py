@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """What all models share: abilities, the initialisation of shared modules, attention options and the regulariser."""
 
 import math
@@ -16,7 +18,7 @@ from .normalization import GatedRMSNorm, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler  # noqa: F401
+    from .handler import EndpointHandler as EndpointHandler
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
@@ -87,20 +89,19 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def attention_options(
         self, mask: AttentionMask, query_mask: Tensor | None = None, output_attentions: bool | None = None
     ) -> dict:
-        """What all attention modules of one site are told; only `eager` keeps weights, and takes the mask laid out."""
-        implementation = "eager" if output_attentions else self.config._attn_implementation
+        """What all attention modules of one site are told; only `eager` keeps weights."""
         return {
-            "attention_mask": mask.lay_out() if implementation == "eager" else mask,
+            "attention_mask": mask,
             "query_mask": query_mask,
             "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
-            "attn_implementation": implementation,
+            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularize(self, statistics: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def regularize(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
-        if statistics is None:
+        if sums is None:
             return None, None
-        means = statistics / statistics[ROWS].clamp_min(1)
+        means = sums / sums[ROWS].clamp_min(1)
         if not self.config.has_regularizer:
             return None, means[NULL_ROWS].detach()
         loss = self.config.normalization_loss_weight * means[NORMALIZATION]

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
 
 import math
@@ -31,31 +33,31 @@ from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import UnitLinear, build_norm, unit_length
-from .regularization import add_statistics
+from .regularization import add_regularizer_sums
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
-    from .pipeline_translation import TranslationPipeline  # noqa: F401
+    from .pipeline_translation import TranslationPipeline as TranslationPipeline
 
 
 @dataclass
 class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
-    """Encoder output; `attention_statistics` [4] are the sums of `attention_statistics` over layers, in training."""
+    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, in training."""
 
-    attention_statistics: Tensor | None = None
+    regularizer_sums: Tensor | None = None
 
 
 @dataclass
 class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Decoder output; `attention_statistics` as in the encoder's."""
+    """Decoder output; `regularizer_sums` as in the encoder's."""
 
-    attention_statistics: Tensor | None = None
+    regularizer_sums: Tensor | None = None
 
 
 @dataclass
 class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
-    """Output of the model without head; `attention_statistics` over encoder and decoder, in training."""
+    """Output of the model without head; `regularizer_sums` over encoder and decoder, in training."""
 
-    attention_statistics: Tensor | None = None
+    regularizer_sums: Tensor | None = None
 
 
 @dataclass
@@ -76,8 +78,8 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     config: Seq2SeqTransformerConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012 - the form that transformers reads
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
@@ -172,7 +174,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 class Seq2SeqTransformerEncoder(TransformerStack):
     """Encoder: embeddings and `encoder_layers` layers."""
 
-    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         layers = [EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)]
@@ -197,21 +199,21 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         options = self.attention_options(
             padding_mask(attention_mask, length, length, device), query_mask, kwargs.get("output_attentions")
         )
-        statistics = []
+        sums = []
         for layer in self.layers:
-            hidden_states, layer_statistics = layer(hidden_states, options)
-            statistics.append(layer_statistics)
+            hidden_states, layer_sums = layer(hidden_states, options)
+            sums.append(layer_sums)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return Seq2SeqTransformerEncoderOutput(
-            last_hidden_state=hidden_states, attention_statistics=add_statistics(statistics)
+            last_hidden_state=hidden_states, regularizer_sums=add_regularizer_sums(sums)
         )
 
 
 class Seq2SeqTransformerDecoder(TransformerStack):
     """Decoder: embeddings and `decoder_layers` layers."""
 
-    _can_record_outputs = {  # noqa: RUF012
+    _can_record_outputs = {
         "hidden_states": DecoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
@@ -260,18 +262,18 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.attention_options(site_mask, query_mask, kwargs.get("output_attentions"))
             for site_mask in (mask, source_mask)
         )
-        statistics = []
+        sums = []
         for layer in self.layers:
-            hidden_states, layer_statistics = layer(
+            hidden_states, layer_sums = layer(
                 hidden_states, encoder_hidden_states, self_options, cross_options, past_key_values=past_key_values
             )
-            statistics.append(layer_statistics)
+            sums.append(layer_sums)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states,
             past_key_values=past_key_values,
-            attention_statistics=add_statistics(statistics),
+            regularizer_sums=add_regularizer_sums(sums),
         )
 
 
@@ -321,15 +323,15 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             decoder_attention_mask: 1 = real target token, past ones included.
             encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
             past_key_values: cache of earlier target tokens.
-            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the statistics.
+            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
         """
-        encoder_statistics = None
+        encoder_sums = None
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
             # those of an earlier call do not count again; `generate` also repeats them like rows
-            encoder_statistics = encoder_outputs.attention_statistics
+            encoder_sums = encoder_outputs.regularizer_sums
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
         decoder_outputs = self.decoder(
@@ -352,7 +354,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
-            attention_statistics=add_statistics([encoder_statistics, decoder_outputs.attention_statistics]),
+            regularizer_sums=add_regularizer_sums([encoder_sums, decoder_outputs.regularizer_sums]),
         )
 
 
@@ -449,7 +451,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
-        regularization_loss, null_rate = self.regularize(outputs.attention_statistics)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Vision Transformers for image classification whose families differ by their configuration alone."""
 
 import math
@@ -24,14 +26,14 @@ from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
-from .regularization import add_statistics
+from .regularization import add_regularizer_sums
 
 
 @dataclass
 class VisionTransformerOutput(BaseModelOutputWithPooling):
-    """Output of the model without head; `attention_statistics` [4] are sums over its modules, in training."""
+    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, in training."""
 
-    attention_statistics: Tensor | None = None
+    regularizer_sums: Tensor | None = None
 
 
 @dataclass
@@ -71,11 +73,11 @@ class ProbePooling(nn.Module):
         init.uniform_(self.probe, -bound, bound)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and statistics in training."""
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` in training."""
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
-        pooled, _, statistics = self.attention(query, hidden_states, **attention_options)
+        pooled, _, sums = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
-        return pooled[:, 0], statistics
+        return pooled[:, 0], sums
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -93,7 +95,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     input_modalities = ("image",)
     # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
     accepts_loss_kwargs = False
-    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]  # noqa: RUF012 - the form that transformers reads
+    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -108,7 +110,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
 class VisionTransformerModel(VisionTransformerPreTrainedModel):
     """Patches, layers, norm and pooling, without a head; the softmax baseline and the code of every family."""
 
-    _can_record_outputs = {  # noqa: RUF012
+    _can_record_outputs = {
         "hidden_states": EncoderLayer,
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
     }
@@ -152,29 +154,29 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         options = self.attention_options(
             AttentionMask(length, length, device), output_attentions=kwargs.get("output_attentions")
         )
-        statistics = []
+        sums = []
         for layer in self.layers:
-            hidden_states, layer_statistics = layer(hidden_states, options)
-            statistics.append(layer_statistics)
+            hidden_states, layer_sums = layer(hidden_states, options)
+            sums.append(layer_sums)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        pooled, pooling_statistics = self.pool(hidden_states, self.attention_options(AttentionMask(1, length, device)))
+        pooled, pooling_sums = self.pool(hidden_states, self.attention_options(AttentionMask(1, length, device)))
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
-            attention_statistics=add_statistics([*statistics, pooling_statistics]),
+            regularizer_sums=add_regularizer_sums([*sums, pooling_sums]),
         )
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """One vector for each image [batch, hidden_size or representation_size], and statistics in training."""
-        statistics = None
+        """One vector for each image [batch, hidden_size or representation_size], and `regularizer_sums`."""
+        sums = None
         if self.pooler is not None:
-            pooled, statistics = self.pooler(hidden_states, attention_options)
+            pooled, sums = self.pooler(hidden_states, attention_options)
         else:
             pooled = hidden_states[:, 0] if self.config.pooling == "cls" else hidden_states.mean(1)
         if self.representation is not None:
             pooled = torch.tanh(self.representation(pooled))
-        return pooled, statistics
+        return pooled, sums
 
 
 class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
@@ -215,7 +217,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        regularization_loss, null_rate = self.regularize(outputs.attention_statistics)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels)

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Normalisation layers that torch does not have, and the table of those a residual block may use."""
 
 import math
@@ -7,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.fields import NORM_TYPES, check_choice
+from ..configuration.configuration_base import NORM_TYPES
+from ..configuration.field_checks import check_choice
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

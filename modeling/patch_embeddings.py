@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Images as sequences: patches, their positions on a grid, and the class token."""
 
 import torch

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Translation for `transformers.pipeline`: texts in, translations and word alignments out.
 
 transformers removed its own task of this name; a repository whose config.json names this class has it again.

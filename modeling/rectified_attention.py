@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
 
 `rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
@@ -6,150 +8,81 @@ is one operator of PyTorch, so that `torch.compile` takes it whole.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..configuration.fields import check_choice
-from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, length_divisor
+from ..configuration.field_checks import check_choice
+from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
+from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, choose_computation
 from .masks import AttentionMask
 from .normalization import wide_dtype
-
-# the others normalise a row and need it whole
-ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
-
-
-@dataclass
-class RowStatistics:
-    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
-
-    Args:
-        row_sums: Σ_j s_ij.
-        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
-        nonzeros: number of weights that are not 0; not differentiable.
-    """
-
-    row_sums: Tensor
-    weighted_logs: Tensor | None = None
-    nonzeros: Tensor | None = None
-
+from .regularization import RowStatistics
 
 # Two checkpoints in one process may carry two versions of this code: each has operators of its own.
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
-def _uses_triton(query: Tensor, value: Tensor, activation: str) -> bool:
-    """Whether Triton's kernels compute this; else it is done block by block."""
-    if query.device.type != "cuda":
-        return False
-    from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
-
-    return can_take(query, value, activation)
-
-
-def _passes(query: Tensor, value: Tensor, activation: str) -> tuple[Callable, Callable]:
-    """The forward and the backward pass that suit these tensors."""
-    if _uses_triton(query, value, activation):
-        from .triton_attention import triton_backward, triton_forward
+def _passes(computation: str) -> tuple[Callable, Callable]:
+    """The forward and the backward pass of a fused computation."""
+    if computation == "triton":
+        from .triton_attention import triton_backward, triton_forward  # only where there is a GPU: slow to import
 
         return triton_forward, triton_backward
     return blockwise_forward, blockwise_backward
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::rectified_attention", mutates_args=())
-def _operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    threshold: Tensor | None,
-    row_factors: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    activation: str,
-    scale: float,
-    fixed_threshold: float,
-    causal_offset: int | None,
-    dropout: float,
-    statistics: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The forward pass; statistics that are not asked for are empty."""
-    forward, _ = _passes(query, value, activation)
+_INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
+_OPTIONS = (  # the fields of `PassOptions`
+    "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, str activation, "
+    "float scale, float threshold, SymInt? causal_offset, float dropout, str needed_statistics"
+)
+_OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
+
+
+@torch.library.custom_op(
+    f"{_NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
+)
+def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The forward pass; statistics that are not needed are empty."""
+    forward, _ = _passes(computation)
     with torch.autocast(query.device.type, enabled=False):
-        output, *sums = forward(
-            query,
-            key,
-            value,
-            activation=activation,
-            scale=scale,
-            threshold=fixed_threshold if threshold is None else threshold,
-            row_factors=row_factors,
-            key_mask=key_mask,
-            causal_offset=causal_offset,
-            dropout=dropout,
-            seed=seed,
-            statistics=statistics,
-        )
+        output, *sums = forward(query, key, value, PassOptions(*options))
     return output, *(query.new_empty(0, dtype=wide_dtype(query.dtype)) if total is None else total for total in sums)
 
 
 @_operator.register_fake
-def _(
-    query, key, value, threshold, row_factors, key_mask, seed, activation, scale, fixed, offset, dropout, statistics
-):
+def _(query, key, value, computation, *options):
     batch, heads, query_len, _ = query.shape
     output = query.new_empty(batch, query_len, heads, value.shape[-1]).transpose(1, 2)
     row = (batch, heads, query_len)
-    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}[statistics]
+    shapes = {"none": [(0,)] * 3, "sums": [row, (0,), (0,)], "all": [row] * 3}
+    shapes = shapes[PassOptions(*options).needed_statistics]
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::rectified_attention_backward", mutates_args=())
+_GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_logs"
+
+
+@torch.library.custom_op(
+    f"{_NAMESPACE}::rectified_attention_backward",
+    mutates_args=(),
+    schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}",
+)
 def _backward_operator(
-    grad_output: Tensor,
-    grad_row_sums: Tensor | None,
-    grad_weighted_logs: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    threshold: Tensor | None,
-    row_factors: Tensor | None,
-    key_mask: Tensor | None,
-    seed: Tensor | None,
-    activation: str,
-    scale: float,
-    fixed_threshold: float,
-    causal_offset: int | None,
-    dropout: float,
+    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ."""
-    _, backward = _passes(query, value, activation)
+    _, backward = _passes(computation)
     with torch.autocast(query.device.type, enabled=False):
-        return backward(
-            grad_output,
-            grad_row_sums,
-            grad_weighted_logs,
-            query,
-            key,
-            value,
-            activation=activation,
-            scale=scale,
-            threshold=fixed_threshold if threshold is None else threshold,
-            row_factors=row_factors,
-            key_mask=key_mask,
-            causal_offset=causal_offset,
-            dropout=dropout,
-            seed=seed,
-        )
+        return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, PassOptions(*options))
 
 
 @_backward_operator.register_fake
-def _(
-    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, threshold, factors, mask, seed, activation, *_
-):
+def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *_):
     grad_query = _empty_heads_inside(query)
-    if _uses_triton(query, value, activation):
+    if computation == "triton":
         grads = [_empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
@@ -162,26 +95,28 @@ def _empty_heads_inside(states: Tensor) -> Tensor:
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
-    *tensors, ctx.activation, ctx.scale, ctx.fixed_threshold, ctx.causal_offset, ctx.dropout, ctx.statistics = inputs
-    ctx.save_for_backward(*tensors)
+    query, key, value, ctx.computation, *options = inputs
+    tensors, ctx.others = options[:4], options[4:]
+    ctx.save_for_backward(query, key, value, *tensors)
     ctx.mark_non_differentiable(output[3])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[Tensor | None, ...]:
-    query, key, value, threshold, *tensors = ctx.saved_tensors
+    query, key, value, *tensors = ctx.saved_tensors
+    options = PassOptions(*tensors, *ctx.others)
     if grad_output is None:
         grad_output = torch.zeros_like(query[..., :1]).expand(*query.shape[:-1], value.shape[-1])
-    if ctx.statistics == "none":
+    if options.needed_statistics == "none":
         grad_row_sums = None
-    if ctx.statistics != "all":
+    if options.needed_statistics != "all":
         grad_weighted_logs = None
-    options = (ctx.activation, ctx.scale, ctx.fixed_threshold, ctx.causal_offset, ctx.dropout)
     *grads, grad_threshold = _backward_operator(
-        grad_output, grad_row_sums, grad_weighted_logs, query, key, value, threshold, *tensors, *options
+        grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation, *options
     )
+    threshold = options.learned_threshold
     grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
-    return *grads, grad_threshold, *[None] * 9
+    return *grads, None, grad_threshold, *[None] * 9
 
 
 _operator.register_autograd(_backward, setup_context=_save_for_backward)
@@ -235,7 +170,9 @@ def rectified_attention(
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
     mask = AttentionMask(query.shape[2], key.shape[2], query.device, key_padding_mask, offset)
-    output, statistics = attend(
+    query, key, value = in_one_dtype(query, key, value)
+    options = {"dropout": dropout, "needed_statistics": "all" if return_stats else "none"}
+    output, rows = attend(
         query,
         key,
         value,
@@ -243,11 +180,11 @@ def rectified_attention(
         activation=activation,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         threshold=threshold,
-        divisor=length_divisor(mask.key_counts(), length_coefficient, length_exponent, query.dtype),
-        dropout=dropout,
-        statistics="all" if return_stats else "none",
+        divisor=length_divisor(mask.key_counts, length_coefficient, length_exponent, query.dtype),
+        computation=choose_computation(query, value, mask, activation, short_keys=None, **options),
+        **options,
     )
-    return (output, statistics) if return_stats else output
+    return (output, rows) if return_stats else output
 
 
 def attend(
@@ -260,50 +197,48 @@ def attend(
     scale: float | Tensor,
     threshold: float | Tensor,
     divisor: float | Tensor | None,
-    dropout: float = 0.0,
-    statistics: str = "none",
+    computation: str,
+    dropout: float,
+    needed_statistics: str,
 ) -> tuple[Tensor, RowStatistics | None]:
-    """`rectified_attention` for a structured mask and a divisor c·n_i^α that are made already.
+    """`rectified_attention` by the computation chosen, with a structured mask and a divisor c·n_i^α that are made.
 
     Args:
-        query, key, value, activation, scale, threshold, dropout: as there.
+        query, key, value, activation, scale, threshold, dropout: as there, in one dtype.
         mask: `is_structured`.
         divisor: [batch or 1, 1, query_len or 1, 1] or of one element, a number, or None for 1.
-        statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
+        computation: `"single_query"`, `"triton"` or `"blocks"`, as `choose_computation` says.
+        needed_statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
     """
-    query, key, value = in_one_dtype(query, key, value)
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
-    if mask.query_len == 1 and dropout == 0 and statistics == "none":
+    if computation == "single_query":
         return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
-    seed = torch.randint(2**62, (), device=query.device) if dropout > 0 else None
-    output, row_sums, weighted_logs, nonzeros = _operator(
-        query,
-        key,
-        value,
-        threshold if isinstance(threshold, Tensor) else None,
-        None if divisor is None else _row_factors(divisor, query),
-        None if mask.real_keys is None else mask.real_keys.expand(query.shape[0], -1),
-        seed,
-        activation,
-        scale,
-        0.0 if isinstance(threshold, Tensor) else threshold,
-        mask.causal_offset if mask.is_causal else None,
-        dropout,
-        statistics,
+    options = PassOptions(
+        learned_threshold=threshold if isinstance(threshold, Tensor) else None,
+        row_factors=None if divisor is None else _row_factors(divisor, query),
+        key_padding_mask=None if mask.key_padding_mask is None else mask.key_padding_mask.expand(query.shape[0], -1),
+        seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
+        activation=activation,
+        scale=scale,
+        threshold=0.0 if isinstance(threshold, Tensor) else threshold,
+        causal_offset=mask.causal_offset if mask.is_causal else None,
+        dropout=dropout,
+        needed_statistics=needed_statistics,
     )
+    output, row_sums, weighted_logs, nonzeros = _operator(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
-    if statistics == "none":
+    if needed_statistics == "none":
         return output, None
     rows = RowStatistics(row_sums)
     if divisor is not None:
         divisor = torch.as_tensor(divisor, dtype=row_sums.dtype, device=row_sums.device).squeeze(-1)
         rows.row_sums = row_sums / divisor
-    if statistics == "all":
+    if needed_statistics == "all":
         rows.nonzeros = nonzeros
         rows.weighted_logs = weighted_logs
         if divisor is not None:
@@ -325,7 +260,7 @@ def _attend_once(
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
-    weights = ATTENTION_ACTIVATIONS[activation](scores, mask.matrix())
+    weights = ATTENTION_ACTIVATIONS[activation](scores, mask.dense)
     return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
 
 

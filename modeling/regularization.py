@@ -1,29 +1,47 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Row statistics of attention weights in training: the regulariser of ReLUFormer and the null rate of ReLA."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .normalization import at_least_float32
 
-# index of each sum in the statistics vector
+# index of each of the regulariser's sums
 NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
 
 
-def row_statistics(weights: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Σ_j s_ij and, if asked for, Σ_j s_ij·log s_ij of weights [batch, heads, query_len, key_len]."""
-    weights = at_least_float32(weights)
-    if not with_entropy:
-        return weights.sum(-1), None
-    # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
-    return weights.sum(-1), (weights * weights.clamp_min(torch.finfo(weights.dtype).tiny).log()).sum(-1)
+@dataclass
+class RowStatistics:
+    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Args:
+        row_sums: Σ_j s_ij.
+        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
+        nonzeros: number of weights that are not 0; not differentiable, and not counted by the reference.
+    """
+
+    row_sums: Tensor
+    weighted_logs: Tensor | None = None
+    nonzeros: Tensor | None = None
+
+    @classmethod
+    def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
+        """What is needed (as in `PassOptions`) of weights [batch, heads, query_len, key_len]; never `nonzeros`."""
+        if needed == "none":
+            return None
+        weights = at_least_float32(weights)
+        if needed == "sums":
+            return cls(weights.sum(-1))
+        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+        logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+        return cls(weights.sum(-1), (weights * logs).sum(-1))
 
 
-def attention_statistics(
-    row_sums: Tensor,
-    weighted_logs: Tensor | None,
-    key_counts: Tensor | int,
-    query_mask: Tensor | None,
-    entropy_bound: float | None,
+def regularizer_sums(
+    rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
 ) -> Tensor:
     r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
 
@@ -31,8 +49,7 @@ def attention_statistics(
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
 
     Args:
-        row_sums: Σ_j s_ij, before dropout    [batch, heads, query_len]
-        weighted_logs: Σ_j s_ij·log s_ij, of the same shape; needed with an entropy bound.
+        rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
         query_mask: bool, True = real query, or None for all    [batch, query_len]
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
@@ -40,6 +57,7 @@ def attention_statistics(
     Returns:
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
+    row_sums = rows.row_sums
     is_real = torch.ones_like(row_sums, dtype=torch.bool)
     if query_mask is not None:
         is_real = is_real & query_mask[:, None, :]
@@ -49,7 +67,7 @@ def attention_statistics(
     if entropy_bound is not None:
         safe_sums = torch.where(is_used, row_sums, 1.0)
         log_sums = safe_sums.log()
-        entropy = log_sums - weighted_logs / safe_sums
+        entropy = log_sums - rows.weighted_logs / safe_sums
         visible = torch.as_tensor(key_counts, dtype=row_sums.dtype, device=row_sums.device)
         bounds = entropy_bound * visible.clamp_min(1).log().squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
@@ -58,7 +76,7 @@ def attention_statistics(
     return torch.stack([normalization, entropy_excess, *counts])
 
 
-def add_statistics(parts: list[Tensor | None]) -> Tensor | None:
-    """Sum of the statistics that there are; None outside of training."""
+def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
+    """Sum of the sums that there are; None outside of training."""
     parts = [part for part in parts if part is not None]
     return torch.stack(parts).sum(0) if parts else None

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Elementwise-activation attention in Triton, forward and backward: exact, and linear in memory.
 
     o_i = r_i · Σ_j D_ij · w_ij · v_j    with    w_ij = φ(a·q_i·k_j − θ)
@@ -17,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .computation import PassOptions
 from .triton_functions import IS_INTERPRETED
 from .triton_kernels import forward_kernel, key_kernel, query_kernel
 
@@ -63,79 +66,48 @@ MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smallest tiles
 
 
-class AttentionOptions(NamedTuple):
-    """What both passes must agree on.
-
-    Attributes:
-        activation: φ, one of `ACTIVATIONS`.
-        scale: a.
-        threshold: θ, a number, or a tensor of one element on the same device if its gradient is wanted.
-        row_factors: r, float32 [batch or 1, query_len]; None = 1.
-        key_mask: bool [batch, key_len], True = may be attended; None = all may. Other keys and values are never read.
-        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
-        dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
-        seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
-        statistics: `"none"`, `"sums"` or `"all"` of the sums over the rows; any of them costs as much as all.
-    """
-
-    activation: str
-    scale: float
-    threshold: float | Tensor = 0.0
-    row_factors: Tensor | None = None
-    key_mask: Tensor | None = None
-    causal_offset: int | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    statistics: str = "none"
-
-    @property
-    def kept_share(self) -> float:
-        """1 − p."""
-        return 1.0 - self.dropout
-
-    @property
-    def has_learned_threshold(self) -> bool:
-        """Whether θ is on the device, where nobody here can look."""
-        return isinstance(self.threshold, Tensor)
-
-    def can_wait(self, dtype: torch.dtype) -> bool:
-        """Whether sums of unscaled weights can be scaled: not in float16, whose largest number is 65504."""
-        if self.has_learned_threshold or dtype == torch.float16:
-            return False
-        return self.activation in HOMOGENEOUS and self.threshold == 0 and self.scale > 0
+def _scale_can_wait(options: PassOptions, dtype: torch.dtype) -> bool:
+    """Whether sums of unscaled weights can be scaled: not in float16, whose largest number is 65504."""
+    if options.learned_threshold is not None or dtype == torch.float16:
+        return False
+    return options.activation in HOMOGENEOUS and options.threshold == 0 and options.scale > 0
 
 
 def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
     """Whether the kernels can do this, with keys as wide as queries."""
     head_dim = query.shape[-1]
     knows = activation in ACTIVATIONS and query.dtype in DTYPES and value.shape[-1] == head_dim <= MAX_HEAD_DIM
-    if not knows or head_dim == 0 or triton is None or query.device.type != "cuda":
+    return knows and head_dim > 0 and _runs_kernels(query.device)
+
+
+@torch.compiler.assume_constant_result
+def _runs_kernels(device: torch.device) -> bool:
+    """Whether there is triton, and a GPU that its kernels are for."""
+    if triton is None or device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return False
-    is_nvidia = torch.cuda.is_available() and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(query.device) >= OLDEST_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
 
 
 def triton_forward(
-    query: Tensor, key: Tensor, value: Tensor, **options
+    query: Tensor, key: Tensor, value: Tensor, options: PassOptions
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     r"""Output o_i = r_i Σ_j D_ij w_ij v_j, and statistics of the rows.
 
     Args:
         query: [batch, heads, query_len, head_dim], of any strides, but copied if the last one is not 1.
         key, value: [batch, heads, key_len, head_dim], likewise.
-        options: fields of `AttentionOptions`.
+        options: what to compute; any statistics cost as much as all.
 
     Returns:
         Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
         number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
     """
-    options = AttentionOptions(**options)
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = _empty_states(query)
-    has_sums = options.statistics != "none"
+    has_sums = options.needed_statistics != "none"
     sums = [_empty_rows(query) if has_sums else None for _ in range(3)]
-    waits = options.can_wait(query.dtype) and not has_sums
-    output_scale = (options.scale if waits else 1.0) / options.kept_share
+    waits = _scale_can_wait(options, query.dtype) and not has_sums
+    output_scale = (options.scale if waits else 1.0) / (1.0 - options.dropout)
     _launch(
         "forward",
         options,
@@ -144,7 +116,7 @@ def triton_forward(
         (options.scale, output_scale),
         is_affine=not waits,
     )
-    return output, sums[0], *(sums[1:] if options.statistics == "all" else (None, None))
+    return output, sums[0], *(sums[1:] if options.needed_statistics == "all" else (None, None))
 
 
 def triton_backward(
@@ -154,7 +126,7 @@ def triton_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    **options,
+    options: PassOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Gradients of `triton_forward`.
 
@@ -166,29 +138,29 @@ def triton_backward(
         grad_row_sums: dt, gradient of Σ_j w_ij [batch, heads, query_len], or None.
         grad_weighted_logs: du, gradient of Σ_j w_ij log w_ij [batch, heads, query_len], or None.
         query, key, value: those of the forward pass.
-        options: those of the forward pass, but for `statistics`.
+        options: those of the forward pass.
 
     Returns:
         Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
         where θ is a number.
     """
-    options = AttentionOptions(**options)
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (_empty_states(states) for states in (query, key, value))
     row_grads = (None, None)
     if grad_row_sums is not None or grad_weighted_logs is not None:
         row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
-    waits = options.can_wait(query.dtype) and row_grads[0] is None
-    grad_scale = options.scale / options.kept_share
-    value_scale = (options.scale if waits else 1.0) / options.kept_share
-    numbers = (options.scale, options.kept_share, grad_scale, value_scale)
+    waits = _scale_can_wait(options, query.dtype) and row_grads[0] is None
+    kept_share = 1.0 - options.dropout
+    grad_scale = options.scale / kept_share
+    value_scale = (options.scale if waits else 1.0) / kept_share
+    numbers = (options.scale, kept_share, grad_scale, value_scale)
     states = (query, key, value, grad_output)
     _launch("keys", options, (*states, grad_key, grad_value), row_grads, numbers, not waits)
-    grad_rows = _empty_rows(query) if options.has_learned_threshold else None
+    grad_rows = _empty_rows(query) if options.learned_threshold is not None else None
     _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
     if grad_rows is None:
         return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
-    return grad_query, grad_key, grad_value, grad_rows.sum() / -options.kept_share
+    return grad_query, grad_key, grad_value, grad_rows.sum() / -kept_share
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
@@ -213,7 +185,7 @@ def _dense_grad(grad: Tensor | None, query: Tensor) -> Tensor:
 
 def _launch(
     name: str,
-    options: AttentionOptions,
+    options: PassOptions,
     states: tuple[Tensor, ...],
     rows: tuple[Tensor | None, ...],
     numbers: tuple[float, ...],
@@ -225,7 +197,9 @@ def _launch(
     side, length = ("KEYS", key_len) if name == "keys" else ("QUERIES", query_len)
     if batch * heads * length == 0:
         return
-    threshold, row_factors, key_mask, seed = options.threshold, options.row_factors, options.key_mask, options.seed
+    row_factors, key_padding_mask = options.row_factors, options.key_padding_mask
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
     row_batches = 1 if row_factors is None else len(row_factors)
     drop_below = min(round(options.dropout * 2**32), 2**32 - 1) - 2**31
     kernel = tuned_kernel(TuningCase.of(name, options, *states[:2], rows))
@@ -235,10 +209,10 @@ def _launch(
             sum((part.stride()[:3] for part in states), ()),
             rows,
             None if row_factors is None else row_factors.contiguous(),
-            None if key_mask is None else key_mask.expand(batch, key_len).contiguous().view(torch.uint8),
-            seed if options.dropout > 0 else None,
-            threshold if isinstance(threshold, Tensor) else None,
-            (0.0 if isinstance(threshold, Tensor) else threshold, *numbers),
+            key_padding_mask,
+            options.seed if options.dropout > 0 else None,
+            options.learned_threshold,
+            (options.threshold, *numbers),
             heads,
             query_len,
             key_len,
@@ -273,7 +247,7 @@ class TuningCase(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, options: AttentionOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
+        cls, name: str, options: PassOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
     ) -> "TuningCase":
         """That of a call; triton tells apart head sizes, activations, masks and causality."""
         return cls(

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the Triton kernels of elementwise-activation attention: φ and φ′, loads and stores, ranges of tiles."""
 
 from __future__ import annotations
@@ -166,11 +168,11 @@ def row_grad_of(row_sum_grad, weighted_log_grad, weights):
 
 
 @jit
-def find_seen_keys(key_mask, batch, keys, key_len, IS_WHOLE: tl.constexpr):
+def find_seen_keys(key_padding_mask, batch, keys, key_len, IS_WHOLE: tl.constexpr):
     """Which keys of a tile may be loaded."""
-    if key_mask is not None:
-        key_mask += batch.to(tl.int64) * key_len
-        seen = tl.load(key_mask + keys, mask=keys < key_len, other=0) != 0
+    if key_padding_mask is not None:
+        key_padding_mask += batch.to(tl.int64) * key_len
+        seen = tl.load(key_padding_mask + keys, mask=keys < key_len, other=0) != 0
     elif IS_WHOLE:
         seen = tl.full(keys.shape, 1, tl.int1)
     else:
@@ -179,27 +181,34 @@ def find_seen_keys(key_mask, batch, keys, key_len, IS_WHOLE: tl.constexpr):
 
 
 @jit
-def _last_seen(key_mask, batch, key_len):
+def _last_seen(key_padding_mask, batch, key_len):
     """1 + the last key that may be seen, 0 without any."""
     end = 0
     for start in tl.range(0, key_len, 1024):
         keys = start + tl.arange(0, 1024)
-        seen = find_seen_keys(key_mask, batch, keys, key_len, False)
+        seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
         end = tl.maximum(end, tl.max(tl.where(seen, keys + 1, 0)))
     return end
 
 
 @jit
 def key_range(
-    key_mask, batch, start, key_len, causal_offset, IS_CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+    key_padding_mask,
+    batch,
+    start,
+    key_len,
+    causal_offset,
+    IS_CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """Keys of the queries from `start` on: up to the first number in whole tiles, up to the second in the last ones.
 
     Whole tiles need neither bounds nor a causal mask. There is always a last one, even where nothing may be seen.
     """
     end = key_len
-    if key_mask is not None:
-        end = _last_seen(key_mask, batch, key_len)
+    if key_padding_mask is not None:
+        end = _last_seen(key_padding_mask, batch, key_len)
     common = end - 1
     if IS_CAUSAL:
         common = tl.minimum(common, start + causal_offset + 1)
@@ -212,7 +221,14 @@ def key_range(
 
 @jit
 def query_range(
-    key_mask, seen, start, query_len, causal_offset, IS_CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+    key_padding_mask,
+    seen,
+    start,
+    query_len,
+    causal_offset,
+    IS_CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """Tiles of the queries of the keys from `start` on: the first, the first whole one, and the last.
 
@@ -223,7 +239,7 @@ def query_range(
     if IS_CAUSAL:
         first = tl.minimum(tl.maximum(start - causal_offset, 0) // QUERIES, last)
         first_whole = tl.minimum(tl.cdiv(tl.maximum(start + KEYS - 1 - causal_offset, 0), QUERIES), last)
-    if key_mask is not None:
+    if key_padding_mask is not None:
         is_hidden = tl.max(seen.to(tl.int32)) == 0
         first = tl.where(is_hidden, last, first)
         first_whole = tl.where(is_hidden, last, first_whole)

@@ -1,3 +1,5 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels of elementwise-activation attention; `triton_attention` has the formulas and starts them.
 
 Three kernels: the output by tiles of queries, gradients of keys and values by tiles of keys, gradients of queries by
@@ -41,7 +43,7 @@ def forward_kernel(
     strides,
     sums,
     row_factors,
-    key_mask,
+    key_padding_mask,
     seed,
     learned_threshold,
     numbers,
@@ -77,13 +79,13 @@ def forward_kernel(
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    whole, end = key_range(key_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
     # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
     # assembler lets every matrix product wait for the one before (its note C7515)
     for phase in tl.static_range(2):
         for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
-            seen = find_seen_keys(key_mask, batch, keys, key_len, phase == 1)
+            seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
             key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
             value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
@@ -119,7 +121,7 @@ def key_kernel(
     strides,
     row_grads,
     row_factors,
-    key_mask,
+    key_padding_mask,
     seed,
     learned_threshold,
     numbers,
@@ -145,7 +147,7 @@ def key_kernel(
         threshold = tl.load(learned_threshold).to(tl.float32)
     place, batch, head, start = find_place(key_len, heads, KEYS)
     keys = start + tl.arange(0, KEYS)
-    seen = find_seen_keys(key_mask, batch, keys, key_len, False)
+    seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
     if seed is not None:
         seed = tl.load(seed)
     row_sum_grads, weighted_log_grads = row_grads
@@ -155,7 +157,9 @@ def key_kernel(
     value_tile = load_tile(value, start, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
     grad_key_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
-    first, first_whole, last = query_range(key_mask, seen, start, query_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    first, first_whole, last = query_range(
+        key_padding_mask, seen, start, query_len, causal_offset, IS_CAUSAL, QUERIES, KEYS
+    )
     for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
         for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else last):
             tile = step
@@ -202,7 +206,7 @@ def query_kernel(
     strides,
     row_grads,
     row_factors,
-    key_mask,
+    key_padding_mask,
     seed,
     learned_threshold,
     numbers,
@@ -240,11 +244,11 @@ def query_kernel(
     weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[:, None]
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
-    whole, end = key_range(key_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
     for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
         for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
-            seen = find_seen_keys(key_mask, batch, keys, key_len, phase == 1)
+            seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
             key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
             value_tile = load_tile(value, first, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)

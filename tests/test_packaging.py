@@ -20,7 +20,7 @@ from reluformers import configuration, modeling
 ROOT = Path(__file__).parents[1]
 HUB_FOLDERS = ("configuration", "modeling")
 PAYLOAD = sorted(path for folder in HUB_FOLDERS for path in (ROOT / folder).glob("*.py"))
-PAYLOAD_PACKAGES = {"torch", "transformers"}
+PAYLOAD_PACKAGES = {"torch", "transformers", "huggingface_hub"}
 
 
 @pytest.fixture

@@ -100,6 +100,15 @@ def test_configuration_alone_brings_the_code_too(tmp_path):
         find_payload_file("no_such_module")
 
 
+@pytest.mark.parametrize("folder", ["configuration", "modeling"])
+def test_every_file_says_under_which_licence_it_travels(folder):
+    files = sorted((Path(__file__).parents[1] / folder).glob("*.py"))
+    assert len(files) > 2
+    for path in files:
+        lines = path.read_text(encoding="utf-8").splitlines()[:2]
+        assert lines == ["# Copyright 2026 the reluformers authors", "# SPDX-License-Identifier: Apache-2.0"], path
+
+
 def test_weights_are_safetensors_alone(tmp_path):
     build_model("rela-g").save_pretrained(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".py", ".json", ".safetensors"}

@@ -17,9 +17,12 @@ MODULES = {
     "base64",
     "binascii",
     "collections.abc",
+    "copy",
     "dataclasses",
     "functools",
     "hashlib",
+    "huggingface_hub.dataclasses",
+    "huggingface_hub.errors",
     "io",
     "logging",
     "math",
@@ -35,6 +38,7 @@ MODULES = {
     "transformers.utils.output_capturing",
     "triton",
     "triton.language",
+    "types",
     "typing",
 }
 NAMES_OF_MODULES = {"pathlib": {"PurePath"}, "entmax": {"entmax15", "sparsemax"}, "PIL": {"Image"}}
@@ -173,7 +177,7 @@ def test_the_harmless_passes():
 """See https://example.com."""
 import torch
 from PIL import Image
-from .fields import check_bool
+from .field_checks import check_bool
 
 def f(self, data):
     """See https://example.com too."""

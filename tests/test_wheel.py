@@ -1,5 +1,6 @@
 """The wheel as somebody installs it who has torch and transformers and no copy of the repository."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -38,9 +39,16 @@ assert "translates" in write_card("translator", "someone/translator").read_text(
 def installed(tmp_path_factory) -> Path:
     """An environment with the wheel, and with the libraries of this one but not its reluformers."""
     folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    # a build writes into its source folder, and takes what an earlier one has left there
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("configuration", "modeling", "model_cards", "reluformers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip"]
     subprocess.run(
-        [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT],
+        [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source],
         check=True,
         cwd=folder,
     )

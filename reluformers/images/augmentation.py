@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformers import ViTImageProcessorPil
 
-from reluformers.configuration.fields import check_bool, check_choice, check_number
+from reluformers.configuration.field_checks import check_bool, check_choice, check_number
 
 from .loading import IMAGE, LABEL, PLACE
 from .processing import check_image_processor, decode_image, fit_image, target_size, to_pixel_values

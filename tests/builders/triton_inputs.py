@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from reluformers.modeling.computation import PassOptions
 from reluformers.modeling.triton_attention import triton_backward, triton_forward
 from torch import Tensor
 
@@ -14,12 +15,12 @@ TINY = torch.finfo(torch.float32).tiny
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # of the largest number
 
 
-def visible_keys(query: Tensor, key: Tensor, key_mask: Tensor | None, causal_offset: int | None) -> Tensor:
+def visible_keys(query: Tensor, key: Tensor, key_padding_mask: Tensor | None, causal_offset: int | None) -> Tensor:
     query_len, key_len = query.shape[2], key.shape[2]
     visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool, device=query.device)
     if causal_offset is not None:
         visible = visible.tril(causal_offset)
-    return visible if key_mask is None else visible & key_mask[:, None, None, :]
+    return visible if key_padding_mask is None else visible & key_padding_mask[:, None, None, :]
 
 
 def dense_attention(
@@ -31,13 +32,13 @@ def dense_attention(
     scale: float,
     threshold: float | Tensor = 0.0,
     row_factors: Tensor | None = None,
-    key_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
     causal_offset: int | None = None,
     kept: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output and the three sums over rows, with every weight kept; `kept` is D."""
     weights = reference.ACTIVATIONS[activation](scale * query @ key.mT - threshold)
-    weights = weights.masked_fill(~visible_keys(query, key, key_mask, causal_offset), 0.0)
+    weights = weights.masked_fill(~visible_keys(query, key, key_padding_mask, causal_offset), 0.0)
     output = (kept * weights) @ value
     if row_factors is not None:
         output = row_factors.double()[:, None, :, None] * output
@@ -59,19 +60,25 @@ def draw(
     return tuple(torch.randn(batch, n, heads, head_dim, device=device).to(dtype).transpose(1, 2) for n in lengths)
 
 
+def pass_options(threshold: float | Tensor = 0.0, **options) -> PassOptions:
+    """Options of a pass; a threshold that is a tensor is a learned one."""
+    name = "learned_threshold" if isinstance(threshold, Tensor) else "threshold"
+    return PassOptions(**{name: threshold}, **options)
+
+
 def draw_options(query: Tensor, key: Tensor, **options) -> dict[str, Any]:
     """Everything at once: a threshold, row factors, hidden keys of all kinds, a causal mask and statistics."""
-    key_mask = torch.rand(len(query), key.shape[2], device=query.device) < 0.8
-    key_mask[0, :17] = False  # a whole tile before the first key
-    key_mask[-1, 18:] = False  # and after the last one
+    key_padding_mask = torch.rand(len(query), key.shape[2], device=query.device) < 0.8
+    key_padding_mask[0, :17] = False  # a whole tile before the first key
+    key_padding_mask[-1, 18:] = False  # and after the last one
     row_factors = torch.rand(len(query), query.shape[2], device=query.device) + 0.5
     threshold = torch.tensor([0.1], device=query.device)
     defaults = {
         "scale": 0.4,
         "threshold": threshold,
-        "key_mask": key_mask,
+        "key_padding_mask": key_padding_mask,
         "row_factors": row_factors,
-        "statistics": "all",
+        "needed_statistics": "all",
     }
     return {**defaults, "causal_offset": 12, **options}
 
@@ -87,30 +94,29 @@ def compare(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Check values and gradients of a call; returns the values."""
     query, key, value, grad_output = states
-    options = {"threshold": 0.0, "statistics": "none", **options}
-    has_statistics = options["statistics"] == "all"
+    options = {"threshold": 0.0, "needed_statistics": "none", **options}
+    needs_statistics = options["needed_statistics"] == "all"
     tolerance = tolerance or TOLERANCES[query.dtype]
     leaves = [part.double().requires_grad_() for part in (query, key, value)]
     threshold = torch.tensor(float(options["threshold"]), device=query.device, dtype=torch.float64).requires_grad_()
-    same = {k: v for k, v in options.items() if k not in ("threshold", "dropout", "seed", "statistics")}
+    same = {k: v for k, v in options.items() if k not in ("threshold", "dropout", "seed", "needed_statistics")}
     expected = dense_attention(*leaves, threshold=threshold, kept=kept, **same)
-    actual = triton_forward(query, key, value, **options)
+    actual = triton_forward(query, key, value, pass_options(**options))
     assert actual[0].dtype == query.dtype
     assert actual[0].transpose(1, 2).is_contiguous()
     for name, part, right in zip(("output", "t", "u", "z"), actual, expected, strict=True):
-        if name == "z" and query.is_cuda and has_statistics:
+        if name == "z" and query.is_cuda and needs_statistics:
             assert (part - right).abs().max() <= 2  # scores that are 0 but for the rounding of long sums
-        elif name == "output" or has_statistics:
+        elif name == "output" or needs_statistics:
             assert_near(part, right.detach(), tolerance, name)
         else:
             assert part is None
     grads = [grad_output, None, None]
-    if has_statistics:
+    if needs_statistics:
         grads[1:] = (torch.randn_like(part) for part in actual[1:3])
     loss = sum((part * grad).sum() for part, grad in zip(expected, grads, strict=False) if grad is not None)
     right = torch.autograd.grad(loss, [*leaves, threshold])
-    del options["statistics"]
-    gradients = triton_backward(*grads, query, key, value, **options)
+    gradients = triton_backward(*grads, query, key, value, pass_options(**options))
     for name, part, expected_part in zip(("query", "key", "value"), gradients, right, strict=False):
         assert_near(part, expected_part, tolerance, f"gradient of {name}")
     is_learned = isinstance(options["threshold"], Tensor)

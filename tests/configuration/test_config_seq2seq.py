@@ -135,9 +135,41 @@ def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):
     assert (config.tie_word_embeddings, config.dropout) == (False, 0.3)
     config.update({"cross_attention": "softmax"})
     assert json.loads(config.to_json_string())["cross_attention"]["activation"] == "softmax"
-    bad = AutoConfig.from_pretrained(tmp_path, norm_position="sideways")
     with pytest.raises(ValueError, match="norm_position is 'sideways'"):
+        AutoConfig.from_pretrained(tmp_path, norm_position="sideways")
+    bad = AutoConfig.from_pretrained(tmp_path, dropout=2)  # ranges may depend on other fields that are yet to be set
+    with pytest.raises(ValueError, match="dropout is 2, but must be a number in"):
         AutoModel.from_config(bad)
+    for name, value in (("d_model", 16.5), ("hidden_size", "16"), ("tying", "both"), ("use_cache", 1)):
+        with pytest.raises(ValueError, match="must be") as caught:
+            setattr(config, name, value)
+        assert repr(value) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_own_checks_leave_those_of_transformers_alone():
+    names = {validator.__name__ for validator in ReLUFormerConfig.__class_validators__}
+    assert {"validate_fields", "validate_token_ids", "validate_layer_type", "validate_output_attentions"} <= names
+    config = ReLUFormerConfig(**TINY)
+    config.layer_types = ["full_attention"]  # a field of transformers, which is to count the layers
+    with pytest.raises(ValueError, match="num_hidden_layers") as caught:
+        config.validate()
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_and_lists_of_json_are_read():
+    config = Seq2SeqTransformerConfig(**TINY, dropout=0, norm_eps=1, embedding_dropout=None, label_smoothing=0)
+    assert type(config).from_dict(json.loads(config.to_json_string())).to_dict() == config.to_dict()
+
+
+def test_copy_for_one_side_takes_what_that_side_has():
+    config = Seq2SeqTransformerConfig(**TINY, tying="none", decoder_vocab_size=50, cross_attention="rela")
+    for side, size, layers in (("encoder", 40, 2), ("decoder", 50, 3)):
+        text_config = config.get_text_config(**{side: True})
+        assert (text_config.vocab_size, text_config.num_hidden_layers) == (size, layers)
+    shared = Seq2SeqTransformerConfig(**TINY).get_text_config(decoder=True)
+    assert shared.vocab_size == 40
+    assert config.get_text_config() is config
 
 
 def test_newer_format_is_refused_before_its_fields_are_read():

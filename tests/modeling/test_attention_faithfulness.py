@@ -114,8 +114,8 @@ def cached(module, case, attn_implementation="eager"):
         if isinstance(mask, AttentionMask):
             mask = replace(mask, query_len=stop - start)
             if case.source is None:
-                real = None if mask.real_keys is None else mask.real_keys[:, :stop]
-                mask = replace(mask, key_len=stop, real_keys=real, causal_offset=start)
+                real = None if mask.key_padding_mask is None else mask.key_padding_mask[:, :stop]
+                mask = replace(mask, key_len=stop, key_padding_mask=real, causal_offset=start)
         elif case.source is None:
             mask = mask[:, :, start:stop, :stop]
         output, step, _ = module(case.hidden[:, start:stop], case.source, attention_mask=mask, **options)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from reluformers.configuration.fields import FEED_FORWARD_ACTIVATIONS
+from reluformers.configuration.configuration_base import FEED_FORWARD_ACTIVATIONS
 from reluformers.modeling.feed_forward import FeedForward
 
 import reference

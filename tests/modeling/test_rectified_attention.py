@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from reluformers.modeling import attention, blockwise_attention
-from reluformers.modeling.rectified_attention import ELEMENTWISE_ACTIVATIONS
+from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -219,33 +219,34 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"dropout": 0.1}, {"activation": "gelu"}, {"statistics": "all"}, {"threshold": torch.tensor(0.1)}],
+    [
+        {},
+        {"dropout": 0.1},
+        {"activation": "gelu"},
+        {"needed_statistics": "all"},
+        {"learned_threshold": torch.tensor(0.1)},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("causal_offset", [0, None])
 @pytest.mark.parametrize("padded", [True, False])
 def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, padded, monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
-    common = {"activation": "relu", "scale": 0.5, "threshold": 0.0, "row_factors": None, "dropout": 0.0}
     largest = {}
     for length in (256, 512, 1024):
         query, key, value, gradient = (torch.randn(1, length, 2, 4).transpose(1, 2) for _ in range(4))
-        everything = {
-            **common,
-            "statistics": "none",
-            **options,
-            "causal_offset": causal_offset,
-            "seed": torch.tensor(1),
-        }
-        everything["key_mask"] = torch.rand(1, length) > 0.2 if padded else None
+        mask = torch.rand(1, length) > 0.2 if padded else None
+        everything = PassOptions(
+            scale=0.5, seed=torch.tensor(1), key_padding_mask=mask, causal_offset=causal_offset
+        )._replace(**options)
         # the passes themselves: a mode does not see what an operator does inside
         with LargestTensor() as mode:
-            blockwise_attention.blockwise_forward(query, key, value, **everything)
-            sums = torch.ones(1, 2, length) if everything.pop("statistics") == "all" else None
-            blockwise_attention.blockwise_backward(gradient, sums, sums, query, key, value, **everything)
+            blockwise_attention.blockwise_forward(query, key, value, everything)
+            sums = torch.ones(1, 2, length) if everything.needed_statistics == "all" else None
+            blockwise_attention.blockwise_backward(gradient, sums, sums, query, key, value, everything)
         with mode:  # and what is around them
             inputs = [states.requires_grad_() for states in (query, key, value)]
-            rectified_attention(*inputs, key_padding_mask=everything["key_mask"], is_causal=True).sum().backward()
+            rectified_attention(*inputs, key_padding_mask=mask, is_causal=True).sum().backward()
         largest[length] = mode.elements
     assert largest[1024] <= 1024 * 2 * 4 * 2  # inputs of that length, or a block
     assert largest[1024] <= 2 * largest[512] <= 4 * largest[256]

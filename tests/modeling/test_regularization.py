@@ -28,15 +28,13 @@ def weigh(scores, visible):
     return torch.relu(scores).masked_fill(~visible[:, None], 0) / (counts / 2).sqrt().clamp(min=0.5), counts
 
 
-def attention_statistics(weights, counts, tokens, bound):
-    """Of weights, by way of the sums over their rows."""
-    return regularization.attention_statistics(
-        *regularization.row_statistics(weights, bound is not None), counts, tokens, bound
-    )
+def regularizer_sums(weights, counts, tokens, bound):
+    rows = regularization.RowStatistics.of(weights, "sums" if bound is None else "all")
+    return regularization.regularizer_sums(rows, counts, tokens, bound)
 
 
-def numbers(statistics):
-    return [float(torch.as_tensor(value).detach()) for value in statistics]
+def numbers(sums):
+    return [float(torch.as_tensor(value).detach()) for value in sums]
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.3, 0.7])
@@ -44,13 +42,13 @@ def numbers(statistics):
 def test_sums_and_gradients_are_those_of_the_formula(padding, bound):
     scores, visible, tokens = draw(padding)
     weights, counts = weigh(scores, visible)
-    statistics = attention_statistics(weights, counts, tokens, bound)
+    sums = regularizer_sums(weights, counts, tokens, bound)
     expected = reference.regularization(weigh(scores.double(), visible)[0], visible, tokens, bound)
-    assert statistics.dtype == torch.float32
-    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-5)
-    assert statistics[2] > 0
+    assert sums.dtype == torch.float32
+    assert sums.tolist() == pytest.approx(numbers(expected), rel=1e-5)
+    assert sums[2] > 0
     for index in (0, 1):
-        gradient = torch.autograd.grad(statistics[index], scores, retain_graph=True)[0]
+        gradient = torch.autograd.grad(sums[index], scores, retain_graph=True)[0]
         wanted = torch.autograd.grad(expected[index], scores, retain_graph=True)[0]
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
 
@@ -58,26 +56,26 @@ def test_sums_and_gradients_are_those_of_the_formula(padding, bound):
 def test_every_query_counts_without_a_query_mask():
     scores, visible, tokens = draw()
     weights, counts = weigh(scores, visible)
-    statistics = attention_statistics(weights, counts, None, 0.7)
+    sums = regularizer_sums(weights, counts, None, 0.7)
     expected = reference.regularization(weights.double(), visible, torch.ones_like(tokens), 0.7)
-    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-5)
-    assert statistics[3] == 2 * 3 * LENGTH
+    assert sums.tolist() == pytest.approx(numbers(expected), rel=1e-5)
+    assert sums[3] == 2 * 3 * LENGTH
 
 
 def test_padded_queries_do_not_count():
     scores, visible, tokens = draw()
     weights, counts = weigh(scores, visible)
-    before = attention_statistics(weights, counts, tokens, 0.7)
+    before = regularizer_sums(weights, counts, tokens, 0.7)
     weights = weights.masked_fill(~tokens[:, None, :, None], 5.0)
-    assert torch.equal(attention_statistics(weights, counts, tokens, 0.7), before)
+    assert torch.equal(regularizer_sums(weights, counts, tokens, 0.7), before)
     assert before[3] == 3 * int(tokens.sum())
 
 
 def test_rows_by_hand():
     # a uniform row of sum 2 over 4 keys: log 2 and log 4 − 0.7·log 4; a single weight of ½: |log ½| and 0; a null row
     rows = [[0.5, 0.5, 0.5, 0.5], [0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-    statistics = attention_statistics(torch.tensor([[rows]]), torch.tensor(4), None, 0.7)
-    assert statistics.tolist() == pytest.approx([2 * math.log(2), 0.3 * math.log(4), 1, 3])
+    sums = regularizer_sums(torch.tensor([[rows]]), torch.tensor(4), None, 0.7)
+    assert sums.tolist() == pytest.approx([2 * math.log(2), 0.3 * math.log(4), 1, 3])
 
 
 def test_two_tokens_by_hand():
@@ -88,54 +86,54 @@ def test_two_tokens_by_hand():
     assert weights.flatten().tolist() == pytest.approx([4 * math.sqrt(2), 0, 1, 3])
     entropy = math.log(4) - 0.75 * math.log(3)  # of (1/4, 3/4), 0.562, above 0.7·log 2 = 0.485
     expected = [math.log(4 * math.sqrt(2)) + math.log(4), entropy - 0.7 * math.log(2), 0, 2]
-    assert attention_statistics(weights, counts, None, 0.7).tolist() == pytest.approx(expected, rel=1e-5)
+    assert regularizer_sums(weights, counts, None, 0.7).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_distribution_pays_for_its_entropy_alone():
     weights = torch.full((1, 1, 1, 8), 1 / 8)
-    statistics = attention_statistics(weights, torch.tensor(8), None, 0.7)
-    assert statistics.tolist() == pytest.approx([0, 0.3 * math.log(8), 0, 1], abs=1e-6)
+    sums = regularizer_sums(weights, torch.tensor(8), None, 0.7)
+    assert sums.tolist() == pytest.approx([0, 0.3 * math.log(8), 0, 1], abs=1e-6)
 
 
 def test_batches_add_up():
     scores, visible, tokens = draw()
     weights, counts = weigh(scores, visible)
-    whole = attention_statistics(weights, counts, tokens, 0.7)
-    parts = [attention_statistics(weights[i : i + 1], counts[i : i + 1], tokens[i : i + 1], 0.7) for i in range(2)]
+    whole = regularizer_sums(weights, counts, tokens, 0.7)
+    parts = [regularizer_sums(weights[i : i + 1], counts[i : i + 1], tokens[i : i + 1], 0.7) for i in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], whole)
 
 
 def test_null_rows_are_finite_and_send_no_gradient():
     scores = -torch.rand(1, 2, 3, 3).add(0.1).requires_grad_()
     weights = torch.relu(scores)
-    statistics = attention_statistics(weights, torch.tensor(3), None, 0.7)
-    assert statistics.tolist() == [0, 0, 6, 6]
-    assert not torch.autograd.grad(statistics[:2].sum(), scores)[0].any()
+    sums = regularizer_sums(weights, torch.tensor(3), None, 0.7)
+    assert sums.tolist() == [0, 0, 6, 6]
+    assert not torch.autograd.grad(sums[:2].sum(), scores)[0].any()
 
 
 def test_rows_that_see_nothing_are_finite():
     weights = torch.zeros(1, 1, 2, 3, requires_grad=True)
-    statistics = attention_statistics(weights, torch.tensor([[[[0], [0]]]]), None, 0.7)
-    assert statistics.tolist() == [0, 0, 2, 2]
-    assert torch.autograd.grad(statistics[:2].sum(), weights)[0].isfinite().all()
+    sums = regularizer_sums(weights, torch.tensor([[[[0], [0]]]]), None, 0.7)
+    assert sums.tolist() == [0, 0, 2, 2]
+    assert torch.autograd.grad(sums[:2].sum(), weights)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_weights_are_summed_in_float32(dtype):
     weights = torch.rand(1, 2, 3, 2000).to(dtype)
-    statistics = attention_statistics(weights, torch.tensor(2000), None, 0.7)
+    sums = regularizer_sums(weights, torch.tensor(2000), None, 0.7)
     visible, queries = torch.ones(1, 3, 2000, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool)
     expected = reference.regularization(weights.double(), visible, queries, 0.7)
-    assert statistics.dtype == torch.float32
-    assert statistics.tolist() == pytest.approx(numbers(expected), rel=1e-4)
+    assert sums.dtype == torch.float32
+    assert sums.tolist() == pytest.approx(numbers(expected), rel=1e-4)
 
 
 def test_without_a_bound_rows_are_counted_only():
     scores, visible, tokens = draw()
     weights, counts = weigh(scores, visible)
-    counted = attention_statistics(weights, counts, tokens, None)
+    counted = regularizer_sums(weights, counts, tokens, None)
     assert counted[:2].tolist() == [0, 0]
-    assert torch.equal(counted[2:], attention_statistics(weights, counts, tokens, 0.7)[2:])
+    assert torch.equal(counted[2:], regularizer_sums(weights, counts, tokens, 0.7)[2:])
 
 
 def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():

@@ -10,12 +10,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from reluformers.modeling import triton_attention
-from reluformers.modeling.blockwise_attention import blockwise_backward, blockwise_forward
-from reluformers.modeling.rectified_attention import _passes, _uses_triton
+from reluformers.modeling.computation import choose_computation
+from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
 from torch import Tensor
 
-from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options
+from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
 
 needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
 
@@ -49,25 +49,27 @@ def hopper(monkeypatch):
     return make
 
 
+def computation_of(query, value=None, activation: str = "relu") -> str:
+    mask = AttentionMask(4, 4, query.device)
+    options = {"dropout": 0.0, "needed_statistics": "none", "short_keys": None}
+    return choose_computation(query, query if value is None else value, mask, activation, **options)
+
+
 @needs_triton
 def test_what_the_kernels_take(hopper, monkeypatch):
-    states = hopper()
     for activation in ACTIVATIONS:
-        assert _uses_triton(states, states, activation)
-    assert not _uses_triton(states, states, "softmax")
-    assert not _uses_triton(states, hopper(65), "relu")
-    assert not _uses_triton(hopper(257), hopper(257), "relu")
-    assert not _uses_triton(hopper(dtype=torch.float64), states, "relu")
-    on_cpu = torch.empty(2, 3, 4, 64)
-    assert not _uses_triton(on_cpu, on_cpu, "relu")
+        assert computation_of(hopper(), activation=activation) == "triton"
+    assert computation_of(hopper(), hopper(65)) == "blocks"
+    assert computation_of(hopper(257)) == "blocks"
+    assert computation_of(hopper(dtype=torch.float64)) == "blocks"
+    assert computation_of(torch.empty(2, 3, 4, 64)) == "blocks"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not _uses_triton(states, states, "relu")
+    assert computation_of(hopper()) == "blocks"
 
 
 def test_without_triton_blocks_do_it(hopper, monkeypatch):
     monkeypatch.setattr(triton_attention, "triton", None)
-    assert not _uses_triton(hopper(), hopper(), "relu")
-    assert _passes(hopper(), hopper(), "relu") == (blockwise_forward, blockwise_backward)
+    assert computation_of(hopper()) == "blocks"
 
 
 class CompilingKernel:
@@ -104,8 +106,9 @@ def compile_for_hopper(monkeypatch, tmp_path):
         monkeypatch.setattr(
             triton_attention, "tuned_kernel", lambda case: kernel if case.name == name else MagicMock()
         )
-        output, *row_grads, _ = triton_forward(*states[:3], **options)
-        triton_backward(output, *row_grads, *states[:3], **options)
+        options = pass_options(**options)
+        output, *row_grads, _ = triton_forward(*states[:3], options)
+        triton_backward(output, *row_grads, *states[:3], options)
         return kernel.compiled
 
     return compile_call

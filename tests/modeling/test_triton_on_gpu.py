@@ -6,11 +6,21 @@ from typing import Any
 import pytest
 import torch
 from reluformers.modeling import triton_attention
-from reluformers.modeling.rectified_attention import _uses_triton
+from reluformers.modeling.computation import choose_computation
+from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
 from torch import Tensor
 
-from builders.triton_inputs import ACTIVATIONS, SHARE, TOLERANCES, assert_near, compare, draw, draw_options
+from builders.triton_inputs import (
+    ACTIVATIONS,
+    SHARE,
+    TOLERANCES,
+    assert_near,
+    compare,
+    draw,
+    draw_options,
+    pass_options,
+)
 from reluformers import rectified_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -79,7 +89,9 @@ def test_dropout_on_gpu(dtype):
     (query, key, value, grad_output), options = draw_on_gpu(2, 2, 500, 64, 64, dtype=dtype)
     seed = torch.tensor([2**40 + 7], device="cuda")
     unit = torch.eye(64, device="cuda", dtype=dtype).expand_as(value)
-    output = triton_forward(query, key, unit, activation="sigmoid", scale=0.1, dropout=SHARE, seed=seed)[0]
+    output = triton_forward(query, key, unit, pass_options(activation="sigmoid", scale=0.1, dropout=SHARE, seed=seed))[
+        0
+    ]
     kept = (output > 0).double() / (1 - SHARE)
     assert abs(kept.mean() - 1) < 0.02
     compare((query, key, value, grad_output), kept, activation="relu", dropout=SHARE, seed=seed, **options)
@@ -91,8 +103,12 @@ def test_rectified_attention_on_gpu(is_compiled):
     *states, grad_output = draw(2, 4, 300, 300, 64, torch.bfloat16, "cuda")
     leaves = [part.requires_grad_() for part in states]
     exact = [part.detach().double().requires_grad_() for part in states]
-    assert _uses_triton(leaves[0], leaves[2], "relu")
-    assert not _uses_triton(exact[0], exact[2], "relu")
+    mask, common = AttentionMask(300, 300, grad_output.device, None, 0), {"dropout": 0.0, "needed_statistics": "none"}
+    computations = [
+        choose_computation(query, value, mask, "relu", short_keys=None, **common)
+        for query, _, value in (leaves, exact)
+    ]
+    assert computations == ["triton", "blocks"]
     options = {"is_causal": True, "length_exponent": 1.0, "threshold": torch.tensor([0.1], device="cuda")}
     function = torch.compile(rectified_attention, fullgraph=True) if is_compiled else rectified_attention
     output, expected = function(*leaves, **options), rectified_attention(*exact, **options)
@@ -108,11 +124,13 @@ def test_more_than_two_billion_numbers():
     states = draw(2**14 + 1, 16, 128, 128, 64, torch.bfloat16, "cuda")
     assert states[0].numel() > 2**31
     options = {"activation": "relu", "scale": 0.125, "causal_offset": 0}
-    output = triton_forward(*states[:3], **options)[0]
-    gradients = triton_backward(states[3], None, None, *states[:3], **options)
+    output = triton_forward(*states[:3], pass_options(**options))[0]
+    gradients = triton_backward(states[3], None, None, *states[:3], pass_options(**options))
     last = tuple(part[-1:].contiguous() for part in states)
-    assert torch.equal(output[-1:], triton_forward(*last[:3], **options)[0])
-    for part, right in zip(gradients, triton_backward(last[3], None, None, *last[:3], **options), strict=True):
+    assert torch.equal(output[-1:], triton_forward(*last[:3], pass_options(**options))[0])
+    for part, right in zip(
+        gradients, triton_backward(last[3], None, None, *last[:3], pass_options(**options)), strict=True
+    ):
         assert torch.equal(part[-1:] if part.dim() else part, right)
 
 
@@ -120,6 +138,6 @@ def test_memory_grows_with_length():
     states = draw(1, 1, 2**16, 2**16, 64, torch.bfloat16, "cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    triton_forward(*states[:3], activation="relu", scale=0.125, causal_offset=0)
-    triton_backward(states[3], None, None, *states[:3], activation="relu", scale=0.125, causal_offset=0)
+    triton_forward(*states[:3], pass_options(activation="relu", scale=0.125, causal_offset=0))
+    triton_backward(states[3], None, None, *states[:3], pass_options(activation="relu", scale=0.125, causal_offset=0))
     assert torch.cuda.max_memory_allocated() - before < 8 * states[0].numel() * 2  # the weights are 1024 times that

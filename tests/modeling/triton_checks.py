@@ -11,6 +11,7 @@ import pytest
 import torch
 from reluformers.modeling import rectified_attention as fused
 from reluformers.modeling import triton_attention
+from reluformers.modeling.computation import PassOptions
 from reluformers.modeling.triton_attention import triton_backward, triton_forward
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from builders.triton_inputs import (
     dense_attention,
     draw,
     draw_options,
+    pass_options,
     visible_keys,
 )
 from reluformers import rectified_attention
@@ -62,9 +64,15 @@ def test_causal_offsets(query_len, key_len, offset):
 
 def test_null_rows_are_zero():
     query, key, value, grad_output = draw(2, 1, 20, 20)
-    key_mask = torch.zeros(2, 20, dtype=torch.bool)
-    key_mask[1, 4:] = True
-    options = {"activation": "sigmoid", "scale": 1.0, "key_mask": key_mask, "causal_offset": 0, "statistics": "all"}
+    key_padding_mask = torch.zeros(2, 20, dtype=torch.bool)
+    key_padding_mask[1, 4:] = True
+    options = {
+        "activation": "sigmoid",
+        "scale": 1.0,
+        "key_padding_mask": key_padding_mask,
+        "causal_offset": 0,
+        "needed_statistics": "all",
+    }
     output, row_sums, weighted_logs, nonzeros = compare((query, key, value, grad_output), **options)
     for part in (output, row_sums, weighted_logs, nonzeros):
         assert (part[0] == 0).all()
@@ -75,13 +83,12 @@ def test_null_rows_are_zero():
 def test_hidden_keys_are_never_read():
     query, key, value, grad_output = draw(2, 1, 5, 40)
     options = draw_options(query, key, activation="softplus")
-    hidden = ~options["key_mask"][:, None, :, None]
+    hidden = ~options["key_padding_mask"][:, None, :, None]
     expected = compare((query, key, value, grad_output), **options)
     key, value = key.masked_fill(hidden, math.nan), value.masked_fill(hidden, math.inf)
-    for part, right in zip(triton_forward(query, key, value, **options), expected, strict=True):
+    for part, right in zip(triton_forward(query, key, value, pass_options(**options)), expected, strict=True):
         assert torch.equal(part, right)
-    del options["statistics"]
-    gradients = triton_backward(grad_output, None, None, query, key, value, **options)
+    gradients = triton_backward(grad_output, None, None, query, key, value, pass_options(**options))
     assert all(part.isfinite().all() for part in gradients)
 
 
@@ -89,7 +96,7 @@ def test_numbers_that_are_none_stay():
     query, key, value, _ = draw(1, 1, 4, 4)
     query[0, 0, 2, 0] = math.nan
     for activation in ACTIVATIONS:
-        output = triton_forward(query, key, value, activation=activation, scale=1.0)[0]
+        output = triton_forward(query, key, value, pass_options(activation=activation, scale=1.0))[0]
         assert output.isnan().all(-1).squeeze().tolist() == [False, False, True, False], activation
 
 
@@ -102,15 +109,15 @@ def test_strides():
     query, key, value, grad_output = draw(2, 2, 5, 6, 12)
     dense = [part.contiguous() for part in (query, key, value)]
     options = {"activation": "gelu", "scale": 0.4}
-    expected = triton_forward(*dense, **options)[0]
+    expected = triton_forward(*dense, pass_options(**options))[0]
     packed = torch.cat(dense[:1] * 3, -1).split(12, -1)[1]  # heads of a joined projection
     sparse = torch.stack([dense[1], dense[1]], -1)[..., 0]  # last dimension with stride 2
     turned = dense[2].permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    assert torch.equal(triton_forward(packed, sparse, turned, **options)[0], expected)
+    assert torch.equal(triton_forward(packed, sparse, turned, pass_options(**options))[0], expected)
     ones = torch.ones(()).expand(grad_output.shape)
     for part, right in zip(
-        triton_backward(ones, None, None, packed, sparse, turned, **options)[:3],
-        triton_backward(ones.contiguous(), None, None, *dense, **options)[:3],
+        triton_backward(ones, None, None, packed, sparse, turned, pass_options(**options))[:3],
+        triton_backward(ones.contiguous(), None, None, *dense, pass_options(**options))[:3],
         strict=True,
     ):
         assert part.transpose(1, 2).is_contiguous()
@@ -128,7 +135,7 @@ def test_one_gradient_of_the_statistics(name):
     right = torch.autograd.grad((grad.double() * part).sum(), leaves[:2])
     grads = [torch.zeros_like(query), None, None]
     grads[index] = grad.expand(part.shape)
-    gradients = triton_backward(*grads, query, key, value, **options)
+    gradients = triton_backward(*grads, query, key, value, pass_options(**options))
     for actual, expected in zip(gradients, right, strict=False):
         assert_near(actual, expected, 2e-6)
     assert (gradients[2] == 0).all()
@@ -136,8 +143,8 @@ def test_one_gradient_of_the_statistics(name):
 
 def test_faint_weights_of_softplus_count():
     query, key, value, _ = draw(1, 1, 4, 5, 2)
-    options = {"activation": "softplus", "scale": 0.0, "threshold": 30.0, "statistics": "all"}
-    _, row_sums, _, nonzeros = triton_forward(query, key, value, **options)
+    options = {"activation": "softplus", "scale": 0.0, "threshold": 30.0, "needed_statistics": "all"}
+    _, row_sums, _, nonzeros = triton_forward(query, key, value, pass_options(**options))
     assert (nonzeros == 5).all()
     torch.testing.assert_close(row_sums, torch.full_like(row_sums, 5 * math.exp(-30)))
 
@@ -154,7 +161,7 @@ def test_agreement_with_the_naive_rows():
         **kwargs,
     )
     row_factors = 1 / (2 * visible[:1].sum(-1).float() ** 0.5)
-    output = triton_forward(query, key, value, causal_offset=1, row_factors=row_factors, **kwargs)[0]
+    output = triton_forward(query, key, value, pass_options(causal_offset=1, row_factors=row_factors, **kwargs))[0]
     assert_near(output, expected, 2e-6)
 
 
@@ -163,9 +170,12 @@ def draw_kept(*seeds: int) -> list[Tensor]:
     query, key, value, _ = draw(2, 2, 15, 32, 32)
     value = torch.eye(32).expand_as(value)
     options = {"activation": "sigmoid", "scale": 0.1}
-    whole = triton_forward(query, key, value, **options)[0]
+    whole = triton_forward(query, key, value, pass_options(**options))[0]
     options["dropout"] = SHARE
-    return [triton_forward(query, key, value, seed=torch.tensor([seed]), **options)[0] / whole for seed in seeds]
+    return [
+        triton_forward(query, key, value, pass_options(seed=torch.tensor([seed]), **options))[0] / whole
+        for seed in seeds
+    ]
 
 
 def test_dropout_leaves_its_share():
@@ -193,19 +203,13 @@ def test_gradients_drop_what_the_output_dropped(everything):
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0)], ids=str)
 def test_empty_tensors(shape):
-    compare(draw(*shape), activation="sigmoid", scale=1.0, causal_offset=0, statistics="all")
-
-
-@pytest.fixture(params=["triton", "blockwise"])
-def backend(request, monkeypatch) -> str:
-    monkeypatch.setattr(fused, "_uses_triton", lambda *call: request.param == "triton")
-    return request.param
+    compare(draw(*shape), activation="sigmoid", scale=1.0, causal_offset=0, needed_statistics="all")
 
 
 @pytest.mark.parametrize("dropout", [0.0, SHARE])
 @pytest.mark.parametrize("activation", ["relu", "softplus"])
 def test_rectified_attention_by_the_kernels(activation, dropout, monkeypatch):
-    monkeypatch.setattr(fused, "_uses_triton", lambda *call: True)
+    monkeypatch.setattr(fused, "choose_computation", lambda *call, **options: "triton")
     leaves = [part.requires_grad_() for part in draw(2, 2, 15, 32, 32)[:3]]
     threshold, exponent = torch.tensor([0.1], requires_grad=True), torch.tensor([0.5], requires_grad=True)
     mask = torch.arange(32) < torch.tensor([[32], [20]])
@@ -248,12 +252,14 @@ def test_rectified_attention_by_the_kernels(activation, dropout, monkeypatch):
         assert_near(part, right, 2e-5, name)
 
 
-@pytest.mark.parametrize("statistics", ["all", "sums", "none"])
-def test_fake_tensors_are_laid_out_like_the_true_ones(backend, statistics):
+@pytest.mark.parametrize("computation", ["triton", "blocks"])
+@pytest.mark.parametrize("needed", ["all", "sums", "none"])
+def test_fake_tensors_are_laid_out_like_the_true_ones(computation, needed):
     query, key, value, grad_output = draw(2, 3, 5, 7, 8)
     tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 7) < 0.8, torch.tensor(3))
-    numbers = ("relu", 0.3, 0.0, 1, 0.25)
-    inputs = (query, key, value, *tensors, *numbers)
-    torch.library.opcheck(fused._operator, (*inputs, statistics), test_utils="test_faketensor")
-    sums = torch.rand(2, 3, 5) if statistics == "all" else None
-    torch.library.opcheck(fused._backward_operator, (grad_output, sums, None, *inputs), test_utils="test_faketensor")
+    options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
+    inputs = (query, key, value, computation, *options)
+    torch.library.opcheck(fused._operator, inputs, test_utils=("test_schema", "test_faketensor"))
+    sums = torch.rand(2, 3, 5) if needed == "all" else None
+    inputs = (grad_output, sums, None, *inputs)
+    torch.library.opcheck(fused._backward_operator, inputs, test_utils=("test_schema", "test_faketensor"))

@@ -1,0 +1,97 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of configuration fields, whose errors are one line with the field, its value and what is allowed."""
+
+import math
+import types
+import typing
+from functools import wraps
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+
+_NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+
+
+def strict_fields(cls: type) -> type:
+    """`@strict` of huggingface_hub: fields have the type of their hint, and methods `validate_…` check the rest.
+
+    Types are checked when a field is set, the rest when the object is made and by `validate`, which models and
+    `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
+    fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
+    """
+    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
+    cls = strict(cls)
+    set_field, run_validators = cls.__setattr__, cls.validate
+
+    @wraps(set_field)
+    def set_checked(self: Any, name: str, value: Any) -> None:
+        name = getattr(self, "attribute_map", {}).get(name, name)
+        try:
+            set_field(self, name, value)
+        except StrictDataclassFieldValidationError as error:
+            allowed = _describe(self.__dataclass_fields__[name].type)
+            raise ValueError(f"{type(self).__name__}.{name} is {value!r}, but must be {allowed}") from error
+
+    @wraps(run_validators)
+    def validate(self: Any) -> None:
+        try:
+            run_validators(self)
+        except StrictDataclassClassValidationError as error:
+            raise ValueError(str(error.__cause__)) from error
+
+    cls.validate = validate
+    if not is_checked:
+        cls.__setattr__, cls._is_checked = set_checked, True
+    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
+        cls.__setattr__ = own_setattr
+    else:
+        del cls.__setattr__
+    return cls
+
+
+def _describe(hint: Any) -> str:
+    """A type in words: "one of 'a', 'b'", "a number or None"."""
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = typing.get_args(hint)
+        return " or ".join(_describe(part) for part in parts if part is not int or float not in parts)
+    return _NOUNS.get(hint, str(hint))
+
+
+def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise a `ValueError` that names the field, the value and what is allowed unless `value` is in `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
+
+
+def check_number(
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    open_minimum: bool = False,
+    open_maximum: bool = False,
+    integer: bool = False,
+) -> None:
+    """Raise a `ValueError` unless `value` is a finite number (or integer) within the bounds; `open_…` excludes one."""
+    kind_fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+    if kind_fits and math.isfinite(value):
+        above = value > minimum if open_minimum else value >= minimum
+        below = value < maximum if open_maximum else value <= maximum
+        if above and below:
+            return
+    low = "(" if open_minimum or minimum == -math.inf else "["
+    high = ")" if open_maximum or maximum == math.inf else "]"
+    noun = "an integer" if integer else "a number"
+    raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {low}{minimum}, {maximum}{high}")
+
+
+def check_bool(owner: str, name: str, value: Any) -> None:
+    """Raise a `ValueError` unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{owner}.{name} is {value!r}, but must be True or False")

@@ -1,0 +1,102 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""How attention is computed: which way suits the tensors, and what the two passes of the fused ways are told."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .attention_functions import ELEMENTWISE_GRADIENTS
+from .masks import AttentionMask
+
+# φ that take each score by itself; the others normalise a row and need it whole
+ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
+
+
+def choose_computation(
+    query: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    activation: str,
+    *,
+    dropout: float,
+    needed_statistics: str,
+    short_keys: int | None,
+) -> str:
+    """The fastest exact way to compute this attention; nothing else decides on it.
+
+    Args:
+        query, value, mask, activation, dropout, needed_statistics: of the call, in one dtype.
+        short_keys: up to so many keys weights are written out on a processor; None if they must never be.
+
+    Returns:
+        `"eager"`, every weight kept: what needs whole rows (sparsemax and entmax, the entropy of softmax), masks that
+            are no padding or causality, few keys on a processor, and exported programs, which are to hold PyTorch's
+            plain operators alone. Not returned for an elementwise φ, padding and causality with `short_keys` None.
+        `"sdpa"`, PyTorch's own softmax attention.
+        `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
+        `"triton"`, kernels on a GPU.
+        `"blocks"`, block by block in PyTorch, on any device.
+    """
+    if short_keys is not None and (torch.compiler.is_exporting() or _is_short(query, mask, activation, short_keys)):
+        return "eager"
+    if activation == "softmax":
+        return "eager" if needed_statistics == "all" else "sdpa"
+    if activation not in ELEMENTWISE_ACTIVATIONS or not mask.is_structured:
+        return "eager"
+    if mask.query_len == 1 and dropout == 0 and needed_statistics == "none":
+        return "single_query"
+    if query.device.type == "cuda":
+        from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
+
+        if can_take(query, value, activation):
+            return "triton"
+    return "blocks"
+
+
+def _is_short(query: Tensor, mask: AttentionMask, activation: str, short_keys: int) -> bool:
+    """Whether weights that are written out are few, and faster on a processor than any fused computation of them."""
+    if query.device.type != "cpu" or mask.key_len > short_keys or compute_dtype(query) != query.dtype:
+        return False
+    return activation != "softmax" or query.dtype == torch.bfloat16  # in float32 PyTorch's own is faster
+
+
+def compute_dtype(states: Tensor) -> torch.dtype:
+    """The dtype of products and weights: bf16 and fp16 as they are only where the processor multiplies them."""
+    if states.device.type != "cpu" or states.dtype in (torch.float32, torch.float64):
+        return states.dtype
+    if states.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False):
+        return states.dtype
+    return torch.float32
+
+
+class PassOptions(NamedTuple):
+    """What the forward and the backward pass of an attention with an elementwise φ must agree on.
+
+    In the order in which the operators take it, which know no records.
+
+    Args:
+        learned_threshold: θ as a tensor of one element on the same device, if its gradient is wanted.
+        row_factors: r, float32 [batch or 1, query_len]; None = 1.
+        key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
+        seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
+        activation: φ, one of `ELEMENTWISE_ACTIVATIONS`.
+        scale: a.
+        threshold: θ, if it is not learned.
+        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
+        dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
+        needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
+            or `"all"`.
+    """
+
+    learned_threshold: Tensor | None = None
+    row_factors: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    activation: str = "relu"
+    scale: float = 1.0
+    threshold: float = 0.0
+    causal_offset: int | None = None
+    dropout: float = 0.0
+    needed_statistics: str = "none"

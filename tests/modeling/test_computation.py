@@ -1,0 +1,118 @@
+"""Which computation is taken for what, and that what layers share of a mask is made once."""
+
+import pytest
+import torch
+from reluformers.modeling import attention
+from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, choose_computation
+from reluformers.modeling.masks import AttentionMask
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from builders.models import build_model, draw_images, draw_pairs
+
+CPU = torch.device("cpu")
+PADDED_AND_CAUSAL = AttentionMask(5, 7, CPU, torch.ones(2, 7, dtype=torch.bool), 2)
+DENSE = AttentionMask(5, 7, CPU, given=torch.ones(2, 1, 5, 7, dtype=torch.bool))
+STATIC_CACHE = AttentionMask(5, 7, CPU, causal_offset=torch.tensor(2))
+SINGLE = AttentionMask(1, 7, CPU)
+
+
+def choose(activation: str, mask=PADDED_AND_CAUSAL, *, needed="none", dropout=0.0, short_keys=0, dtype=torch.float32):
+    query, value = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (mask.query_len, mask.key_len))
+    return choose_computation(
+        query, value, mask, activation, dropout=dropout, needed_statistics=needed, short_keys=short_keys
+    )
+
+
+@pytest.mark.parametrize("activation", ATTENTION_ACTIVATIONS)
+def test_every_activation_has_a_computation(activation):
+    others = {"softmax": "sdpa", "sparsemax": "eager", "entmax15": "eager"}
+    assert choose(activation) == others.get(activation, "blocks")
+    assert (activation in others) == (activation not in ELEMENTWISE_ACTIVATIONS)
+
+
+@pytest.mark.parametrize(
+    ("expected", "options"),
+    [
+        ("eager", {"activation": "softmax", "needed": "all"}),  # its entropy needs whole rows
+        ("sdpa", {"activation": "softmax", "needed": "sums"}),
+        ("sdpa", {"activation": "softmax", "mask": DENSE}),
+        ("sdpa", {"activation": "softmax", "short_keys": 7}),
+        ("eager", {"activation": "relu", "mask": DENSE}),
+        ("eager", {"activation": "relu", "mask": STATIC_CACHE}),
+        ("blocks", {"activation": "relu", "needed": "all", "dropout": 0.1}),
+        ("eager", {"activation": "relu", "short_keys": 7}),
+        ("blocks", {"activation": "relu", "short_keys": 6}),
+        ("blocks", {"activation": "relu", "short_keys": None}),
+        ("single_query", {"activation": "relu", "mask": SINGLE}),
+        ("blocks", {"activation": "relu", "mask": SINGLE, "dropout": 0.1}),
+        ("blocks", {"activation": "relu", "mask": SINGLE, "needed": "sums"}),
+        ("blocks", {"activation": "relu", "short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
+    ],
+    ids=str,
+)
+def test_choice(expected, options):
+    assert choose(**options) == expected
+
+
+def test_exported_programs_hold_plain_operators(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert choose("relu") == choose("softmax") == "eager"
+    assert choose("relu", short_keys=None) == "blocks"  # the caller wants the operator itself
+
+
+class MaskOperations(TorchDispatchMode):
+    """Counts what makes a mask dense, a comparison of places, and what counts its keys, a sum of booleans."""
+
+    def __init__(self):
+        super().__init__()
+        self.comparisons = self.counts = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        operation = function.overloadpacket
+        self.comparisons += operation is torch.ops.aten.le
+        sums = (torch.ops.aten.sum, torch.ops.aten.cumsum)
+        self.counts += operation in sums and args[0].dtype == torch.bool
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", attention.ATTENTION_BACKENDS)
+@pytest.mark.parametrize("short_keys", [0, 128])
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_mask_is_made_once_for_all_layers_of_a_site(preset, short_keys, backend, monkeypatch):
+    """Two layers in the encoder and three in the decoder, but three sites of which one is causal."""
+    monkeypatch.setattr(attention, "SHORT_KEYS", short_keys)
+    model, batch = build_model(preset), draw_pairs()
+    model.set_attn_implementation(backend)
+    target = batch.pop("labels").clamp_min(0)
+    with MaskOperations() as operations:
+        model(**batch, decoder_input_ids=target, decoder_attention_mask=torch.ones_like(target))
+    needs_no_dense_mask = preset == "reluformer" and backend == "fused" and short_keys == 0
+    assert operations.comparisons == (0 if needs_no_dense_mask else 1)
+    assert operations.counts == 3
+
+
+def test_checkpointed_layers_compile_as_one_graph():
+    """The compiler refuses a layer that changes an object from outside, such as a mask that keeps what it computed."""
+    torch.compiler.reset()
+    model, batch = build_model("relu-vit", "vision").train(), draw_images()
+    expected = model(**batch).loss
+    model.gradient_checkpointing_enable()
+    loss = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_choice_for_a_gpu_can_be_traced(monkeypatch):
+    """The compiler may not look at the device: what it can do is a constant."""
+    from reluformers.modeling import triton_attention
+
+    runs_kernels = torch.compiler.assume_constant_result(lambda device: True)
+    monkeypatch.setattr(triton_attention, "_runs_kernels", runs_kernels)
+    query = torch.zeros(2, 3, 4, 8)
+
+    def choose(query):
+        return query + triton_attention.can_take(query, query, "relu")
+
+    compiled = torch.compile(choose, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(query), query + 1)
