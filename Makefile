@@ -21,7 +21,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app wheel clean
+.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app docs wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -76,10 +76,16 @@ app: export MODEL_ID = $(value MODEL)
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
 	@$(VENV)/bin/reluformers app
 
+docs: $(SETUP)  ## build the documentation site into site/
+	@rm -rf build
+	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented .
+	$(VENV)/bin/python -m mkdocs build --quiet --strict
+
 wheel: $(SETUP)  ## build the wheel into dist/
 	@rm -rf build  # what an earlier build left there would go in
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
-	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest build dist site *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

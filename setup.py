@@ -36,6 +36,11 @@ EXTRAS_REQUIRE = {
         "pillow>=11.0",  # images
     ],
 }
+# the documentation site
+EXTRAS_REQUIRE["docs"] = [
+    "mkdocs>=1.6.1",
+    "mkdocstrings[python]>=1.0.8",  # API pages of the docstrings
+]
 EXTRAS_REQUIRE["test"] = [
     *(package for extra in ("train", "publish", "entmax", "demo", "app") for package in EXTRAS_REQUIRE[extra]),
     "pytest>=8.0",
@@ -45,6 +50,11 @@ EXTRAS_REQUIRE["test"] = [
     "peft>=0.18",  # LoRA on q_proj and v_proj
     'triton>=3.6; platform_system == "Linux"',  # GPU kernels in its interpreter
     "selenium>=4.27",  # the app in a browser
+    # the pieces of code in docs/how-to.md
+    "onnx>=1.23.2",
+    "onnxscript>=0.7.2",
+    "onnxruntime>=1.31.1",
+    "torchao>=0.18.0",
 ]
 
 setup(

@@ -1,0 +1,109 @@
+"""The pieces of code in docs/how-to.md do what they say, one after the other, on small models."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from builders.saved_models import save_classifier, save_translator
+
+PAGE = Path(__file__).parents[1] / "docs" / "how-to.md"
+
+
+def pieces() -> dict[str, str]:
+    """Heading → code below it."""
+    parts = re.split(r"^## … ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {part.partition("\n")[0]: re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in parts}
+    assert all(len(code) == 1 for code in found.values()), found.keys()
+    return {heading: code[0] for heading, code in found.items()}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory) -> dict:
+    """What the first piece makes, in a folder with both models."""
+    folder = tmp_path_factory.mktemp("how_to")
+    save_translator(folder / "runs" / "demo")
+    save_classifier(folder / "runs" / "demo_digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        names: dict = {"torch": torch}
+        exec(next(iter(pieces().values())), names)
+        yield names
+
+
+def run_piece(heading: str, opened: dict) -> dict:
+    names = dict(opened)
+    exec(pieces()[heading], names)
+    return names
+
+
+def logits_of(model, opened: dict) -> torch.Tensor:
+    batch = opened["tokenizer"](["in 5 days", "3 hours"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model.eval()(**batch, decoder_input_ids=torch.tensor([[1, 5], [1, 7]])).logits.float()
+
+
+@pytest.mark.slow
+def test_lora(opened):
+    before = logits_of(opened["model"], opened)
+    names = run_piece("fine-tune with LoRA", opened)
+    assert not torch.equal(logits_of(names["merged"], opened), before)
+    again = type(names["merged"]).from_pretrained("./tuned_lora_merged")
+    torch.testing.assert_close(logits_of(again, opened), logits_of(names["merged"], opened))
+
+
+@pytest.mark.slow
+def test_image_classifier(opened):
+    names = run_piece("fine-tune an image classifier", opened)
+    assert names["classifier"].config.num_labels == 2
+    assert names["trainer"].state.global_step == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heading", "name", "tolerance"), [("compute in bf16", "half", 0.05), ("quantise to int8", "small", 0.05)]
+)
+def test_smaller_numbers(opened, heading, name, tolerance):
+    model = type(opened["model"]).from_pretrained("./runs/demo")
+    wanted = logits_of(model, opened)
+    found = logits_of(run_piece(heading, opened)[name], opened)
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).norm() < tolerance * wanted.norm()
+
+
+@pytest.mark.slow
+def test_compile(opened):
+    names = run_piece("compile", opened)
+    start = torch.tensor([[1]])
+    with torch.no_grad():
+        wanted = opened["model"].eval()(**names["batch"], decoder_input_ids=start, use_cache=False).logits
+        found = names["compiled"](**names["batch"], decoder_input_ids=start, use_cache=False).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_onnx(opened):
+    import onnxruntime
+
+    names = run_piece("export to ONNX", opened)
+    session = onnxruntime.InferenceSession("./translator.onnx")
+    # other sizes than it was exported with
+    inputs = {
+        "input_ids": np.array([[5, 9, 14, 7, 2], [8, 21, 2, 0, 0], [4, 2, 0, 0, 0]]),
+        "attention_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]),
+        "decoder_input_ids": np.array([[1, 6], [1, 17], [1, 5]]),
+    }
+    (found,) = session.run(None, inputs)
+    with torch.no_grad():
+        wanted = names["model"].eval()(**{name: torch.tensor(array) for name, array in inputs.items()}).logits
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_every_piece_has_a_test():
+    text = Path(__file__).read_text(encoding="utf-8")
+    headings = list(pieces())[1:]
+    assert len(headings) >= 6
+    for heading in headings:
+        assert f'"{heading}"' in text, heading
