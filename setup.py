@@ -54,7 +54,6 @@ EXTRAS_REQUIRE["test"] = [
     "onnx>=1.23.2",
     "onnxscript>=0.7.2",
     "onnxruntime>=1.31.1",
-    "torchao>=0.18.0",
 ]
 
 setup(
