@@ -1,0 +1,113 @@
+"""Somebody new from the README to the Hub: the demo, the snippet below it, a push, the printed lines, the endpoint.
+
+No sentence on this path may be wrong. The page itself is looked at in tests/app.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from builders.clean_processes import run_clean
+from builders.hub_server import serve_hub
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REPO = "tester/demo"
+# what CLDR says for the TEXT of the README
+ANSWER = "Wien oder Rom: Freitag, 7. März 2025, 21:30; 12 Kilometer"
+
+
+def readme_code(kind: str, containing: str) -> str:
+    (code,) = (code for code in re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL) if containing in code)
+    return code
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder in which the command of the README has run, and what it printed."""
+    folder = tmp_path_factory.mktemp("new_user")
+    text = re.search(r'make demo TEXT="(.*)"', readme_code("bash", "make demo"))[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "scripts" / "demo.py"), f"--text={text}"]
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    (folder / "printed.txt").write_text(process.stdout)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_demo_answers_the_readme(home):
+    assert f"\n  {ANSWER}\n" in (home / "printed.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_readme_open_the_folder(home, tmp_path):
+    code = f"import os; os.chdir({str(home)!r})\n" + readme_code("python", "./runs/demo")
+    (line,) = run_clean(code, tmp_path).splitlines()
+    assert "in 5 Tagen" in line
+
+
+@pytest.fixture(scope="module")
+def pushed(home, tmp_path_factory):
+    """The Hub after a push of the demo's model, with the lines that the push printed."""
+    cache = tmp_path_factory.mktemp("cache")
+    with serve_hub() as hub:
+        environment = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_TOKEN": "hf_writer",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(cache),
+        }
+        process = subprocess.run(
+            [sys.executable, "-m", "reluformers", "push", "./runs/demo", REPO],
+            cwd=home,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr
+        yield environment, process.stdout[process.stdout.index("from transformers") :]
+
+
+@pytest.mark.slow
+def test_the_printed_lines_give_a_right_sentence(home, pushed, tmp_path):
+    environment, code = pushed
+    environment = {**environment, "HF_HOME": str(tmp_path), "HF_TOKEN": ""}
+    (line,) = run_clean(textwrap.dedent(code), tmp_path, **environment).splitlines()
+    example = json.loads((home / "runs" / "demo" / "results.json").read_text())["examples"][0]
+    assert example["source"] in code
+    assert example["reference"] in line
+
+
+@pytest.mark.slow
+def test_examples_on_the_card_are_right(home, pushed, tmp_path):
+    environment, _ = pushed
+    code = f"""
+        from huggingface_hub import hf_hub_download
+        print(open(hf_hub_download({REPO!r}, "README.md"), encoding="utf-8").read())
+    """
+    card = run_clean(textwrap.dedent(code), tmp_path, **environment)
+    examples = json.loads((home / "runs" / "demo" / "results.json").read_text())["examples"]
+    shown = [example for example in examples if example["source"] in card]
+    assert shown
+    for example in shown:
+        assert example["reference"] in card
+    assert "A sentence." not in card
+
+
+@pytest.mark.slow
+def test_the_endpoint_answers_the_stock_client(home):
+    spec = importlib.util.spec_from_file_location("handler", home / "runs" / "demo" / "handler.py")
+    handler = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(handler)
+    answer = handler.EndpointHandler(str(home / "runs" / "demo"))({"inputs": "in 5 days"})
+    assert answer[0]["translation_text"] == "in 5 Tagen"
