@@ -10,6 +10,8 @@ from .field_checks import check_choice, check_number, strict_fields
 
 Activation = Literal[
     "softmax",
+    "softmax1",
+    "softpick",
     "sparsemax",
     "entmax15",
     "relu",
@@ -51,29 +53,35 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
 class AttentionConfig:
     r"""Which mathematics one attention site computes.
 
-    score   z_ij = a · q_i·k_j, or with cosine a · q_i·k_j / (‖q_i‖‖k_j‖)
-    weight  s_ij = φ(z_ij − θ) / (c · n_i^α), n_i the number of keys that query i may see
+    score   z_ij = a_i · q_i·k_j, or with cosine a_i · q_i·k_j / (‖q_i‖‖k_j‖)
+    weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
     output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
         scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
         learned_scale: train a, one scalar per attention module, from that value.
+        scale_form: `"constant"`, a_i = a, or `"log_length"`, a_i = a · log n_i (Nakanishi 2025, scalable softmax).
         scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
             section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
-        activation: φ, a name of `ACTIVATIONS`; softmax, sparsemax and entmax15 normalise over j.
+        activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
         length_coefficient: c > 0; ReLUFormer's γ√(n/2) is c = γ/√2 with α = 1/2.
         length_exponent: α.
         learned_length_exponent: train α, one scalar per attention module.
         threshold: θ.
         learned_threshold: train θ, one scalar per attention module.
-        output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2).
+        threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
+            2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
+            relu2 of cosines).
+        output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
+            (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
         output_norm_eps: ε inside the root of RMS.
         output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
-            (Hua et al. 2022, eq. 3), or `"linear"` (ReLU in ViT, figure 4 studies such a gate).
+            (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
+            attention, Qiu et al. 2025).
 
     Raises:
         ValueError: a field has a value that is not allowed.
@@ -82,6 +90,7 @@ class AttentionConfig:
     score: Literal["dot", "cosine"] = "dot"
     scale: float | int | None = None
     learned_scale: bool = False
+    scale_form: Literal["constant", "log_length"] = "constant"
     scale_length: int | None = None
     query_key_norm: Literal["none", "layer_norm"] = "none"
     value_norm: Literal["none", "l2"] = "none"
@@ -91,10 +100,11 @@ class AttentionConfig:
     learned_length_exponent: bool = False
     threshold: float | int = 0.0
     learned_threshold: bool = False
-    output_norm: Literal["none", "rms_norm", "gated_rms_norm"] = "none"
+    threshold_form: Literal["constant", "log_length", "sqrt_log_length"] = "constant"
+    output_norm: Literal["none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm"] = "none"
     output_norm_init: Literal["ones", "uniform"] = "ones"
     output_norm_eps: float | int = 1e-8
-    output_gate: Literal["none", "linear", "silu"] = "none"
+    output_gate: Literal["none", "linear", "silu", "sigmoid"] = "none"
 
     def validate_ranges(self) -> None:
         """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
@@ -110,7 +120,9 @@ class AttentionConfig:
 
     @classmethod
     def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":
-        """Read a preset's name, a dict (fields, and `"preset"` to start from one) or another configuration.
+        """Read a preset's name, a dict or another configuration.
+
+        A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
 
         Raises:
             ValueError: the preset or a field is not known, or a value is not allowed.
@@ -124,6 +136,12 @@ class AttentionConfig:
         overrides = dict(value)
         preset = overrides.pop("preset", "softmax")
         check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
+        if "gamma" in overrides:
+            if "length_coefficient" in overrides:
+                raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
+            gamma = overrides.pop("gamma")
+            check_number("AttentionConfig", "gamma", gamma, minimum=0, open_minimum=True)
+            overrides["length_coefficient"] = gamma * math.sqrt(0.5)
         known = {field.name for field in fields(cls)}
         for name in overrides:
             if name not in known:

@@ -27,7 +27,7 @@ FeedForwardActivation = Literal[
     "swiglu",
 ]
 FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
-NormType = Literal["layer_norm", "rms_norm", "scale_norm"]
+NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 NORM_TYPES = get_args(NormType)
 
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -47,9 +47,13 @@ class TransformerConfig(PreTrainedConfig):
         activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
             eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
         feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
         ffn_bias: whether its linear maps add a bias.
         swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
-        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer.
+        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
+            type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
+        scale_norm_init: what g of `"scale_norm"` starts from: `"sqrt_dim"` √d, as released, or `"inverse_sqrt_dim"`
+            1/√d, as printed (QKNorm, section 2).
         dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
             `activation_dropout` inside the feed-forward network.
         label_smoothing: ε, spread over all labels, in training only, in [0, 1).
@@ -69,11 +73,13 @@ class TransformerConfig(PreTrainedConfig):
     attention: Any = "softmax"
     activation_dropout: float | int = 0.0
     feed_forward_norm: Literal["none", "layer_norm"] = "none"
+    feed_forward_temperature: float | int = 1.0
     ffn_bias: bool = True
     swish_beta: float | int = 1.0
     learned_swish_beta: bool = False
     norm_type: NormType = "layer_norm"
     norm_position: Literal["pre", "post"] = "pre"
+    scale_norm_init: Literal["sqrt_dim", "inverse_sqrt_dim"] = "sqrt_dim"
     label_smoothing: float | int = 0.0
     normalization_loss_weight: float | int = 0.0
     entropy_loss_weight: float | int = 0.0
@@ -128,7 +134,7 @@ class TransformerConfig(PreTrainedConfig):
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, maximum=1, open_maximum=True)
         for name in _WEIGHTS:
             check_number(owner, name, getattr(self, name), minimum=0)
-        for name in ("swish_beta", "norm_eps", "initializer_range"):
+        for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, open_minimum=True)
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):

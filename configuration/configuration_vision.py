@@ -163,6 +163,16 @@ class ReLUViTConfig(VisionTransformerConfig):
 
 
 @strict_fields
+class ReLUFormerViTConfig(VisionTransformerConfig):
+    """ReLUFormer (Shen et al. 2023) for images: relu weights over γ√(n/2) and the regulariser."""
+
+    model_type = "reluformer_vit"
+
+    attention: Any = "reluformer"
+    normalization_loss_weight: float | int = 0.1
+    entropy_loss_weight: float | int = 0.02
+
+
 class ReLAViTConfig(VisionTransformerConfig):
     """Rectified linear attention with gated RMSNorm (ReLA, Zhang et al. 2021) for images."""
 
@@ -189,6 +199,7 @@ def vision_config_class(preset: str) -> type[VisionTransformerConfig]:
     check_choice("vision_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
     families = {
         "relu-vit": ReLUViTConfig,
+        "reluformer": ReLUFormerViTConfig,
         "rela": ReLAViTConfig,
         "rela-i": ReLAViTConfig,
         "rela-g": ReLAViTConfig,
@@ -203,7 +214,7 @@ def vision_config(preset: str, size: str | None = None, **overrides) -> VisionTr
     Args:
         preset: a name of `ATTENTION_PRESETS`.
         size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
-        overrides: fields. The regulariser of ReLUFormer is off unless its weights are given.
+        overrides: fields.
 
     Raises:
         ValueError: there is no such preset or size, or a field has a value that is not allowed.

@@ -19,16 +19,23 @@ from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.field_checks import check_choice
-from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
-from .computation import choose_computation
+from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
+from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from .masks import AttentionMask
-from .normalization import GatedRMSNorm, RMSNorm, unit_length, wide_dtype
+from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
 from .rectified_attention import attend, in_one_dtype
 from .regularization import RowStatistics, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
 SHORT_KEYS = 128  # up to so many, weights are written out on a processor
+
+# ψ of the output gate
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda gate: gate,
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
@@ -60,9 +67,9 @@ def eager_attention(
         the `RowStatistics`.
     """
     scores = query @ key.transpose(-1, -2) * scaling
-    threshold = module.current_threshold()
+    threshold = module.current_threshold(mask.key_counts, query.dtype)
     if isinstance(threshold, Tensor) or threshold != 0:
-        scores = scores - threshold
+        scores = (scores - threshold).to(scores.dtype)
     weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.dense)
     divisor = module.length_divisor(mask.key_counts, weights.dtype)
     if divisor is not None:
@@ -83,16 +90,21 @@ def fused_attention(
 ) -> AttentionOutput:
     """The same by the fastest exact way that there is, mostly in memory linear in the length; keeps no weights."""
     query, key, value = in_one_dtype(query, key, value)
-    activation = module.attention.activation
+    activation, threshold = module.attention.activation, module.current_threshold(mask.key_counts, query.dtype)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
     computation = choose_computation(query, value, mask, activation, short_keys=SHORT_KEYS, **options)
     if computation == "sdpa":
         return _softmax_attention(module, query, key, value, mask, scaling, **options)
     if computation == "eager":
-        if activation in ("sparsemax", "entmax15") and not torch.compiler.is_compiling():
+        is_alone = activation != "softmax" and activation not in ELEMENTWISE_ACTIVATIONS
+        if is_alone and not torch.compiler.is_compiling():
             logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
         output, _, rows = eager_attention(module, query, key, value, mask, scaling, **options)
         return output, None, rows
+    if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
+        ones = key.new_ones(*key.shape[:-1], 1)
+        query = torch.cat([query * scaling, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
+        key, scaling, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
     output, rows = attend(
         query,
         key,
@@ -100,7 +112,7 @@ def fused_attention(
         mask,
         activation=activation,
         scale=scaling,
-        threshold=module.current_threshold(),
+        threshold=threshold,
         divisor=module.length_divisor(mask.key_counts, query.dtype),
         computation=computation,
         **options,
@@ -211,10 +223,8 @@ class MultiHeadAttention(nn.Module):
         if config.query_key_norm == "layer_norm":
             self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
             self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
-        if config.output_norm == "rms_norm":
-            self.output_norm = RMSNorm(embed_dim, eps=config.output_norm_eps)
-        elif config.output_norm == "gated_rms_norm":
-            self.output_norm = GatedRMSNorm(embed_dim, eps=config.output_norm_eps)
+        if config.output_norm != "none":
+            self.output_norm = OUTPUT_NORMS[config.output_norm](embed_dim, eps=config.output_norm_eps)
         self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if config.output_gate != "none" else None
 
     def reset_parameters(self) -> None:
@@ -259,6 +269,9 @@ class MultiHeadAttention(nn.Module):
         query = self._normalize(self._split_heads(self.q_proj(hidden_states)), self.query_norm)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        if self.attention.scale_form != "constant":
+            factor = length_factor(mask.key_counts, self.attention.scale_form, self.head_dim, query.dtype)
+            query = (query * factor).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(
             self,
             query,
@@ -274,7 +287,7 @@ class MultiHeadAttention(nn.Module):
             output = self.output_norm(output)
         if self.gate_proj is not None:
             gate = self.gate_proj(hidden_states)
-            output = output * (functional.silu(gate) if self.attention.output_gate == "silu" else gate)
+            output = output * OUTPUT_GATES[self.attention.output_gate](gate)
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
 
@@ -283,9 +296,12 @@ class MultiHeadAttention(nn.Module):
         exponent = self.attention.length_exponent if self.length_exponent is None else self.length_exponent
         return length_divisor(key_counts, self.attention.length_coefficient, exponent, dtype)
 
-    def current_threshold(self) -> Tensor | float:
-        """θ."""
-        return self.attention.threshold if self.threshold is None else self.threshold
+    def current_threshold(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float:
+        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
+        threshold = self.attention.threshold if self.threshold is None else self.threshold
+        if self.threshold is None and threshold == 0:
+            return 0.0
+        return threshold * length_factor(key_counts, self.attention.threshold_form, self.head_dim, dtype)
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None

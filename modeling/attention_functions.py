@@ -7,6 +7,7 @@ attend; None = all may) to weights of the same shape and dtype, before they are 
 exactly 0 and gets no gradient; a row without a visible key is all 0.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 from .normalization import at_least_float32, wide_dtype
 
 aten = torch.ops.aten
+SOFTPICK_EPS = 1e-6
 
 try:
     from entmax import entmax15 as _entmax15
@@ -27,6 +29,26 @@ except ImportError:
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = exp(z_ij) / Σ_k exp(z_ik), summed in fp32 (Vaswani et al. 2017, eq. 1)."""
     return _normalize(lambda logits: functional.softmax(logits, dim=-1), scores, mask)
+
+
+def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
+
+    def normalize(logits: Tensor) -> Tensor:
+        # the 1 is a key of score 0 that is left out again
+        return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
+
+    return _normalize(normalize, scores, mask)
+
+
+def softpick(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(exp(z_ij) − 1, 0) / (Σ_k |exp(z_ik) − 1| + 10⁻⁶) over the visible keys (Zuhri et al. 2025)."""
+    logits = at_least_float32(scores)
+    shown = logits if mask is None else logits.masked_fill(~mask, 0.0)  # exp(0) − 1 = 0 adds nothing
+    largest = shown.amax(-1, keepdim=True).clamp_min(0).detach()
+    powers = torch.exp(shown - largest) - torch.exp(-largest)  # (exp z − 1)·exp(−m): finite, whatever z is
+    weights = functional.relu(powers) / (powers.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * torch.exp(-largest))
+    return weights.to(scores.dtype)
 
 
 def sparsemax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -81,6 +103,8 @@ def identity(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softmax": softmax,
+    "softmax1": softmax1,
+    "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
     "relu": relu,
@@ -128,6 +152,24 @@ def length_divisor(
     else:
         key_counts = max(key_counts, 1)
     return coefficient * key_counts**exponent
+
+
+def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
+    """What a scale or a threshold of some form is multiplied by for each query; as for one key where there is none.
+
+    Args:
+        key_counts: n_i, one number or a tensor of integers.
+        form: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
+        head_dim: d_h.
+        dtype: of the queries; the factor is in at least fp32.
+    """
+    if form == "constant":
+        return 1.0
+    if isinstance(key_counts, Tensor):
+        logs = key_counts.clamp_min(1).to(wide_dtype(dtype)).log()
+    else:
+        logs = math.log(max(key_counts, 1))
+    return logs if form == "log_length" else (2 * logs / head_dim) ** 0.5
 
 
 def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -40,6 +40,7 @@ class FeedForward(nn.Module):
         dropout: share of inner activations dropped in training.
         norm: `"layer_norm"` on the output (ReLUFormer, section 3.2) or `"none"`.
         norm_eps: ε of that norm.
+        temperature: τ of softmax(x / τ).
         swish_beta: β of swish(x) = x·σ(βx).
         learned_swish_beta: train β, one scalar per module.
 
@@ -57,6 +58,7 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         norm: str = "none",
         norm_eps: float = 1e-5,
+        temperature: float = 1.0,
         swish_beta: float = 1.0,
         learned_swish_beta: bool = False,
     ):
@@ -66,7 +68,7 @@ class FeedForward(nn.Module):
         is_gated = activation_function in _GATES
         inner_dim = round(ffn_dim * 2 / 3) if is_gated else ffn_dim
         self.activation_name = _GATES.get(activation_function, activation_function)
-        self.dropout = dropout
+        self.dropout, self.temperature = dropout, temperature
         self.initial_swish_beta = swish_beta
         self.fc1 = nn.Linear(embed_dim, inner_dim, bias=bias)
         self.fc_linear = nn.Linear(embed_dim, inner_dim, bias=bias) if is_gated else None
@@ -87,6 +89,7 @@ class FeedForward(nn.Module):
             dropout=config.activation_dropout,
             norm=config.feed_forward_norm,
             norm_eps=config.norm_eps,
+            temperature=config.feed_forward_temperature,
             swish_beta=config.swish_beta,
             learned_swish_beta=config.learned_swish_beta,
         )
@@ -98,6 +101,8 @@ class FeedForward(nn.Module):
 
     def activation(self, states: Tensor) -> Tensor:
         """φ of the inner states."""
+        if self.activation_name == "softmax":
+            states = states / self.temperature
         if self.activation_name != "swish":
             return _ACTIVATIONS[self.activation_name](states)
         beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta

@@ -29,7 +29,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.is_pre_norm = config.norm_position == "pre"
         self.dropout, self.drop_path_rate = config.dropout, drop_path_rate
         self.mlp = FeedForward.from_config(config, ffn_dim)
-        self.mlp_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.mlp_norm = build_norm(config)
 
     def branch_input(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
         """Input of a branch: normalised with PreNorm."""
@@ -57,7 +57,7 @@ class EncoderLayer(TransformerLayer):
             dropout=config.attention_dropout,
             layer_idx=layer_idx,
         )
-        self.self_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.self_attn_norm = build_norm(config)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
         """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` in training."""
@@ -75,9 +75,9 @@ class DecoderLayer(TransformerLayer):
         shared = {"bias": config.attention_bias, "dropout": config.attention_dropout, "layer_idx": layer_idx}
         heads = config.decoder_attention_heads
         self.self_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("decoder"), **shared)
-        self.self_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.self_attn_norm = build_norm(config)
         self.cross_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("cross"), **shared)
-        self.cross_attn_norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+        self.cross_attn_norm = build_norm(config)
 
     def forward(
         self,

@@ -132,7 +132,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         self.norm = None
         if config.norm_position == "pre":
-            self.norm = build_norm(config.norm_type, config.d_model, config.norm_eps)
+            self.norm = build_norm(config)
         self.gradient_checkpointing = False
 
     @staticmethod

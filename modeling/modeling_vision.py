@@ -16,6 +16,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..configuration.configuration_vision import (
     QKNormViTConfig,
     ReLAViTConfig,
+    ReLUFormerViTConfig,
     ReLUViTConfig,
     VisionTransformerConfig,
 )
@@ -63,7 +64,7 @@ class ProbePooling(nn.Module):
             bias=config.attention_bias,
             dropout=config.attention_dropout,
         )
-        self.norm = build_norm(config.norm_type, width, config.norm_eps)
+        self.norm = build_norm(config)
         self.mlp = FeedForward.from_config(config, config.intermediate_size)
         self.reset_parameters()
 
@@ -125,7 +126,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         )
         self.norm = None
         if config.norm_position == "pre":
-            self.norm = build_norm(config.norm_type, config.hidden_size, config.norm_eps)
+            self.norm = build_norm(config)
         self.pooler = ProbePooling(config) if config.pooling == "attention" else None
         self.representation = None
         if config.representation_size is not None:
@@ -268,6 +269,18 @@ class ReLUViTForImageClassification(VisionTransformerForImageClassification):
     """Vision Transformer with relu/L attention for image classification (Wortsman et al. 2023)."""
 
     config: ReLUViTConfig
+
+
+class ReLUFormerViTModel(VisionTransformerModel):
+    """Vision Transformer with ReLUFormer's attention and regulariser, without a head (Shen et al. 2023)."""
+
+    config: ReLUFormerViTConfig
+
+
+class ReLUFormerViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with ReLUFormer's attention and regulariser for image classification (Shen et al. 2023)."""
+
+    config: ReLUFormerViTConfig
 
 
 class ReLAViTModel(VisionTransformerModel):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_base import NORM_TYPES
-from ..configuration.field_checks import check_choice
+from ..configuration.configuration_base import TransformerConfig
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -37,20 +36,22 @@ class RMSNorm(nn.RMSNorm):
         return functional.rms_norm(states, self.normalized_shape, weight, self.eps).to(hidden_states.dtype)
 
 
-class GatedRMSNorm(RMSNorm):
-    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation y = g ⊙ (x − mean(x)) / √(var(x) + ε), without bias, in at least fp32 (Ba et al. 2016)."""
 
-    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps, bias=False)
 
-    Args:
-        dim: width of the vectors, all heads joined.
-        eps: ε, inside the root.
-    """
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        weight = self.weight.to(states.dtype)
+        return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
 
-    def __init__(self, dim: int, eps: float = 1e-8):
-        super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))  # w
-        self.reset_gate()
+
+class OutputGate:
+    """σ(w⊙o) ⊙ Norm(o), in at least fp32: what the gated norms of ReLA add to a norm (ReLA, eq. 5)."""
+
+    gate: nn.Parameter  # w
 
     def reset_gate(self) -> None:
         """w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
@@ -63,23 +64,49 @@ class GatedRMSNorm(RMSNorm):
         return (gate * super().forward(states)).to(hidden_states.dtype)
 
 
+class GatedRMSNorm(OutputGate, RMSNorm):
+    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
+
+    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
+
+    Args:
+        dim: width of the vectors, all heads joined.
+        eps: ε, inside the root.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-8):
+        super().__init__(dim, eps=eps)
+        self.gate = nn.Parameter(torch.empty(dim))
+        self.reset_gate()
+
+
+class GatedLayerNorm(OutputGate, LayerNorm):
+    """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
+
+    def __init__(self, dim: int, eps: float = 1e-8):
+        super().__init__(dim, eps=eps)
+        self.gate = nn.Parameter(torch.empty(dim))
+        self.reset_gate()
+
+
 class ScaleNorm(nn.Module):
-    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g, first √dim (Nguyen and Salazar 2019, eq. 5).
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g (Nguyen and Salazar 2019, eq. 5).
 
     Args:
         dim: width of the vectors.
         eps: smallest length that is divided by.
+        initial: what g starts from: `"sqrt_dim"` or `"inverse_sqrt_dim"`.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5):
+    def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
-        self.dim, self.eps = dim, eps
+        self.dim, self.eps, self.initial = dim, eps, initial
         self.weight = nn.Parameter(torch.empty(1))  # g
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """g = √dim."""
-        init.constant_(self.weight, math.sqrt(self.dim))
+        """g = √dim or 1/√dim."""
+        init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         return self.weight * unit_length(hidden_states, self.eps)
@@ -96,13 +123,17 @@ class UnitLinear(nn.Linear):
 
 
 NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}
+OUTPUT_NORMS: dict[str, type[nn.Module]] = {
+    "rms_norm": RMSNorm,
+    "gated_rms_norm": GatedRMSNorm,
+    "layer_norm": LayerNorm,
+    "gated_layer_norm": GatedLayerNorm,
+}
 
 
-def build_norm(norm_type: str, dim: int, eps: float) -> nn.Module:
-    """The normalisation of that name from `NORMS`, over the last dimension of width `dim`.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    check_choice("residual block", "norm_type", norm_type, NORM_TYPES)
-    return NORMS[norm_type](dim, eps=eps)
+def build_norm(config: TransformerConfig) -> nn.Module:
+    """The normalisation of a model's residual blocks, over the last dimension."""
+    if config.norm_type == "none":
+        return nn.Identity()
+    options = {"initial": config.scale_norm_init} if config.norm_type == "scale_norm" else {}
+    return NORMS[config.norm_type](config.hidden_size, eps=config.norm_eps, **options)

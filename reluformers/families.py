@@ -11,6 +11,7 @@ from .configuration.configuration_seq2seq import (
 from .configuration.configuration_vision import (
     QKNormViTConfig,
     ReLAViTConfig,
+    ReLUFormerViTConfig,
     ReLUViTConfig,
     VisionTransformerConfig,
 )
@@ -29,6 +30,8 @@ from .modeling.modeling_vision import (
     QKNormViTModel,
     ReLAViTForImageClassification,
     ReLAViTModel,
+    ReLUFormerViTForImageClassification,
+    ReLUFormerViTModel,
     ReLUViTForImageClassification,
     ReLUViTModel,
     VisionTransformerForImageClassification,
@@ -51,6 +54,9 @@ __all__ = [
     "ReLUFormerConfig",
     "ReLUFormerForConditionalGeneration",
     "ReLUFormerModel",
+    "ReLUFormerViTConfig",
+    "ReLUFormerViTForImageClassification",
+    "ReLUFormerViTModel",
     "ReLUViTConfig",
     "ReLUViTForImageClassification",
     "ReLUViTModel",
@@ -76,6 +82,10 @@ FAMILIES = {
         AutoModelForImageClassification: VisionTransformerForImageClassification,
     },
     ReLUViTConfig: {AutoModel: ReLUViTModel, AutoModelForImageClassification: ReLUViTForImageClassification},
+    ReLUFormerViTConfig: {
+        AutoModel: ReLUFormerViTModel,
+        AutoModelForImageClassification: ReLUFormerViTForImageClassification,
+    },
     ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
     QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
 }

@@ -157,42 +157,48 @@ def formula(attention: AttentionConfig, head_dim: int) -> list[str]:
     """
     return [
         f"score   z_ij = {_score(attention, head_dim)}",
-        f"weight  s_ij = {_weight(attention)}",
+        f"weight  s_ij = {_weight(attention, head_dim)}",
         f"output  o_i  = {_output(attention)}",
     ]
+
+
+_FORMS = {"constant": "", "log_length": " · log n_i", "sqrt_log_length": " · √(2 log n_i / {head_dim})"}
+_GATES = {"linear": " ⊙ (W x_i)", "silu": " ⊙ silu(W x_i)", "sigmoid": " ⊙ σ(W x_i)"}
+_NORMS = {"rms_norm": "RMSNorm", "layer_norm": "LayerNorm"}
 
 
 def _score(attention: AttentionConfig, head_dim: int) -> str:
     query, key = ("LayerNorm(q_i)", "LayerNorm(k_j)") if attention.query_key_norm == "layer_norm" else ("q_i", "k_j")
     product = f"cos({query}, {key})" if attention.score == "cosine" else f"{query}·{key}"
-    value = f"{attention.initial_scale(head_dim):.4g}"
+    value, factor = f"{attention.initial_scale(head_dim):.4g}", _FORMS[attention.scale_form]
     if attention.learned_scale:
-        return f"a · {product},  a learned, {value} at the start"
+        return f"a{factor} · {product},  a learned, {value} at the start"
     if attention.score == "dot" and attention.scale is None:
-        return f"{product} / √{head_dim}"
-    return f"{value} · {product}"
+        return f"{factor.removeprefix(' · ')}{' · ' if factor else ''}{product} / √{head_dim}"
+    return f"{value}{factor} · {product}"
 
 
-def _weight(attention: AttentionConfig) -> str:
-    threshold = f" − {attention.threshold:g}" if attention.threshold else ""
-    threshold = " − θ" if attention.learned_threshold else threshold
+def _weight(attention: AttentionConfig, head_dim: int) -> str:
+    threshold = ""
+    if attention.learned_threshold or attention.threshold:
+        value = "θ" if attention.learned_threshold else f"{attention.threshold:g}"
+        threshold = f" − {value}{_FORMS[attention.threshold_form].format(head_dim=head_dim)}"
     weight = f"{attention.activation}(z_ij{threshold})"
     exponent = "α" if attention.learned_length_exponent else f"{attention.length_exponent:g}"
     factors = [] if attention.length_coefficient == 1 else [f"{attention.length_coefficient:.4g}"]
     if exponent != "0":
         factors.append("n_i" if exponent == "1" else f"n_i^{exponent}")
-    if not factors:
-        return weight
-    divisor = " · ".join(factors)
-    return f"{weight} / {f'({divisor})' if len(factors) > 1 else divisor},  n_i the number of keys that i sees"
+    if factors:
+        weight += f" / ({' · '.join(factors)})" if len(factors) > 1 else f" / {factors[0]}"
+    needs_count = factors or "n_i" in weight or attention.scale_form != "constant"
+    return f"{weight},  n_i the number of keys that i sees" if needs_count else weight
 
 
 def _output(attention: AttentionConfig) -> str:
     value = "v_j/‖v_j‖" if attention.value_norm == "l2" else "v_j"
     output = f"Σ_j s_ij {value}"
-    if attention.output_norm == "rms_norm":
-        output = f"g ⊙ RMSNorm({output})"
-    elif attention.output_norm == "gated_rms_norm":
-        output = f"σ(w ⊙ u) ⊙ g ⊙ RMSNorm(u),  u = {output}"
-    gates = {"linear": " ⊙ (W x_i)", "silu": " ⊙ silu(W x_i)"}
-    return output if attention.output_gate == "none" else f"({output}){gates[attention.output_gate]}"
+    if attention.output_norm != "none":
+        norm = _NORMS[attention.output_norm.removeprefix("gated_")]
+        is_gated = attention.output_norm.startswith("gated_")
+        output = f"σ(w ⊙ u) ⊙ g ⊙ {norm}(u),  u = {output}" if is_gated else f"g ⊙ {norm}({output})"
+    return output if attention.output_gate == "none" else f"({output}){_GATES[attention.output_gate]}"

@@ -21,6 +21,18 @@ def softmax(row: Tensor) -> Tensor:
     return powers / powers.sum()
 
 
+def softmax1(row: Tensor) -> Tensor:
+    """exp(z_j) / (1 + Σ_k exp(z_k)) (Miller 2023)."""
+    powers = torch.exp(row)
+    return powers / (1 + powers.sum())
+
+
+def softpick(row: Tensor) -> Tensor:
+    """max(exp(z_j) − 1, 0) / (Σ_k |exp(z_k) − 1| + 10⁻⁶) (Zuhri et al. 2025, eq. 3)."""
+    shifted = torch.exp(row) - 1
+    return torch.relu(shifted) / (shifted.abs().sum() + 1e-6)
+
+
 def sparsemax(row: Tensor) -> Tensor:
     """[z − τ]₊ with τ = (Σ_{j≤k} z_(j) − 1) / k over the k largest (Martins and Astudillo 2016, algorithm 1)."""
     ordered = row.sort(descending=True).values
@@ -62,6 +74,8 @@ def sigmoid(x: Tensor) -> Tensor:
 # from the visible scores of one query to its weights, before the division by c·nᵅ
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": softmax,
+    "softmax1": softmax1,
+    "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
     "relu": torch.relu,
@@ -86,8 +100,10 @@ def attention(
     length_coefficient: float | Tensor = 1.0,
     length_exponent: float | Tensor = 0.0,
     threshold: float | Tensor = 0.0,
+    scale_form: str = "constant",
+    threshold_form: str = "constant",
 ) -> tuple[Tensor, Tensor]:
-    """o_i = Σ_j s_ij·v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_iᵅ) over the n_i visible keys; without any, o_i = 0.
+    """o_i = Σ_j s_ij·v_j with s_ij = φ(a_i·q_i·k_j − θ_i) / (c·n_iᵅ) over the n_i visible keys; without any, o_i = 0.
 
     Args:
         query: Tensor [batch, heads, query_len, head_dim].
@@ -103,8 +119,14 @@ def attention(
         seen = visible[b, i].nonzero().flatten()
         row = query.new_zeros(key.shape[2])
         if len(seen) > 0:
-            scores = scale * (key[b, h, seen] @ query[b, h, i])
-            weights = ACTIVATIONS[activation](scores - threshold)
+            log_length = math.log(len(seen))
+            factors = {
+                "constant": 1.0,
+                "log_length": log_length,
+                "sqrt_log_length": math.sqrt(2 * log_length / query.shape[-1]),
+            }
+            scores = scale * factors[scale_form] * (key[b, h, seen] @ query[b, h, i])
+            weights = ACTIVATIONS[activation](scores - threshold * factors[threshold_form])
             row = row.index_put((seen,), weights / (length_coefficient * len(seen) ** length_exponent))
         rows.append(row)
     weights = torch.stack(rows).view(batch, heads, query_len, -1)
@@ -197,6 +219,8 @@ def multi_head_attention(
         length_coefficient=config.length_coefficient,
         length_exponent=parameters.get("length_exponent", config.length_exponent),
         threshold=parameters.get("threshold", config.threshold),
+        scale_form=config.scale_form,
+        threshold_form=config.threshold_form,
     )
     output = output.transpose(1, 2).flatten(-2)
     if config.output_norm == "rms_norm":
@@ -204,9 +228,14 @@ def multi_head_attention(
     elif config.output_norm == "gated_rms_norm":
         gain, gate = parameters["output_norm.weight"], parameters["output_norm.gate"]
         output = gated_rms_norm(output, gain, gate, config.output_norm_eps)
+    elif config.output_norm == "layer_norm":
+        output = layer_norm(output, parameters["output_norm.weight"], eps=config.output_norm_eps)
+    elif config.output_norm == "gated_layer_norm":
+        gate = sigmoid(parameters["output_norm.gate"] * output)
+        output = gate * layer_norm(output, parameters["output_norm.weight"], eps=config.output_norm_eps)
     if config.output_gate != "none":
         gate = linear(parameters, "gate_proj", hidden_states)
-        output = output * (swish(gate, 1.0) if config.output_gate == "silu" else gate)
+        output = output * {"silu": swish(gate, 1.0), "linear": gate, "sigmoid": sigmoid(gate)}[config.output_gate]
     return linear(parameters, "out_proj", output), weights
 
 
@@ -269,6 +298,7 @@ def feed_forward(
     *,
     norm_eps: float = 1e-5,
     swish_beta: float = 1.0,
+    temperature: float = 1.0,
 ) -> Tensor:
     """H = φ(X·W1ᵀ + b1)·W2 + b2, or with a gate (φ(X·W1ᵀ + b1) ⊗ (X·Vᵀ + c))·W2 + b2; LayerNorm on H where it has one.
 
@@ -279,6 +309,7 @@ def feed_forward(
     if activation in GATES:
         inner = GATES[activation](inner, beta) * linear(parameters, "fc_linear", hidden_states)
     else:
+        inner = inner / temperature if activation == "softmax" else inner
         inner = FEED_FORWARD_ACTIVATIONS[activation](inner, beta)
     output = linear(parameters, "fc2", inner)
     if "norm.weight" in parameters:

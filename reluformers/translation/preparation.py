@@ -30,7 +30,6 @@ from .tokenization import (
 logger = logging.getLogger(__name__)
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
-SCALE_LENGTH_PERCENTILE = 97.5
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
@@ -196,12 +195,13 @@ def _measured_scales(recipe: TranslationRecipe, train: Dataset, checkpoint: Path
         gives_scale = isinstance(given, dict) and not {"scale", "scale_length"}.isdisjoint(given)
         if attention is None or gives_scale or attention.score != "cosine" or attention.scale is not None:
             continue
-        length = scale_length(train) if earlier is None else getattr(earlier, name).scale_length
+        percentile = recipe.data.scale_length_percentile
+        length = scale_length(train, percentile) if earlier is None else getattr(earlier, name).scale_length
         changed[name] = dataclasses.replace(attention, scale_length=length).to_dict()
     return changed
 
 
-def scale_length(train: Dataset) -> int:
-    """L of QKNorm eq. 3: the 97.5th percentile of the token lengths of both sides, at least 2."""
+def scale_length(train: Dataset, percentile: float) -> int:
+    """L of QKNorm eq. 3: a percentile of the token lengths of both sides, at least 2."""
     lengths = np.concatenate([token_lengths(train, column) for column in ("input_ids", "labels")])
-    return max(2, round(float(np.percentile(lengths, SCALE_LENGTH_PERCENTILE))))
+    return max(2, round(float(np.percentile(lengths, percentile))))

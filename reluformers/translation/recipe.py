@@ -54,6 +54,8 @@ class TranslationDataSection:
         document_tokens: join consecutive sentences of a document up to so many tokens (ReLUFormer, App. B).
         max_length: drop training pairs with a longer side, in tokens with </s>; None for the model's longest.
         max_length_ratio: drop training pairs whose longer side has more than that many times the other's tokens.
+        scale_length_percentile: which percentile of the training lengths of both sides is L of QKNorm eq. 3, above 0
+            and at most 100 (QKNorm, table 5).
     """
 
     path: str | None = None
@@ -69,9 +71,14 @@ class TranslationDataSection:
     document_tokens: int | None = None
     max_length: int | None = None
     max_length_ratio: float | int | None = None
+    scale_length_percentile: float | int = 97.5
 
     def __post_init__(self):
         check_least(self, "data", {"max_length": 1})
+        if not 0 < self.scale_length_percentile <= 100:
+            raise UserError(
+                f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
+            )
         for name in ("train", "validation", "test"):
             if getattr(self, name) in ([], {}):
                 raise UserError(f"data.{name} is {getattr(self, name)!r}, but must name a file or split")

@@ -351,6 +351,20 @@ def test_formulas_say_what_is_trained():
     ]
 
 
+def test_formulas_say_what_hangs_on_the_length():
+    attention = AttentionConfig.parse(
+        {"preset": "relu", "scale_form": "log_length", "threshold": 0.5, "threshold_form": "sqrt_log_length"}
+    )
+    gated = {"output_norm": "gated_layer_norm", "output_gate": "sigmoid"}
+    assert formula(attention, 64)[:2] == [
+        "score   z_ij = log n_i · q_i·k_j / √64",
+        "weight  s_ij = relu(z_ij − 0.5 · √(2 log n_i / 64)),  n_i the number of keys that i sees",
+    ]
+    assert formula(AttentionConfig(**gated), 64)[2] == (
+        "output  o_i  = (σ(w ⊙ u) ⊙ g ⊙ LayerNorm(u),  u = Σ_j s_ij v_j) ⊙ σ(W x_i)"
+    )
+
+
 def test_relu_without_a_divisor_is_another_paper_for_images():
     relu = AttentionConfig.parse("relu")
     for preset in ("relu-vit", "softmax"):

@@ -16,6 +16,7 @@ def test_defaults_are_softmax_attention():
         "score": "dot",
         "scale": None,
         "learned_scale": False,
+        "scale_form": "constant",
         "scale_length": None,
         "query_key_norm": "none",
         "value_norm": "none",
@@ -25,6 +26,7 @@ def test_defaults_are_softmax_attention():
         "learned_length_exponent": False,
         "threshold": 0.0,
         "learned_threshold": False,
+        "threshold_form": "constant",
         "output_norm": "none",
         "output_norm_init": "ones",
         "output_norm_eps": 1e-8,
@@ -135,22 +137,26 @@ INVALID = {
     "learned_length_exponent": [0, "true"],
     "threshold": [math.inf, math.nan, None, False],
     "learned_threshold": [0.5, None],
-    "output_norm": ["layer_norm", None],
+    "output_norm": ["scale_norm", None],
     "output_norm_init": ["zeros", None],
     "output_norm_eps": [0, -1e-8, math.nan, "1e-8"],
-    "output_gate": ["sigmoid", True, None],
+    "output_gate": ["relu", True, None],
+    "scale_form": ["log", None],
+    "threshold_form": ["log", None, 1],
 }
 CHOICES = {
     "score": ("dot", "cosine"),
     "query_key_norm": ("none", "layer_norm"),
     "value_norm": ("none", "l2"),
     "activation": (
-        *("softmax", "sparsemax", "entmax15", "relu", "relu2", "relu6"),
+        *("softmax", "softmax1", "softpick", "sparsemax", "entmax15", "relu", "relu2", "relu6"),
         *("leaky_relu", "gelu", "softplus", "sigmoid", "identity"),
     ),
-    "output_norm": ("none", "rms_norm", "gated_rms_norm"),
+    "output_norm": ("none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm"),
     "output_norm_init": ("ones", "uniform"),
-    "output_gate": ("none", "linear", "silu"),
+    "output_gate": ("none", "linear", "silu", "sigmoid"),
+    "scale_form": ("constant", "log_length"),
+    "threshold_form": ("constant", "log_length", "sqrt_log_length"),
 }
 
 
@@ -181,9 +187,21 @@ def test_unknown_preset_names_the_presets():
 
 
 def test_unknown_field_names_the_fields():
-    with pytest.raises(ValueError, match="'gamma'") as caught:
-        AttentionConfig.parse({"preset": "reluformer", "gamma": 1.0})
+    with pytest.raises(ValueError, match="'beta'") as caught:
+        AttentionConfig.parse({"preset": "reluformer", "beta": 1.0})
     assert all(field in str(caught.value) for field in FIELDS)
+
+
+def test_gamma_is_a_name_for_the_length_coefficient():
+    """ReLUFormer eq. 6 divides by γ√(n/2), which is c·n^½ with c = γ/√2."""
+    assert AttentionConfig.parse({"preset": "reluformer", "gamma": 1}) == AttentionConfig.parse("reluformer")
+    assert AttentionConfig.parse({"preset": "reluformer", "gamma": 2}).length_coefficient == pytest.approx(
+        math.sqrt(2)
+    )
+    with pytest.raises(ValueError, match=r"gamma is 0, but must be a number in \(0, inf\)"):
+        AttentionConfig.parse({"gamma": 0})
+    with pytest.raises(ValueError, match="gamma and length_coefficient"):
+        AttentionConfig.parse({"gamma": 1.0, "length_coefficient": 1.0})
 
 
 @pytest.mark.parametrize("value", [None, 3, ["softmax"]], ids=repr)

@@ -81,7 +81,7 @@ def test_presets_choose_their_family():
     assert families["relu-vit"] is ReLUViTConfig
     assert {families[name] for name in ("rela", "rela-i", "rela-g")} == {ReLAViTConfig}
     assert families["qknorm"] is QKNormViTConfig
-    assert families["softmax"] is families["reluformer"] is families["entmax15"] is VisionTransformerConfig
+    assert families["softmax"] is families["entmax15"] is VisionTransformerConfig
     with pytest.raises(ValueError, match="preset is 'rele'"):
         vision_config("rele")
 

@@ -28,6 +28,18 @@ VARIANTS = {
     "learned_threshold": {"preset": "reluformer", "threshold": 0.1, "learned_threshold": True},
     "softmax_divided": {"length_coefficient": 0.5, "length_exponent": -0.5},
     "output_norm_eps": {"preset": "rela-g", "output_norm_eps": 1e-2},
+    "output_layer_norm": {"preset": "relu", "output_norm": "layer_norm", "output_norm_eps": 1e-5},
+    "gated_layer_norm": {"preset": "rela-g", "output_norm": "gated_layer_norm"},
+    "sigmoid_gate": {"output_gate": "sigmoid"},
+    "scalable_softmax": {"scale": 0.4, "learned_scale": True, "scale_form": "log_length"},
+    "relu_of_scaled_scores": {"preset": "reluformer", "scale_form": "log_length"},
+    "sigmoid_less_log_n": {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
+    "rectified_cosine": {
+        **{"score": "cosine", "scale": 1.0, "activation": "relu2", "threshold": 0.4},
+        **{"threshold_form": "sqrt_log_length", "learned_threshold": True},
+    },
+    "softmax1_with_threshold": {"activation": "softmax1", "threshold": 0.7, "threshold_form": "log_length"},
+    "gamma": {"preset": "reluformer", "gamma": 3.0},
     "everything": {
         **{"score": "cosine", "scale": 2.0, "learned_scale": True, "query_key_norm": "layer_norm", "value_norm": "l2"},
         **{"activation": "softplus", "length_coefficient": 0.7, "length_exponent": 0.8, "threshold": 0.1},

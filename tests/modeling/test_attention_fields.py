@@ -13,6 +13,7 @@ CHANGES = {
     "score": ({}, "cosine"),
     "scale": ({}, 2.0),
     "learned_scale": ({}, True),
+    "scale_form": ({"scale": 2.0}, "log_length"),
     "scale_length": ({"score": "cosine"}, 20),
     "query_key_norm": ({}, "layer_norm"),
     "value_norm": ({}, "l2"),
@@ -22,6 +23,7 @@ CHANGES = {
     "learned_length_exponent": ({}, True),
     "threshold": ({"activation": "relu"}, 0.1),
     "learned_threshold": ({"activation": "relu"}, True),
+    "threshold_form": ({"activation": "relu", "threshold": 0.1}, "log_length"),
     "output_norm": ({}, "rms_norm"),
     "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
     "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),
@@ -64,12 +66,13 @@ def test_activations_differ(pair):
 
 @pytest.mark.parametrize("score", ["dot", "cosine"])
 def test_output_norms_differ(score):
-    outputs = [outcome({"score": score, "output_norm": norm})[1] for norm in ("none", "rms_norm", "gated_rms_norm")]
+    norms = ("none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm")
+    outputs = [outcome({"score": score, "output_norm": norm})[1] for norm in norms]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(outputs, 2))
 
 
 def test_output_gates_differ():
-    outputs = [outcome({"output_gate": gate})[1] for gate in ("none", "linear", "silu")]
+    outputs = [outcome({"output_gate": gate})[1] for gate in ("none", "linear", "silu", "sigmoid")]
     assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(outputs, 2))
 
 
@@ -93,6 +96,8 @@ def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(field, name
         ({"query_key_norm": "layer_norm"}, {"query_norm.weight", "key_norm.weight"}),
         ({"output_norm": "rms_norm"}, {"output_norm.weight"}),
         ({"output_norm": "gated_rms_norm"}, {"output_norm.weight", "output_norm.gate"}),
+        ({"output_norm": "layer_norm"}, {"output_norm.weight"}),
+        ({"output_norm": "gated_layer_norm"}, {"output_norm.weight", "output_norm.gate"}),
         ({"value_norm": "l2", "score": "cosine"}, set()),
         ({"learned_scale": True}, {"scale"}),
         ({"output_gate": "linear"}, {"gate_proj.weight", "gate_proj.bias"}),

@@ -33,15 +33,16 @@ def test_tables_hold_the_same_names():
         {"norm": "layer_norm", "norm_eps": 1e-3},
         {"swish_beta": 1.7},
         {"swish_beta": 1.7, "learned_swish_beta": True},
+        {"temperature": 2.5},
     ],
-    ids=["plain", "no_bias", "layer_norm", "beta", "learned_beta"],
+    ids=["plain", "no_bias", "layer_norm", "beta", "learned_beta", "temperature"],
 )
 @all_activations
 def test_values_and_gradients_are_those_of_the_formula(activation, options):
     module = build(activation, **options)
     hidden = torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True)
     parameters = dict(module.named_parameters())
-    settings = {name: options[name] for name in ("norm_eps", "swish_beta") if name in options}
+    settings = {name: options[name] for name in ("norm_eps", "swish_beta", "temperature") if name in options}
     output, expected = module(hidden), reference.feed_forward(parameters, activation, hidden, **settings)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
     direction, inputs = torch.randn_like(output), (hidden, *parameters.values())

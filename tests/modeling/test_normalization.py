@@ -5,13 +5,18 @@ import math
 import pytest
 import torch
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
+from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
-from reluformers.modeling.normalization import GatedRMSNorm, ScaleNorm, build_norm, unit_length
+from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, ScaleNorm, build_norm, unit_length
 
 import reference
 
 WIDTH = 5
 NAIVE = {
+    "gated_layer_norm": lambda x, p, eps: (
+        reference.sigmoid(p["gate"] * x) * reference.layer_norm(x, p["weight"], 0.0, eps)
+    ),
+    "output_layer_norm": lambda x, p, eps: reference.layer_norm(x, p["weight"], 0.0, eps),
     "gated_rms_norm": lambda x, p, eps: reference.gated_rms_norm(x, p["weight"], p["gate"], eps),
     "rms_norm": lambda x, p, eps: reference.rms_norm(x, p["weight"], eps),
     "layer_norm": lambda x, p, eps: reference.layer_norm(x, p["weight"], p["bias"], eps),
@@ -19,8 +24,17 @@ NAIVE = {
 }
 
 
+def residual(name, eps=1e-5, width=WIDTH, **fields) -> VisionTransformerConfig:
+    """A configuration with these residual norms."""
+    sizes = {"hidden_size": width, "num_attention_heads": 1, "intermediate_size": 4, "num_hidden_layers": 1}
+    return VisionTransformerConfig(**sizes, norm_type=name, layer_norm_eps=eps, **fields)
+
+
 def build(name, eps, dtype=torch.float64):
-    module = GatedRMSNorm(WIDTH, eps) if name == "gated_rms_norm" else build_norm(name, WIDTH, eps)
+    if name in ("gated_rms_norm", "gated_layer_norm", "output_layer_norm"):
+        module = OUTPUT_NORMS[name.removeprefix("output_")](WIDTH, eps)
+    else:
+        module = build_norm(residual(name, eps))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     return module.to(dtype)
@@ -54,7 +68,7 @@ def test_low_precision_stays_near_and_keeps_its_type(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["gated_rms_norm", "rms_norm", "scale_norm"])
+@pytest.mark.parametrize("name", ["gated_rms_norm", "gated_layer_norm", "rms_norm", "scale_norm"])
 def test_zero_vector_stays_zero_with_finite_gradients(name, dtype):
     # the gradient at 0 is g/√ε, or g/ε with ScaleNorm: ε is large enough for it to fit into fp16
     module = build(name, 1e-3 if name == "scale_norm" else 1e-8, dtype)
@@ -98,9 +112,21 @@ def test_unit_length(dtype):
     assert gradient.isfinite().all() or dtype == torch.float16  # 1/ε = 10¹² at 0 does not fit
 
 
-def test_unknown_norm_names_what_is_allowed():
+def test_scale_norm_starts_as_released_or_as_printed():
+    released, printed = (
+        build_norm(residual("scale_norm", width=16, **start)).weight.item()
+        for start in ({}, {"scale_norm_init": "inverse_sqrt_dim"})
+    )
+    assert (released, printed) == (4.0, 0.25)
+
+
+def test_norms_can_be_left_out():
+    norm = build_norm(residual("none"))
+    states = torch.randn(2, WIDTH)
+    assert norm(states) is states
+    assert not list(norm.parameters())
     with pytest.raises(ValueError, match=r"'batch_norm'.*'scale_norm'"):
-        build_norm("batch_norm", WIDTH, 1e-5)
+        residual("batch_norm")
 
 
 def tiny_fix_norm_model():
