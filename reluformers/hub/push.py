@@ -18,8 +18,9 @@ from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder
 from .errors import hub_errors
-from .files import check_texts, is_ours, read_config, stage_files
-from .repository import Operation, Repository
+from .files import is_ours, read_config, stage_files
+from .leaks import check_files
+from .repository import Operation, Repository, file_names
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
 _PINNED = re.compile(r"""revision=["']([^"']+)["']""")  # by an example of a card
@@ -69,12 +70,13 @@ def push_to_hub(
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
         stage_files(folder, staging)
+        checked = set(file_names(staging))
         config = read_config(folder)
         repository = open_repository(api, repo_id, private)
         repository.check_holds(config["model_type"])
         name, changes = _choose_revision(repository, folder, staging, revision)
         report(f"{folder}: opening it where reluformers is not installed")
-        check_texts(staging, shown_as=folder)
+        check_files(staging, set(file_names(staging)) - checked, shown_as=folder)
         check_folder(staging)
         is_new = bool(changes) or not repository.exists
         if not repository.exists:

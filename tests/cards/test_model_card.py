@@ -265,7 +265,7 @@ VALID = (PINNED / "card_translation.md").read_text(encoding="utf-8")
         ("license: apache-2.0", "license: [", "are no YAML"),
         ("## Limits", "[More Information Needed]", "still holds"),
         ("## Limits", "See ~/runs/x and C:\\runs.", "a path of this machine, ~/runs/x"),
-        ("## Limits", "hf_" + "a1B2" * 9, "an access token; take it out"),
+        ("## Limits", "hf_" + "a1B2" * 9, "holds a token of the Hub; take it out"),
         ("attention.png", "missing.png", "shows missing.png, but there is no such file"),
     ],
 )
