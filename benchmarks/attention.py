@@ -268,7 +268,7 @@ def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -
         axes.set(xscale="log", yscale="log", xlabel="length", title=f"{panel[0]}, {panel[1]}")
         axes.set_ylabel("time / time of sdpa" if kind == "ratio" else "peak MB of a call")
         axes.grid(color="0.9")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels), frameon=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=130)
 

@@ -40,6 +40,10 @@ _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
+_TRAINERS_MARKS = (
+    "\n- generated_from_trainer\n",
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub.",
+)
 _LOCAL_VALUE = re.compile(r"(?:file://|~?/|\.\.?/|[A-Za-z]:[\\/]|\\\\)[^\n]+")
 # in records, what names no place and is said word by word
 _VERBATIM = ("examples", "classes")
@@ -83,9 +87,19 @@ def select_files(folder: Path) -> list[str]:
     for name in sorted(names):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
-    optional = [*_OPTIONAL, *RECORDS, CARD_FILE, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
+    card = [] if is_made_by_trainer(folder / CARD_FILE) else [CARD_FILE]
+    optional = [*_OPTIONAL, *RECORDS, *card, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
     names |= {name for name in optional if (folder / name).is_file()}
     return sorted(names | set(_card_files(folder)))
+
+
+def is_made_by_trainer(card: Path) -> bool:
+    """Whether a README.md is the one that transformers or its trainer writes, which says next to nothing."""
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False  # whoever reads it says what is wrong with it
+    return any(mark in text for mark in _TRAINERS_MARKS)
 
 
 def is_ours(name: str) -> bool:
@@ -186,7 +200,7 @@ def _code(folder: Path, config: dict[str, Any]) -> list[str]:
 
 def _card_files(folder: Path) -> Iterator[str]:
     """The pictures that the card shows, in the text or as a widget's example."""
-    if not (folder / CARD_FILE).is_file():
+    if not (folder / CARD_FILE).is_file() or is_made_by_trainer(folder / CARD_FILE):
         return
     card = check_card(folder / CARD_FILE)
     sources = [example.get("src", "") for example in card.data.get("widget") or []]
