@@ -254,19 +254,21 @@ def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -
     """Ratio of time, and memory, over the length; one panel for each mask and pass."""
     from matplotlib.figure import Figure
 
+    from reluformers.plotting import line_style
+
     panels = list(dict.fromkeys((entry["pass"], entry["mask"]) for entry in everything))
     kinds = ["ratio", "megabytes"] if options.memory else ["ratio"]
     figure = Figure(figsize=(4.2 * len(panels), 3.4 * len(kinds)), layout="constrained")
     for place, axes in enumerate(figure.subplots(len(kinds), len(panels), squeeze=False).flat):
         kind, panel = kinds[place // len(panels)], panels[place % len(panels)]
         entries = [entry for entry in everything if (entry["pass"], entry["mask"]) == panel]
-        for name in dict.fromkeys(name for entry in entries for name in entry["results"]):
+        for number, name in enumerate(dict.fromkeys(name for entry in entries for name in entry["results"])):
             points = [(e["length"], e["results"][name][kind]) for e in entries if name in e["results"]]
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+            axes.plot(*zip(*points, strict=True), **line_style(number), linewidth=1.5, markersize=5, label=name)
         axes.set(xscale="log", yscale="log", xlabel="length", title=f"{panel[0]}, {panel[1]}")
         axes.set_ylabel("time / time of sdpa" if kind == "ratio" else "peak MB of a call")
         axes.grid(color="0.9")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels), frameon=False)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=130)
 

@@ -12,11 +12,13 @@ class Example:
         input: a text, or the name of a picture beside the card.
         output: the translation, or `[{"label": …, "score": …}, …]`, most likely first.
         title: what the example is called.
+        reference: what a person or the data say to the input, if that is known.
     """
 
     input: str
     output: Any
     title: str
+    reference: str | None = None
 
     def widget(self) -> dict[str, Any]:
         """The example as the metadata of a card hold it."""

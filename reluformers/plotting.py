@@ -1,8 +1,11 @@
 """Pictures of training runs, of what a classifier confuses, and of how a model attends."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
@@ -17,20 +20,27 @@ from .files import atomic_write
 
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; without yellow, which is faint on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PRESET = "model.preset"
+_INCIDENTAL = r"data\.|training\.(logging_|save_|disable_tqdm|use_cpu|output_dir)"
 _FORMATS = (".png", ".svg")
 _X_LABELS = {"step": "updates", "epoch": "epochs"}
 
 _PANELS = (("loss", "eval_loss"), ("eval_bleu",), ("eval_accuracy",))
 _Y_LABELS = {"eval_loss": "loss (nats)", "eval_bleu": "evaluation BLEU", "eval_accuracy": "evaluation accuracy"}
 _LINE_NAMES = {"loss": "training loss", "eval_loss": "evaluation loss"}
+# training is thin and dotted whatever the run; evaluations are thick and have the run's dashes and markers
 _LINES = {
-    "loss": {"linewidth": 0.9, "alpha": 0.75},
-    "eval_loss": {"linewidth": 2.0, "marker": "o", "markersize": 4},
-    "eval_bleu": {"linewidth": 2.0, "marker": "o", "markersize": 4},
-    "eval_accuracy": {"linewidth": 2.0, "marker": "o", "markersize": 4},
+    "loss": {"linewidth": 1.3},
+    "eval_loss": {"linewidth": 1.8, "markersize": 5},
+    "eval_bleu": {"linewidth": 1.8, "markersize": 5},
+    "eval_accuracy": {"linewidth": 1.8, "markersize": 5},
 }
 _ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
-_DASHES = ("-", "--", ":", "-.")
+_DASHES = ("-", "--", "-.", (0, (6, 1.5, 1.5, 1.5, 1.5, 1.5)))
+_DOTS = (1.1, 1.1)
+_MARKERS = "osD^vP*X"
+# entries of the log that a point of the smoothed training loss is the mean of, and how many of them have to be there
+_SMOOTHED, _LONG_LOG = 9, 30
 
 # as many classes have a number in each cell and as many a label each; inches of a cell in between
 _NUMBERED_CLASSES, _LABELLED_CLASSES = 20, 120
@@ -44,8 +54,9 @@ def plot_training_curves(
 ) -> Path:
     """Draw the losses and, where it was measured, the BLEU or accuracy of one or several runs.
 
-    The training loss is thin, the evaluation loss thick with markers; a run has one colour in both panels. Of our
-    models the training loss holds label smoothing and the regulariser as well, the evaluation loss does not.
+    The training loss is dotted and, of a long log, a running mean of nine entries; the evaluation loss has markers. A
+    run has one colour and one marker in all panels. Of our models the training loss holds label smoothing and the
+    regulariser as well, the evaluation loss does not.
 
     Args:
         runs: {name: log history} or one log history, as in `trainer.state.log_history` or `trainer_state.json`:
@@ -75,7 +86,13 @@ def plot_training_curves(
         _draw_panel(axes, runs, keys, x)
     if title:
         figure.suptitle(title)
-    names = [Line2D([], [], **_style(number), linewidth=2.5, label=name) for number, name in enumerate(runs) if name]
+    keys = [key for panel in panels for key in panel]
+    drawn = [any(_points(log, key, x)[0] for key in keys) for log in runs.values()]
+    names = [
+        Line2D([], [], **line_style(number), linewidth=1.8, markersize=5, label=name)
+        for number, name in enumerate(runs)
+        if name and drawn[number]
+    ]
     if names:
         figure.legend(handles=names, loc="outside lower center", ncols=min(len(names), columns), frameon=False)
     return _save(figure, path)
@@ -146,7 +163,9 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
     for axes, (key, label) in zip(figure.subplots(1, 3, sharex=True), _ATTENTION_PANELS.items(), strict=True):
         for number, (site, name) in enumerate(sites.items()):
             rows = [(layer, getattr(row, key)) for layer, row in enumerate(report.sites[site].layers, start=1)]
-            axes.plot(*zip(*rows, strict=True), **_style(number), linewidth=2.0, marker="o", markersize=5, label=name)
+            # sites often lie on each other, as where no row is null: the later ones are smaller, so that all show
+            size = 5 + 2.5 * (len(sites) - 1 - number)
+            axes.plot(*zip(*rows, strict=True), **line_style(number), linewidth=1.8, markersize=size, label=name)
         axes.set_title(label, fontsize=11)
         axes.set_xlabel("layer")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -157,8 +176,43 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
         else:
             axes.set_ylim(bottom=0)
     if len(sites) > 1:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(sites), frameon=False)
+        handles = [
+            Line2D([], [], **line_style(number), linewidth=1.8, markersize=6, label=name)
+            for number, name in enumerate(sites.values())
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(sites), frameon=False)
     return _save(figure, path)
+
+
+def run_labels(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Name runs by what differs in their recipes: the preset and each field, such as "relu-vit, length_exponent 0.5".
+
+    Args:
+        recipes: {name: sections of its recipe}; empty where it is not known.
+
+    Returns:
+        A label for each name; the name itself where its recipe is unknown or tells it from no other.
+    """
+    fields = {name: dict(_flat(recipe)) for name, recipe in recipes.items()}
+    known = [values for values in fields.values() if values]
+    differing = [
+        key
+        for key in dict.fromkeys(key for values in known for key in values)
+        if any(values.get(key) != known[0].get(key) for values in known)
+    ]
+    # the place of the data and the pace of the log are no part of what is compared
+    differing = [key for key in differing if not re.match(_INCIDENTAL, key)]
+    endings = Counter(key.rpartition(".")[2] for key in differing)
+    labels = {}
+    for name, values in fields.items():
+        parts = [str(values[_PRESET])] if _PRESET in differing and _PRESET in values else []
+        for key in differing:
+            if key != _PRESET and key in values:
+                ending = key.rpartition(".")[2]
+                parts.append(f"{ending if endings[ending] == 1 else key} {values[key]}")
+        labels[name] = ", ".join(parts) or name
+    counts = Counter(labels.values())
+    return {name: label if counts[label] == 1 else name for name, label in labels.items()}
 
 
 def check_picture_path(path: str | Path) -> Path:
@@ -179,6 +233,15 @@ def check_picture_path(path: str | Path) -> Path:
     return path
 
 
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields of nested mappings under dotted names."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _save(figure: Figure, path: Path) -> Path:
     """Write a picture; without a date in an SVG, so that the same numbers give the same file."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
@@ -193,24 +256,61 @@ def _points(log: LogHistory, key: str, x: str) -> tuple[list[float], list[float]
     return [entry[x] for entry in entries], [entry[key] for entry in entries]
 
 
-def _style(number: int) -> dict[str, str]:
-    """Return colour and dashes of a run; dashes tell runs apart once the colours are used up."""
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Running mean of nine values, the middle one in its place; of fewer towards both ends, where a curve is steep.
+
+    Values that are not finite are left out of the means and stay gaps. A log of less than 30 entries is returned as it
+    is, since its shape would be lost.
+    """
+    series = np.asarray(values, dtype=float)
+    if len(series) < _LONG_LOG:
+        return series.tolist()
+    means = []
+    for place, value in enumerate(series):
+        reach = min(place, len(series) - 1 - place, _SMOOTHED // 2)
+        window = series[place - reach : place + reach + 1]
+        means.append(float(np.mean(window[np.isfinite(window)])) if np.isfinite(value) else value.item())
+    return means
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour, dashes and marker of the curve of that number; curves differ in two of them at least.
+
+    Colours are those of Okabe and Ito, which colour-blind readers tell apart; markers and dashes also do without
+    colour. Markers are hollow, so that curves that lie on each other show through.
+    """
     return {
         "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
+        # the second time round a colour comes with other dashes
+        "linestyle": _DASHES[(number + 2 * (number // len(_COLOURS))) % len(_DASHES)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.4,
     }
 
 
 def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str], x: str) -> None:
     """Draw some keys of all runs into one panel."""
+    labels = {}
     for number, log in enumerate(runs.values()):
         for key in keys:
-            axes.plot(*_points(log, key, x), **_style(number), **_LINES[key])
+            places, values = _points(log, key, x)
+            if not places:
+                continue
+            style = {**line_style(number), **_LINES[key]}
+            labels.setdefault(key, _LINE_NAMES.get(key))
+            if key == "loss":
+                # dots of runs that lie on each other fall between each other
+                style |= {"marker": "", "linestyle": (1.1 * number, _DOTS)}
+                labels[key] = f"{_LINE_NAMES[key]}, running mean" if len(values) >= _LONG_LOG else labels[key]
+                values = smoothed(values)
+            axes.plot(places, values, **style)
     if len(keys) > 1:
-        axes.legend(
-            handles=[Line2D([], [], color="0.35", label=_LINE_NAMES[key], **_LINES[key]) for key in keys],
-            frameon=False,
-        )
+        samples = {"loss": {"linestyle": (0, _DOTS)}, "eval_loss": {"marker": "o", "markerfacecolor": "none"}}
+        handles = [
+            Line2D([], [], color="0.35", label=label, **_LINES[key], **samples[key]) for key, label in labels.items()
+        ]
+        axes.legend(handles=handles, frameon=False)
     axes.set_xlabel(_X_LABELS[x])
     axes.set_ylabel(_Y_LABELS[keys[-1]])
     if keys == ("eval_accuracy",):

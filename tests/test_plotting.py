@@ -9,7 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from reluformers.plotting import plot_confusion_matrix, plot_training_curves
+from builders.finished_runs import attention_statistics
+from reluformers.attention_statistics import AttentionReport
+from reluformers.plotting import plot_attention_report, plot_confusion_matrix, plot_training_curves, run_labels
 
 
 def log_history(shift: float = 0.0, bleu: bool = True) -> list[dict]:
@@ -89,11 +91,71 @@ def test_accuracy_takes_the_place_of_bleu(tmp_path, drawn):
     assert {label.get_text()[-1] for label in accuracy.get_yticklabels()} == {"%"}
 
 
-def test_many_runs_differ_in_colour_or_dashes(tmp_path, drawn):
+def test_many_runs_differ_in_colour_or_marker(tmp_path, drawn):
     plot_training_curves({f"run {number}": log_history(number) for number in range(20)}, tmp_path / "curves.png")
     bleu = drawn[0].axes[1]
-    styles = {(matplotlib.colors.to_hex(line.get_color()), line.get_linestyle()) for line in bleu.lines}
+    styles = {(matplotlib.colors.to_hex(line.get_color()), line.get_marker()) for line in bleu.lines}
     assert len(styles) == 20
+    assert len({line.get_marker() for line in bleu.lines[:8]}) == 8  # without colour too
+
+
+def test_training_loss_is_smoothed_and_told_from_evaluation_loss(tmp_path, drawn):
+    values = [8.0 - step / 10 + (-1) ** step for step in range(40)]
+    log = [{"step": step, "loss": value} for step, value in enumerate(values)]
+    plot_training_curves({"a": [*log, {"step": 39, "eval_loss": 3.0}]}, tmp_path / "curves.png")
+    training, evaluation = drawn[0].axes[0].lines
+    shown = np.asarray(training.get_ydata())
+    assert (shown[0], shown[-1]) == (values[0], values[-1])
+    np.testing.assert_allclose(shown[4], np.mean(values[:9]))
+    assert np.abs(np.diff(shown[5:-5])).max() < 0.5 < np.abs(np.diff(values)).min()
+    assert training.get_marker() == ""
+    assert evaluation.get_marker() == "o"
+    assert training.get_linestyle() != evaluation.get_linestyle()
+    labels = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert labels == ["training loss, running mean", "evaluation loss"]
+
+
+def test_a_gap_in_a_long_log_stays_one(tmp_path, drawn):
+    log = [{"step": step, "loss": float("nan") if step == 20 else 2.0} for step in range(40)]
+    plot_training_curves(log, tmp_path / "curves.png")
+    (line,) = drawn[0].axes[0].lines
+    np.testing.assert_array_equal(line.get_ydata(), [entry["loss"] for entry in log])
+
+
+def test_no_legend_names_what_is_not_drawn(tmp_path, drawn):
+    only_trained = [{"step": step, "loss": 5.0 - step} for step in range(4)]
+    plot_training_curves({"a": only_trained, "empty": [{"step": 1, "train_runtime": 1.0}]}, tmp_path / "curves.png")
+    (loss,) = drawn[0].axes
+    assert len(loss.lines) == 1
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training loss"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["a"]
+
+
+def test_sites_that_lie_on_each_other_are_all_seen(tmp_path, drawn):
+    report = AttentionReport.from_dict(attention_statistics(0.0, "encoder", "decoder", "cross"))
+    plot_attention_report(report, tmp_path / "attention.png")
+    lines = drawn[0].axes[0].lines
+    assert len({line.get_marker() for line in lines}) == 3
+    assert all(line.get_markerfacecolor() == "none" for line in lines)
+    sizes = [line.get_markersize() for line in lines]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 3
+
+
+def test_runs_are_named_by_what_differs_in_their_recipes():
+    def recipe(preset, path="a.jsonl", **attention):
+        fields = {"attention": attention} if attention else {}
+        return {"model": {"preset": preset, "d_model": 8, **fields}, "data": {"train": path}, "training": {"seed": 1}}
+
+    recipes = {"a": recipe("softmax"), "b": recipe("relu", "b.jsonl"), "c": recipe("relu", length_exponent=0.5)}
+    assert run_labels(recipes) == {"a": "softmax", "b": "relu", "c": "relu, length_exponent 0.5"}
+    # what tells nothing apart, or is not known, keeps its name
+    assert run_labels({"a": recipe("relu"), "b": recipe("relu"), "c": {}}) == {"a": "a", "b": "b", "c": "c"}
+    assert run_labels({"x/a": recipe("relu"), "y/a": recipe("relu"), "z": recipe("rela")}) == {
+        "x/a": "x/a",
+        "y/a": "y/a",
+        "z": "rela",
+    }
 
 
 def test_svg_is_whole_and_repeats(tmp_path):

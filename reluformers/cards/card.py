@@ -1,25 +1,33 @@
 """Writes a model's card from what was measured of it: metadata for the Hub, text from the template, pictures."""
 
+import json
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import DictLoader, Environment, StrictUndefined
 from transformers import PreTrainedConfig
 
+from reluformers.attention_statistics import AttentionReport
 from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.files import atomic_write
+from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula
-from reluformers.plotting import plot_attention_report
+from reluformers.plotting import plot_attention_report, plot_training_curves
 from reluformers.results import METRICS, Evaluation
 from reluformers.tasks import Task
-from reluformers.training.run import RECIPE_FILE
+from reluformers.training.run import CURVES_FILE, RECIPE_FILE
 
 from .check import check_card_text, check_licence
+from .data_words import NOTHING_SAID, DataWords, data_words
 from .finished_run import FinishedRun, read_finished_run, read_recipe
 from .tables import result_table, statistics_rows, training_rows
 
@@ -47,6 +55,10 @@ def write_card(
     examples: Sequence[str | Path] = (),
     hardware: str | None = None,
     notes: Sequence[str] = (),
+    base_model: str | None = None,
+    space: str | None = None,
+    data: DataWords = NOTHING_SAID,
+    held_out: bool = True,
     output: str | Path | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -67,6 +79,11 @@ def write_card(
         examples: texts to translate or files of images to classify; the card shows the model's answers.
         hardware: what it was trained on; None for what the run wrote down.
         notes: further sentences on the results.
+        base_model: Hub id of the model that it was fine-tuned from; None for what the folder says of it.
+        space: id of its demo.
+        data: name, domain and terms of the training data; what is missing is looked for beside them.
+        held_out: whether rows of the test or validation set, if they lie on this machine, may be shown as examples and
+            measured where `evaluation` lacks the statistics of the attention.
         output: where to write; None for `folder`.
         overwrite: whether to replace a card that is there.
 
@@ -80,24 +97,37 @@ def write_card(
     path = Path(output or folder) / CARD_FILE
     if path.exists() and not overwrite:
         raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
-    _check_names(repo_id, revision, licence, dataset)
+    _check_names(repo_id, revision, licence, dataset, base_model)
     run = read_finished_run(folder, evaluation)
     if dataset is None and is_hub_id(run.section("data").get("path")):
         dataset = run.section("data")["path"]
+    card, place = run.task.card, path.parent
+    shown = card.answer_examples(folder, examples, place)
+    if not shown and held_out:
+        shown = card.held_out_examples(folder, run, place)
+    report, where = run.evaluation.attention if run.evaluation else None, "the scored split"
+    if report is None and held_out and (measured := card.measure_attention(folder, run)):
+        report, where = measured
     context = {
         "name": repo_id.rpartition("/")[2],
         "repo_id": repo_id,
         "revision": revision,
         "licence": licence,
         "notes": list(notes),
-        "examples": run.task.card.answer_examples(folder, examples, path.parent),
+        "examples": shown,
+        "base_model": base_model or known_base_model(folder, repo_id),
+        "space": space,
+        "source_url": _source_url(),
         **_model_context(run, dataset),
+        **_data_context(data_words(run.section("data"), dataset, data)),
         **_measured_context(run, repo_id, dataset, baseline, hardware),
+        **_pictures(folder, run, place),
+        "statistics": statistics_context(report, where),
     }
-    context["metadata"] = card_data(run, repo_id, licence, dataset, context["examples"]).to_yaml()
+    context["metadata"] = card_data(run, repo_id, licence, dataset, shown, context["base_model"]).to_yaml()
     text = str(ModelCard(_render(context, run.task)))
-    if context["statistics"]:
-        plot_attention_report(run.evaluation.attention, path.parent / ATTENTION_PICTURE)
+    if report:
+        plot_attention_report(report, place / ATTENTION_PICTURE)
     check_card_text(text, path)
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -105,7 +135,12 @@ def write_card(
 
 
 def card_data(
-    run: FinishedRun, repo_id: str, licence: str, dataset: str | None, examples: Sequence[Example] = ()
+    run: FinishedRun,
+    repo_id: str,
+    licence: str,
+    dataset: str | None,
+    examples: Sequence[Example] = (),
+    base_model: str | None = None,
 ) -> ModelCardData:
     """Metadata of a card.
 
@@ -115,6 +150,7 @@ def card_data(
         licence: as the Hub spells it.
         dataset: Hub id of the data set, if it has one.
         examples: shown as widget examples with their outputs.
+        base_model: Hub id of the model that it was fine-tuned from.
 
     Returns:
         The metadata; results stand in its `model-index`.
@@ -131,6 +167,8 @@ def card_data(
         tags=["reluformers", run.config.model_type, "attention", "custom_code"],
         datasets=[dataset] if dataset else None,
         metrics=list(dict.fromkeys(it.metric_type for it in results if it.metric_type != "loss")) or None,
+        base_model=base_model,
+        base_model_relation="finetune" if base_model else None,
         widget=[example.widget() for example in examples] or None,
         model_name=repo_id.rpartition("/")[2] if results else None,
         eval_results=results or None,
@@ -168,11 +206,13 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
     return source if is_hub_id(source) else dataset or source_name(source)
 
 
-def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None) -> None:
+def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None, base_model: str | None) -> None:
     if not is_hub_id(repo_id):
         raise UserError(f"the repository {repo_id!r} must be written OWNER/NAME, and be no folder of this machine")
     if dataset is not None and not is_hub_id(dataset):
         raise UserError(f"the data set {dataset!r} must be its Hub id, written OWNER/NAME")
+    if base_model is not None and not is_hub_id(base_model):
+        raise UserError(f"the base model {base_model!r} must be its Hub id, written OWNER/NAME")
     if not revision or any(character.isspace() or character in "\"'\\" for character in revision):
         raise UserError(f"the revision {revision!r} is no name of a tag; write it like v1")
     check_licence(licence)
@@ -202,7 +242,6 @@ def _measured_context(
     """What was measured, and how."""
     data = run.section("data")
     trained_on = dataset or source_name(data.get("path")) or source_name(data.get("train"))
-    report = run.evaluation.attention if run.evaluation else None
     table = result_table(
         run,
         repo_id.rpartition("/")[2],
@@ -214,8 +253,62 @@ def _measured_context(
         "training": training_rows(run, trained_on, hardware),
         "has_recipe": bool(run.recipe),
         "results": table,
-        "statistics": {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}"} if report else None,
     }
+
+
+def _data_context(words: DataWords) -> dict[str, Any]:
+    """The training data in a sentence, and their terms."""
+    sentence = ": ".join(part for part in (words.name, words.domain) if part)
+    known = {"data_words": f"The data are {sentence.rstrip('.')}." if sentence else None}
+    return {**known, "data_terms": words.terms and words.terms.rstrip(".")}
+
+
+def _pictures(folder: str | Path, run: FinishedRun, place: Path) -> dict[str, bool]:
+    """Draw the curves of the log, and bring the run's confusion matrix; which of them there are."""
+    try:
+        plot_training_curves(run.log, place / CURVES_FILE)
+        has_curves = True
+    except ValueError:  # the log has nothing to draw
+        has_curves = False
+    confusion, target = Path(folder, CONFUSION_FILE), place / CONFUSION_FILE
+    if confusion.is_file() and confusion.resolve() != target.resolve():
+        shutil.copyfile(confusion, target)
+    return {"curves": has_curves, "confusion": confusion.is_file()}
+
+
+def statistics_context(report: AttentionReport | None, where: str) -> dict[str, Any] | None:
+    """The attention statistics as the template shows them."""
+    if report is None:
+        return None
+    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}", "where": where}
+
+
+def known_base_model(folder: str | Path, repo_id: str) -> str | None:
+    """The model that a folder says it was fine-tuned from: in the metadata of its README.md, else in config.json.
+
+    Args:
+        folder: of the model.
+        repo_id: its own place, which is no base.
+
+    Returns:
+        A Hub id; None if there is none, as of a model that was trained from scratch.
+    """
+    found = []
+    with suppress(OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
+        base = ModelCard.load(Path(folder, CARD_FILE), ignore_metadata_errors=True).data.base_model
+        found += base if isinstance(base, list) else [base]
+    with suppress(OSError, ValueError):
+        found.append(json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("_name_or_path"))
+    return next((name for name in found if is_hub_id(name) and name != repo_id), None)
+
+
+def _source_url() -> str | None:
+    """Where the source of this library is, if the installed package says so."""
+    for entry in metadata("reluformers").get_all("Project-URL") or []:
+        name, _, url = entry.partition(",")
+        if name.strip().lower() in ("source", "repository", "homepage"):
+            return url.strip()
+    return None
 
 
 def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:

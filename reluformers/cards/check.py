@@ -11,6 +11,8 @@ from huggingface_hub import ModelCard
 from reluformers.errors import UserError, describe_error
 from reluformers.tasks import TASKS
 
+from .secrets import find_secret
+
 # https://huggingface.co/docs/hub/repositories-licenses
 LICENCES = frozenset(
     """
@@ -32,7 +34,6 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual|other|unknown")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _LISTS = ("tags", "datasets", "metrics", "language")
 _LOCAL_PATH = re.compile(r"(?<![\w./:~<)-])~?/(?:[\w.+-]+/)+[\w.+-]+|\b[A-Za-z]:\\\w+|\bfile://")
-TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 _METADATA = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.DOTALL)
 
@@ -155,10 +156,10 @@ def _index_problems(index: Any) -> list[str]:
 
 def _text_problems(text: str) -> list[str]:
     problems = [f"the card still holds {PLACEHOLDER}"] if PLACEHOLDER in text else []
-    for pattern, what in ((_LOCAL_PATH, "a path of this machine"), (TOKEN, "an access token")):
-        if found := pattern.search(text):
-            shown = f", {found[0]}" if what.startswith("a path") else ""
-            problems.append(f"the card holds {what}{shown}; take it out")
+    if found := _LOCAL_PATH.search(text):
+        problems.append(f"the card holds a path of this machine, {found[0]}; take it out")
+    if secret := find_secret(text):
+        problems.append(f"the card holds {secret.what}; take it out, and revoke it if others saw it")
     return problems
 
 

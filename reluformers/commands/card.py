@@ -7,44 +7,74 @@ Example:
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+import datasets
 import transformers
 
 from reluformers.cards.card import write_card
+from reluformers.cards.data_words import DataWords
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("folder", type=Path, help="folder of the model")
     parser.add_argument("--repo_id", required=True, help="where it is to be published, ORG/NAME")
-    parser.add_argument("--evaluation", type=Path, help="results of the evaluation; FOLDER/evaluation.json if missing")
-    parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
     parser.add_argument("--revision", default="v1", help="tag that the card's snippets pin")
-    parser.add_argument("--licence", default="apache-2.0", help="of weights and code, as the Hub spells it")
-    parser.add_argument("--dataset", help="Hub id of the data set that the model was trained and scored on")
-    parser.add_argument("--example", action="append", default=[], help="text or image file to show; may be repeated")
-    parser.add_argument("--hardware", help="what it was trained on, if the run did not write it down")
-    parser.add_argument("--note", action="append", default=[], help="sentence on the results; may be repeated")
+    add_card_arguments(parser)
     parser.add_argument("--output", type=Path, help="folder for the card, if not FOLDER")
     parser.add_argument("--overwrite", action="store_true", help="replace a card that is there")
+
+
+def add_card_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say what is to be in a card."""
+    parser.add_argument("--evaluation", type=Path, help="results of the evaluation; FOLDER/evaluation.json if missing")
+    parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
+    parser.add_argument("--licence", default="apache-2.0", help="of weights and code, as the Hub spells it")
+    parser.add_argument(
+        "--base_model", metavar="ORG/NAME", help="what it was fine-tuned from, if the folder does not say"
+    )
+    parser.add_argument("--dataset", help="Hub id of the data set that the model was trained and scored on")
+    parser.add_argument("--data_name", help="what the training data are called")
+    parser.add_argument("--data_domain", help="what they are about, such as 'captions of photographs'")
+    parser.add_argument("--data_terms", help="their licence, in words")
+    parser.add_argument("--example", action="append", default=[], help="text or image file to show; may be repeated")
+    parser.add_argument(
+        "--no_held_out",
+        action="store_true",
+        help="keep rows of the test and validation set out of the card, and measure nothing on them",
+    )
+    parser.add_argument("--hardware", help="what it was trained on, if the run did not write it down")
+    parser.add_argument("--note", action="append", default=[], help="sentence on the results; may be repeated")
+
+
+def card_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `write_card` for these options."""
+    return {
+        "evaluation": options.evaluation,
+        "baseline": options.baseline,
+        "licence": options.licence,
+        "base_model": options.base_model,
+        "dataset": options.dataset,
+        "data": DataWords(options.data_name, options.data_domain, options.data_terms),
+        "examples": options.example,
+        "held_out": not options.no_held_out,
+        "hardware": options.hardware,
+        "notes": options.note,
+    }
 
 
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     print(
         write_card(
             options.folder,
             options.repo_id,
             revision=options.revision,
-            evaluation=options.evaluation,
-            baseline=options.baseline,
-            licence=options.licence,
-            dataset=options.dataset,
-            examples=options.example,
-            hardware=options.hardware,
-            notes=options.note,
+            **card_options(options),
             output=options.output,
             overwrite=options.overwrite,
         )

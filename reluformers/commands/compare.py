@@ -14,11 +14,12 @@ from collections import Counter
 from pathlib import Path
 
 from reluformers.attention_statistics import MISSING
+from reluformers.cards.finished_run import read_recipe
 from reluformers.errors import UserError
-from reluformers.plotting import plot_training_curves
+from reluformers.plotting import plot_training_curves, run_labels
 from reluformers.results import EVALUATION_FILE, METRICS, Evaluation
 from reluformers.tasks import Task, task_named
-from reluformers.training.run import LOG_FILE, RESULTS_FILE
+from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
 
@@ -42,7 +43,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"| {' | '.join(cells)} |")
     print(*footnotes(evaluations), sep="\n")
     if options.curves:
-        plot_training_curves({names[folder]: log for folder, log in logs.items()}, options.curves, x="epoch")
+        labels = run_labels({names[folder]: read_recipe(folder / RECIPE_FILE) for folder in logs})
+        plot_training_curves({labels[names[folder]]: log for folder, log in logs.items()}, options.curves, x="epoch")
 
 
 def _place(column: str, rows: list[dict[str, str]]) -> int:

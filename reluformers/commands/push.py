@@ -8,9 +8,13 @@ Example:
 
 import argparse
 
+import datasets
 import transformers
+from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
+from reluformers.commands.card import add_card_arguments, card_options
+from reluformers.hub.collection import add_to_collection
 from reluformers.hub.push import push_to_hub, snippet
 from reluformers.hub.space import push_space
 
@@ -22,16 +26,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
+    parser.add_argument("--collection", metavar="TITLE|SLUG", help="add it to a collection, made if there is none")
+    add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
 
 
 def run(options: argparse.Namespace) -> None:
     """Push."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     disable_progress_bars()
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
     release = push_to_hub(
-        options.folder, options.repo_id, private=options.private, revision=options.revision, report=print
+        options.folder,
+        options.repo_id,
+        private=options.private,
+        revision=options.revision,
+        report=print,
+        space=f"{options.repo_id}-demo" if options.space else None,
+        **card_options(options),
     )
     visible = "private" if release.private else "public"
     done = "is pushed" if release.is_new else "is there already"
@@ -41,4 +54,7 @@ def run(options: argparse.Namespace) -> None:
     if options.space:
         url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
         print(f"{url}: the demo")
+    if options.collection:
+        url = add_to_collection(HfApi(), options.collection, options.repo_id, private=release.private)
+        print(f"{url}: the collection")
     print(f"\n{snippet(release, options.repo_id)}")

@@ -52,6 +52,8 @@ def describe_hub_error(error: BaseException, endpoint: str, repo_id: str) -> str
     """
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token for the Hub; log in with `hf auth login`, or set HF_TOKEN"
+    if type(error).__name__ == "OIDCError":  # of huggingface_hub from 1.19 on
+        return f"the trusted publisher gives no token: {' '.join(str(error).split())}"
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set; unset it to push"
     if isinstance(error, HfHubHTTPError):

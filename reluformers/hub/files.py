@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import get_token
-from PIL import Image, UnidentifiedImageError
-from safetensors import SafetensorError, safe_open
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.cards.card import CARD_FILE
-from reluformers.cards.check import TOKEN, check_card, pictures
+from reluformers.cards.check import check_card, pictures
+from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.payload import payload_names
 from reluformers.registry import config_class_of, custom_pipelines
@@ -22,6 +20,8 @@ from reluformers.results import EVALUATION_FILE
 from reluformers.tasks import task_of_model_type
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 from reluformers.translation.tokenization import TARGET_FOLDER
+
+from .leaks import BINARY, PICTURES, check_files
 
 HANDLER = "handler.py"
 # what a run writes about itself: paths in it become names
@@ -37,16 +37,16 @@ TOKENIZER_FILES = (
 )
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PICTURES = (".png", ".jpg", ".jpeg")
-_BINARY = (".safetensors", *_PICTURES)
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
-# pieces of a vocabulary may look like paths
-_VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
-_LEAST_TOKEN = 16  # characters
+_TRAINERS_MARKS = (
+    "\n- generated_from_trainer\n",
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub.",
+)
 _LOCAL_VALUE = re.compile(r"(?:file://|~?/|\.\.?/|[A-Za-z]:[\\/]|\\\\)[^\n]+")
-_LOCAL_TEXT = re.compile(r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M)
+# in records, what names no place and is said word by word
+_VERBATIM = ("examples", "classes")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -87,9 +87,19 @@ def select_files(folder: Path) -> list[str]:
     for name in sorted(names):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
-    optional = [*_OPTIONAL, *RECORDS, CARD_FILE, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
+    card = [] if is_made_by_trainer(folder / CARD_FILE) else [CARD_FILE]
+    optional = [*_OPTIONAL, *RECORDS, *card, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
     names |= {name for name in optional if (folder / name).is_file()}
     return sorted(names | set(_card_files(folder)))
+
+
+def is_made_by_trainer(card: Path) -> bool:
+    """Whether a README.md is the one that transformers or its trainer writes, which says next to nothing."""
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False  # whoever reads it says what is wrong with it
+    return any(mark in text for mark in _TRAINERS_MARKS)
 
 
 def is_ours(name: str) -> bool:
@@ -107,8 +117,8 @@ def stage_files(folder: Path, staging: Path) -> None:
         staging: where to.
 
     Raises:
-        UserError: a file is missing, lies elsewhere, is not what its name says, holds a token of the Hub or names a
-            place of this machine.
+        UserError: a file is missing, lies elsewhere, is not what its name says, holds a token or names a place of this
+            machine.
     """
     names = select_files(folder)
     for name in names:
@@ -116,40 +126,13 @@ def stage_files(folder: Path, staging: Path) -> None:
     for name in names:
         source, target = folder / name, staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.suffix.lower() in _BINARY:
-            _check_binary(source)
+        if source.suffix.lower() in BINARY:
             target.symlink_to(source.resolve())
         elif name in RECORDS:
             _copy_record(source, target)
         else:
             shutil.copyfile(source, target)
-    check_texts(staging, shown_as=folder)
-
-
-def check_texts(staging: Path, shown_as: Path) -> None:
-    """Refuse texts with a token of the Hub or a path of this machine.
-
-    Args:
-        staging: folder of the texts.
-        shown_as: the folder that the user knows.
-
-    Raises:
-        UserError: names the file and the line, and no token.
-    """
-    homes = [str(place) for place in (Path.home(), shown_as.resolve().parent) if len(place.parts) > 2]
-    local = re.compile("|".join(map(re.escape, homes))) if homes else None
-    own_token = get_token() or ""
-    is_secret = len(own_token) >= _LEAST_TOKEN  # a shorter one is a mistake, and may be any word
-    for path in sorted(path for path in staging.rglob("*") if path.is_file() and path.suffix.lower() not in _BINARY):
-        name = path.relative_to(staging).as_posix()
-        for number, line in enumerate(_read(path, shown_as / name).split("\n"), start=1):
-            where = f"{shown_as / name}, line {number}"
-            if TOKEN.search(line) or (is_secret and own_token in line):
-                raise UserError(f"{where}: holds a token of the Hub; take it out, and revoke it if others saw it")
-            found = local and local.search(line)
-            found = found or (path.name not in _VOCABULARY and _LOCAL_TEXT.search(line))
-            if found:
-                raise UserError(f"{where}: names a path of this machine, {found[0]}; take it out")
+    check_files(staging, names, shown_as=folder)
 
 
 def _check_finished(folder: Path) -> None:
@@ -169,21 +152,6 @@ def _check_inside(folder: Path, name: str) -> None:
     """Refuse a link out of the folder, behind which may be anything."""
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
-
-
-def _check_binary(path: Path) -> None:
-    """Refuse what only has the name of a picture or of weights."""
-    try:
-        if path.suffix.lower() in _PICTURES:
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
-                image.verify()
-        else:
-            with safe_open(path, framework="pt"):
-                pass
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: is no picture that can be opened; give a PNG or JPEG file") from error
-    except SafetensorError as error:
-        raise UserError(f"{path}: are no weights that can be opened ({error}); save the model again") from error
 
 
 def _weights(folder: Path) -> list[str]:
@@ -232,15 +200,15 @@ def _code(folder: Path, config: dict[str, Any]) -> list[str]:
 
 def _card_files(folder: Path) -> Iterator[str]:
     """The pictures that the card shows, in the text or as a widget's example."""
-    if not (folder / CARD_FILE).is_file():
+    if not (folder / CARD_FILE).is_file() or is_made_by_trainer(folder / CARD_FILE):
         return
     card = check_card(folder / CARD_FILE)
     sources = [example.get("src", "") for example in card.data.get("widget") or []]
     for name in sorted({*pictures(card.text), *filter(None, sources)}):
         if "://" in name:
             continue
-        if Path(name).suffix.lower() not in _PICTURES or Path(name).is_absolute() or ".." in Path(name).parts:
-            kinds = ", ".join(_PICTURES)
+        if Path(name).suffix.lower() not in PICTURES or Path(name).is_absolute() or ".." in Path(name).parts:
+            kinds = ", ".join(PICTURES)
             raise UserError(f"{folder / CARD_FILE}: shows {name}, which is no picture ({kinds}) of the folder")
         yield name.removeprefix("./")
 
@@ -269,9 +237,19 @@ def _copy_record(source: Path, target: Path) -> None:
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_paths(part) for key, part in value.items()}
+        return {key: part if key in _VERBATIM else _without_paths(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_without_paths(part) for part in value]
-    if isinstance(value, str) and _LOCAL_VALUE.fullmatch(value):
+    if isinstance(value, str) and _is_path(value):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value
+
+
+def _is_path(value: str) -> bool:
+    """Whether a value of a record is a path, absolute or relative, and not the id of something on the Hub."""
+    if _LOCAL_VALUE.fullmatch(value):
+        return True
+    if not re.search(r"[\\/]", value) or "://" in value or is_hub_id(value):
+        return False
+    # a sentence may have a slash; a name with spaces and an ending is that of a file
+    return not re.search(r"\s", value) or bool(re.fullmatch(r"[^\n]*\.\w{1,8}", value))

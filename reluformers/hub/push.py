@@ -1,11 +1,12 @@
 """Pushes a saved model to the Hub: checked first, in one commit, with a tag that never moves."""
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
@@ -13,15 +14,19 @@ from huggingface_hub.utils import validate_repo_id
 
 from reluformers.cards.card import CARD_FILE, write_card
 from reluformers.cards.check import check_card
+from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder
 from .errors import hub_errors
-from .files import check_texts, is_ours, read_config, stage_files
-from .repository import Operation, Repository
+from .files import is_ours, read_config, stage_files
+from .leaks import check_files
+from .notebook import NOTEBOOK, write_notebook
+from .repository import Operation, Repository, file_names
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
+_LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")
 _PINNED = re.compile(r"""revision=["']([^"']+)["']""")  # by an example of a card
 
 
@@ -45,6 +50,7 @@ def push_to_hub(
     revision: str | None = None,
     api: HfApi | None = None,
     report: Callable[[str], None] = lambda line: None,
+    **card_options: Any,
 ) -> Release:
     """Check a saved model, push it in one commit and tag that.
 
@@ -58,6 +64,7 @@ def push_to_hub(
         revision: name of the tag. Without it, the one that README.md pins, else the next of v1, v2, ….
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
+        card_options: arguments of `write_card`, for the card that is written where the folder has none.
 
     Returns:
         The release as it is on the Hub now.
@@ -69,13 +76,23 @@ def push_to_hub(
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
         stage_files(folder, staging)
+        checked = set(file_names(staging))
         config = read_config(folder)
+        task = task_of_model_type(config["model_type"]).name
         repository = open_repository(api, repo_id, private)
         repository.check_holds(config["model_type"])
-        name, changes = _choose_revision(repository, folder, staging, revision)
+        names = _possible_revisions(repository, folder, staging, revision)
+        if not (staging / CARD_FILE).is_file():
+            report(f"{folder}: writing the card")
+            write_card(folder, repo_id, revision=names[0], output=staging, **card_options)
+        elif base_model := card_options.get("base_model"):
+            name_base_model(staging / CARD_FILE, base_model)
         report(f"{folder}: opening it where reluformers is not installed")
-        check_texts(staging, shown_as=folder)
+        check_files(staging, set(file_names(staging)) - checked, shown_as=folder)
         check_folder(staging)
+        if write_notebook(staging, repo_id, names[0], task):
+            check_files(staging, [NOTEBOOK], shown_as=folder)
+        name, changes = _choose_revision(repository, folder, staging, names)
         is_new = bool(changes) or not repository.exists
         if not repository.exists:
             repository.create(private)
@@ -88,7 +105,6 @@ def push_to_hub(
         licence = check_card(staging / CARD_FILE).data.license
     licence = licence if isinstance(licence, str) else licence[0]
     url = f"{api.endpoint}/{repo_id}"
-    task = task_of_model_type(config["model_type"]).name
     return Release(url, repository.head, name, task, licence, is_new, repository.private)
 
 
@@ -120,6 +136,11 @@ def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "m
     Raises:
         UserError: the token cannot write there, or the repository is public and `private` is asked for.
     """
+    repository = Repository(api, repo_id, repo_type)
+    repository.check_visibility(private)
+    # the token that a CI job gets for its trusted publisher is one of this repository and of nobody's account
+    if os.environ.get("HF_OIDC_RESOURCE"):
+        return repository
     account = api.whoami()
     token = account.get("auth", {}).get("accessToken", {})
     if token.get("role") == "read":
@@ -132,8 +153,6 @@ def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "m
             f"{repo_id}: {owner} is neither your account nor one of your organisations ({', '.join(names)}); "
             "push to one of these"
         )
-    repository = Repository(api, repo_id, repo_type)
-    repository.check_visibility(private)
     return repository
 
 
@@ -152,30 +171,60 @@ def snippet(release: Release, repo_id: str) -> str:
     )
 
 
-def _choose_revision(
-    repository: Repository, folder: Path, staging: Path, revision: str | None
-) -> tuple[str, list[Operation]]:
-    """The tag of the release and what a commit has to change for it; completes the staged files with a card."""
+def _possible_revisions(repository: Repository, folder: Path, staging: Path, revision: str | None) -> list[str]:
+    """The tags that the release may have: the one that is asked for or that the card loads, else those of the newest
+    commit, of which it may be a repetition, and the next one."""
     is_written = (staging / CARD_FILE).is_file()
-    pinned = _PINNED.findall((staging / CARD_FILE).read_text(encoding="utf-8")) if is_written else []
+    text = (staging / CARD_FILE).read_text(encoding="utf-8") if is_written else ""
+    loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
+    if loaded and repository.repo_id not in loaded:
+        raise UserError(
+            f"{folder / CARD_FILE}: is the card of {min(loaded)}, not of {repository.repo_id}; correct it, or delete "
+            f"it to have one written, with --base_model {min(loaded)} if the model was tuned from that"
+        )
+    pinned = _PINNED.findall(text)
     if revision and pinned and revision not in pinned:
         raise UserError(
             f"{folder / CARD_FILE}: loads revision {pinned[0]}, but {revision} is pushed; correct it, or delete "
             "it to have a card written"
         )
     named = revision or next(filter(_REVISION.fullmatch, pinned), None)
-    for name in [named] if named else [*repository.head_tags(), repository.next_tag()]:
-        if not is_written:
-            write_card(staging, repository.repo_id, revision=name, overwrite=True)
+    return [named] if named else [*repository.head_tags(), repository.next_tag()]
+
+
+def _choose_revision(
+    repository: Repository, folder: Path, staging: Path, names: list[str]
+) -> tuple[str, list[Operation]]:
+    """The tag of the release and what a commit has to change for it; the texts that were written name this tag."""
+    written, previous = [name for name in (CARD_FILE, NOTEBOOK) if (staging / name).is_file()], names[0]
+    for name in names:
+        for file in written:
+            _replace_revision(staging / file, previous, name)
+        previous = name
         changes = repository.changes(staging, is_ours)
         if not changes:
             break
     if name in repository.tags and (changes or repository.tags[name] != repository.head):
-        origin = f", which {folder / CARD_FILE} loads," if name in pinned else ""
+        text = (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
+        origin = f", which {folder / CARD_FILE} loads," if name in _PINNED.findall(text) else ""
         raise UserError(
             f"{repository.repo_id}: revision {name}{origin} is taken by another release; choose another one"
         )
     return name, changes
+
+
+def _replace_revision(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    for quoted in ('revision="{}"', r"revision=\"{}\""):  # in the notebook, which is JSON, the other way
+        text = text.replace(quoted.format(old), quoted.format(new))
+    path.write_text(text, encoding="utf-8")
+
+
+def name_base_model(card: Path, base_model: str) -> None:
+    """Name in the metadata of a card, and nowhere else in it, the model that its model was tuned from."""
+    check = check_card(card)
+    check.data.base_model, check.data.base_model_relation = base_model, "finetune"
+    check.save(card)
 
 
 @contextmanager

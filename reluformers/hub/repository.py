@@ -89,7 +89,7 @@ class Repository:
             folder: all of its files are meant.
             removable: whether a file that the folder lacks is to be deleted.
         """
-        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        files = {name: folder / name for name in file_names(folder)}
         added = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
             for name, path in sorted(files.items())
@@ -132,6 +132,11 @@ class Repository:
             self.api.update_repo_settings(self.repo_id, repo_type=self.repo_type, private=False)
             self.private = False
         self.api.delete_branch(self.repo_id, repo_type=self.repo_type, branch=UNFINISHED)
+
+
+def file_names(folder: Path) -> list[str]:
+    """Paths of all files within a folder, as a repository has them."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def _digests(path: Path) -> tuple[str, str]:

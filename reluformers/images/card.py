@@ -1,20 +1,32 @@
 """What a model card says of an image classifier."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from PIL import Image, UnidentifiedImageError
 from transformers import PreTrainedConfig, pipeline
 
+from reluformers.analysis.attention_report import attention_report
+from reluformers.attention_statistics import AttentionReport
 from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.files import atomic_write
+from reluformers.training.sources import local_source
 
-from .scoring import load_image_model
+from .loading import IMAGE, LABEL, class_names, load_image_split
+from .processing import decode_image
+from .scoring import image_batches, load_image_model, model_classes
+
+logger = logging.getLogger(__name__)
 
 LARGEST_SIDE = 512
 SHOWN_CLASSES = 5
+SHOWN_EXAMPLES = 3
+MEASURED_IMAGES = 500
 
 
 def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[str, Any]:
@@ -66,17 +78,78 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
     """
     if not inputs:
         return []
-    pictures = [_open(path) for path in inputs]
+    return _classify(folder, [(Path(path).stem, _open(path)) for path in inputs], output)
+
+
+def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
+    """Images that the model has not learned from, of three classes, with its answers.
+
+    Args:
+        folder: of the model.
+        run: its `FinishedRun`.
+        output: where the card goes; gets the pictures.
+
+    Returns:
+        At most three examples; none where there is nothing held out that can be read here.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    found = _held_out_images(run)
+    if found is None:
+        return []
+    images, _ = found
+    names, chosen = class_names(images), {}
+    for row, label in enumerate(images[LABEL]):
+        if len(chosen) < SHOWN_EXAMPLES:
+            chosen.setdefault(label, row)
+    pictures = []
+    for label, row in chosen.items():
+        picture = decode_image(images[row][IMAGE], images[row]["place"])
+        picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+        pictures.append((names[label], picture))
+    answers = _classify(folder, pictures, output)
+    return [replace(answer, reference=answer.title) for answer in answers]
+
+
+def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, str] | None:
+    """Statistics of the attention on held-out images, and in words which these were; None where none can be read."""
+    found = _held_out_images(run)
+    if found is None:
+        return None
+    images, split = found
+    rows = images.select(range(min(len(images), MEASURED_IMAGES)))
+    model, processor = load_image_model(folder)
+    return attention_report(model, image_batches(rows, processor, model.config)), f"{len(rows):,} images of `{split}`"
+
+
+def _held_out_images(run: Any) -> tuple[Dataset, str] | None:
+    """Images of the test set, else of the validation set, if they lie on this machine, and the name of the split."""
+    data = run.section("data")
+    columns = {name: data[name] for name in ("image_column", "label_column") if data.get(name)}
+    for split in ("test", "validation"):
+        source = local_source(data, split)
+        if source is None:
+            continue
+        try:
+            return load_image_split(*source, classes=model_classes(run.config), **columns), split
+        except UserError as error:
+            logger.info("no examples of %s: %s", split, error)
+    return None
+
+
+def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], output: str | Path) -> list[Example]:
+    """Answers to pictures with their titles; the pictures are kept as PNG, without the metadata of their files."""
     model, processor = load_image_model(folder)
     classify = pipeline("image-classification", model=model, image_processor=processor)
     examples = []
-    for number, (path, picture) in enumerate(zip(inputs, pictures, strict=True), start=1):
+    for number, (title, picture) in enumerate(pictures, start=1):
         name = f"example_{number}.png"
         with atomic_write(Path(output) / name) as temporary:
             picture.save(temporary)
         answers = classify(picture, top_k=min(SHOWN_CLASSES, model.config.num_labels))
         answers = [{"label": answer["label"], "score": round(answer["score"], 4)} for answer in answers]
-        examples.append(Example(name, answers, Path(path).stem))
+        examples.append(Example(name, answers, title))
     return examples
 
 

@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,25 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
     if unknown:
         raise UserError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
     return source["path"], {key: value for key, value in source.items() if key != "path" and value is not None}
+
+
+def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
+    """Where a recipe's split lies on this machine, as `load_…_split` take it: the source and the name of the split.
+
+    Args:
+        data: section of a recipe, as it was written.
+        split: "train", "validation" or "test".
+
+    Returns:
+        None if the recipe does not name the split, or a file or folder of it is not here.
+    """
+    if data.get(split) is None:
+        return None
+    if data.get("path") is not None:
+        return (data["path"], data[split]) if Path(data["path"]).expanduser().is_dir() else None
+    files = data[split].values() if isinstance(data[split], dict) else data[split]
+    files = [files] if isinstance(files, str) else files
+    return ({split: data[split]}, split) if all(Path(file).expanduser().exists() for file in files) else None
 
 
 def take_split(source: dict, name: str) -> Any:

@@ -1,15 +1,30 @@
 """What a model card says of a translation model."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import PreTrainedConfig
 
+from reluformers.analysis.attention_report import attention_report
+from reluformers.attention_statistics import AttentionReport
 from reluformers.errors import UserError
 from reluformers.examples import Example
+from reluformers.training.sources import local_source
 
 from .decoding import load_translation_model, translate
+from .evaluation import teacher_forced_batches
+from .loading import load_translation_split
+from .tokenization import TARGET_FOLDER
+
+logger = logging.getLogger(__name__)
+
+SHOWN_EXAMPLES = 3
+# pairs of a held-out set that examples are chosen from, and those that the attention is measured on
+TRANSLATED_PAIRS, MEASURED_PAIRS = 16, 200
+_PARTS = {"source", "reference", "output"}
 
 _LANGUAGES = {
     "be": "Belarusian",
@@ -39,6 +54,7 @@ def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[
     return {
         "languages": [_LANGUAGES.get(code, code) for code in languages],
         "positions": config.max_position_embeddings,
+        "target_folder": None if config.decoder_vocab_size is None else TARGET_FOLDER,
     }
 
 
@@ -87,3 +103,71 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
         Example(text, answer, f"Example {number}")
         for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1)
     ]
+
+
+def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
+    """Sentences that the model has not learned from, with its translations; those first that match the reference.
+
+    Args:
+        folder: of the model.
+        run: its `FinishedRun`: `examples` of its results, which a training run writes; else rows of its data.
+        output: where the card goes; nothing is written.
+
+    Returns:
+        At most three examples; none where there is nothing held out that can be read here.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    known = run.results.get("examples")
+    if not isinstance(known, list) or not all(isinstance(row, dict) and row.keys() >= _PARTS for row in known):
+        known = _translate_held_out(folder, run)
+    known = sorted(known, key=lambda row: row["output"].strip() != str(row["reference"]).strip())
+    return [
+        Example(row["source"], row["output"], f"Example {number}", row["reference"])
+        for number, row in enumerate(known[:SHOWN_EXAMPLES], start=1)
+    ]
+
+
+def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, str] | None:
+    """Statistics of the attention on held-out pairs, and in words which these were; None where none can be read."""
+    found = _held_out_pairs(run)
+    if found is None:
+        return None
+    pairs, split = found
+    rows = pairs.select(range(min(len(pairs), MEASURED_PAIRS)))
+    model, tokenizers = load_translation_model(folder)
+    batches = teacher_forced_batches(rows, *tokenizers, max_length=model.config.max_position_embeddings)
+    return attention_report(model, batches), f"{len(rows):,} pairs of `{split}`"
+
+
+def _translate_held_out(folder: str | Path, run: Any) -> list[dict[str, str]]:
+    found = _held_out_pairs(run)
+    if found is None:
+        return []
+    rows = found[0].select(range(min(len(found[0]), TRANSLATED_PAIRS)))
+    shown = [row for row in rows if row["source"].strip()]
+    answers = answer_examples(folder, [row["source"] for row in shown], "")
+    return [
+        {"source": row["source"], "reference": row["target"], "output": answer.output}
+        for row, answer in zip(shown, answers, strict=True)
+    ]
+
+
+def _held_out_pairs(run: Any) -> tuple[Dataset, str] | None:
+    """Pairs of the test set, else of the validation set, if they lie on this machine, and the name of the split."""
+    data = run.section("data")
+    names = {name: data.get(name) for name in ("source_lang", "target_lang")}
+    if None in names.values():
+        return None
+    if data.get("translation_column"):
+        names["translation_column"] = data["translation_column"]
+    for split in ("test", "validation"):
+        source = local_source(data, split)
+        if source is None:
+            continue
+        try:
+            return load_translation_split(*source, **names), split
+        except UserError as error:
+            logger.info("no examples of %s: %s", split, error)
+    return None

@@ -1,0 +1,153 @@
+"""The notebook of a release: the Hub's Colab button opens it, and its outputs were computed by the release itself."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+
+from reluformers.cards.card import CARD_FILE
+from reluformers.files import atomic_write
+from reluformers.tasks import TASKS
+
+NOTEBOOK = "notebook.ipynb"
+_SHOWN = 3
+
+logger = logging.getLogger(__name__)
+
+_INTRODUCTION = """# {name}
+
+This needs `torch` and `transformers` alone: the code of the model lies in its repository, and `revision` pins it with
+the weights. The outputs below were computed by the files of this release before they were uploaded.
+"""
+_CELLS = {
+    "translation": [
+        """from transformers import pipeline
+
+translate = pipeline("translation", model={model}, trust_remote_code=True)
+texts = {inputs}
+for text in texts:
+    print(text, "→", translate(text)[0]["translation_text"])""",
+        """import torch
+
+model, tokenizer = translate.model, translate.tokenizer
+inputs = tokenizer(texts[0], return_tensors="pt")
+answer = model.generate(**inputs)
+with torch.no_grad():
+    weights = model(**inputs, decoder_input_ids=answer, output_attentions=True).cross_attentions
+for layer, shares in enumerate(weights, start=1):
+    print(f"cross-attention, layer {{layer}}: {{(shares == 0).float().mean():.1%}} of the weights are zero")""",
+    ],
+    "image-classification": [
+        """from huggingface_hub import hf_hub_download
+from transformers import pipeline
+
+classify = pipeline("image-classification", model={model}, trust_remote_code=True)
+for name in {inputs}:
+    answers = classify(hf_hub_download({file}))
+    print(name, "→", ", ".join(f"{{answer['label']}} {{answer['score']:.1%}}" for answer in answers[:3]))""",
+    ],
+}
+# runs cells one after the other where the library cannot be imported, and writes what each has printed
+_CHILD = """
+import contextlib, io, json, sys
+sys.modules["reluformers"] = None
+from transformers import logging
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+outputs, names = [], {}
+for cell in json.loads(sys.stdin.buffer.read()):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(cell, "<cell>", "exec"), names)
+    outputs.append(printed.getvalue())
+sys.stdout.buffer.write(b"\\n" + json.dumps(outputs).encode())
+"""
+
+
+def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool:
+    """Write notebook.ipynb beside the files of a release: its examples, and what the release answers to them.
+
+    The cells run in an isolated, offline process that has only the folder; in the notebook they name the repository.
+
+    Args:
+        folder: of the files, with README.md, whose examples are taken.
+        repo_id: "ORG/NAME".
+        revision: its tag.
+        task: name of the task.
+
+    Returns:
+        Whether it was written: not for a task without cells, for images without an example, or where a cell fails.
+    """
+    inputs = _inputs(folder, task)
+    if task not in _CELLS or not inputs:
+        return False
+    pinned = f'"{repo_id}", revision="{revision}"'
+    shown = {"model": pinned, "inputs": repr(inputs), "file": f'"{repo_id}", name, revision="{revision}"'}
+    cells = [cell.format(**shown) for cell in _CELLS[task]]
+    here = {"model": repr(str(folder)), "inputs": repr(inputs), "file": "name"}
+    # the pictures lie in the folder, and nothing is downloaded
+    picture = f"{str(folder)!r} + '/' + name"
+    local = [cell.format(**here).replace("hf_hub_download(name)", picture) for cell in _CELLS[task]]
+    try:
+        outputs = _run(local)
+    except (RuntimeError, ValueError) as error:
+        logger.warning("no %s: %s", NOTEBOOK, error)
+        return False
+    introduction = _INTRODUCTION.format(name=repo_id.rpartition("/")[2])
+    notebook = {
+        "cells": [
+            {"cell_type": "markdown", "id": "about", "metadata": {}, "source": introduction.rstrip()},
+            *(
+                {
+                    "cell_type": "code",
+                    "id": f"cell-{number}",
+                    "execution_count": number,
+                    "metadata": {},
+                    "outputs": [{"name": "stdout", "output_type": "stream", "text": output}],
+                    "source": cell,
+                }
+                for number, (cell, output) in enumerate(zip(cells, outputs, strict=True), start=1)
+            ),
+        ],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    with atomic_write(folder / NOTEBOOK) as temporary:
+        temporary.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return True
+
+
+def _inputs(folder: Path, task: str) -> list[str]:
+    """Texts or pictures of the card's widget; a sentence of our own where there are none."""
+    widget = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("widget") or []
+    found = [example.get("text") or example.get("src") for example in widget]
+    if task == "translation":
+        return [text for text in found if text][:_SHOWN] or [TASKS[task].example]
+    return [name for name in found if name and "://" not in name][:_SHOWN]
+
+
+def _run(cells: list[str]) -> list[str]:
+    """What each cell prints.
+
+    Raises:
+        RuntimeError: one of them fails; the last line of what it says.
+    """
+    with tempfile.TemporaryDirectory() as modules:
+        process = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD],
+            input=json.dumps(cells).encode(),
+            capture_output=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules},
+            check=False,
+        )
+    if process.returncode:
+        raise RuntimeError(process.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return json.loads(process.stdout.rpartition(b"\n")[2])

@@ -1,0 +1,45 @@
+"""A folder is opened as strangers will, before it is pushed."""
+
+import pytest
+from transformers import ViTImageProcessorPil
+
+from builders.hub_folders import CARD
+from builders.models import build_model
+from reluformers.errors import UserError
+from reluformers.hub.check import check_folder
+
+
+def test_a_folder_that_is_none(tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        check_folder(tmp_path / "none")
+    with pytest.raises(UserError, match=r"holds no model, it has no config\.json"):
+        check_folder(tmp_path)
+
+
+def test_images_are_checked_too(tmp_path):
+    build_model("relu-vit", "vision").save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text(CARD.replace("translation", "image-classification").partition("![")[0])
+    check = check_folder(tmp_path)
+    assert (check.task, check.difference < 1e-6) == ("image-classification", True)
+    assert check.model_class.endswith("ReLUViTForImageClassification")
+
+
+def test_code_that_computes_something_else_is_refused(folder):
+    path = folder / "modeling_seq2seq.py"
+    path.write_text(path.read_text().replace("math.sqrt(config.d_model)", "config.d_model"))
+    with pytest.raises(UserError, match="computes other logits than reluformers"):
+        check_folder(folder)
+
+
+def test_code_may_print(folder):
+    path = folder / "modeling_seq2seq.py"
+    path.write_text(path.read_text() + "\nimport os\nprint('loaded')\nos.write(1, b'loaded')\n")
+    assert check_folder(folder).task == "translation"
+
+
+def test_code_that_does_not_open_is_refused(folder):
+    (folder / "attention_functions.py").write_text("raise RuntimeError('two\\nlines')\n")
+    with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:
+        check_folder(folder)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,144 @@
+"""What a push makes by itself: the card, the notebook, the link to the Space, the collection."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from builders.commands import run_command
+from builders.hub_folders import REPO, client
+from reluformers.errors import UserError
+from reluformers.hub.collection import add_to_collection
+from reluformers.hub.notebook import write_notebook
+from reluformers.hub.push import push_to_hub
+from reluformers.translation.decoding import load_translation_model, translate
+
+TRAINERS_CARD = """---
+base_model: acme/base
+tags:
+- generated_from_trainer
+model-index:
+- name: tuned
+  results: []
+---
+
+# tuned
+
+More information needed
+"""
+
+
+def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
+    repo = hub.repos["models", repo_id]
+    return repo.commits[repo.branches["main"]]
+
+
+def test_the_notebook_holds_what_the_release_answers(folder, hub):
+    (folder / "README.md").unlink()
+    push_to_hub(folder, REPO, api=client(hub), examples=["two dogs play"])
+    notebook = json.loads(pushed(hub)["notebook.ipynb"])
+    first, *_ = cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert 'model="acme/tiny", revision="v1"' in first["source"]
+    assert "/tmp" not in json.dumps(notebook)
+    model, tokenizers = load_translation_model(folder)
+    (answer,) = translate(model, tokenizers, ["two dogs play"], num_beams=model.generation_config.num_beams or 1)
+    assert first["outputs"][0]["text"].startswith("two dogs play → ")
+    assert answer.strip() in first["outputs"][0]["text"]
+    assert [cell["execution_count"] for cell in cells] == [1, 2]
+    # the weights that the model has where nobody else computes them
+    inputs = tokenizers[0]("two dogs play", return_tensors="pt")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**inputs, decoder_input_ids=model.generate(**inputs), output_attentions=True).cross_attentions
+    shares = [f"{(layer == 0).float().mean():.1%}" for layer in weights]
+    assert [line.split(": ")[1].split(" ")[0] for line in cells[1]["outputs"][0]["text"].splitlines()] == shares
+    assert not push_to_hub(folder, REPO, api=client(hub), examples=["two dogs play"]).is_new
+
+
+def test_a_notebook_that_fails_is_left_out(folder, caplog):
+    (folder / "pipeline_translation.py").write_text("raise RuntimeError('broken')\n")
+    assert not write_notebook(folder, REPO, "v1", "translation")
+    assert "no notebook.ipynb: RuntimeError: broken" in caplog.text
+    assert not (folder / "notebook.ipynb").exists()
+
+
+def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
+    """As the stock trainer leaves it: no records of ours, and a README.md that says next to nothing."""
+    for name in ("recipe.yaml", "results.json", "attention.png"):
+        (folder / name).unlink()
+    (folder / "README.md").write_text(TRAINERS_CARD)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    push_to_hub(folder, REPO, api=client(hub))
+    card = pushed(hub)["README.md"].decode()
+    for line in ("pipeline_tag: translation", "base_model: acme/base", "base_model_relation: finetune"):
+        assert line in card
+    assert "It was fine-tuned from [acme/base]" in card
+    assert "generated_from_trainer" not in card
+
+
+def test_a_base_model_is_named_in_a_card_that_is_there(folder, hub, unchecked):
+    push_to_hub(folder, REPO, api=client(hub), base_model="acme/base")
+    card = pushed(hub)["README.md"].decode()
+    assert "base_model: acme/base" in card
+    assert card.endswith("![Attention](attention.png)\n")
+    assert "base_model" not in (folder / "README.md").read_text()
+
+
+def test_the_card_of_another_model_is_not_pushed(folder, hub, unchecked):
+    text = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(f'{text}\npipeline("translation", model="acme/base", revision="v1")\n')
+    with pytest.raises(
+        UserError, match=r"README\.md: is the card of acme/base, not of acme/tiny; .*--base_model"
+    ) as error:
+        push_to_hub(folder, REPO, api=client(hub))
+    assert "\n" not in str(error.value)
+    assert not hub.repos
+
+
+def test_collections_are_made_once_and_hold_each_model_once(saved, hub, unchecked):
+    api = client(hub)
+    push_to_hub(saved, REPO, api=api)
+    url = add_to_collection(api, "Attention without softmax", REPO)
+    assert add_to_collection(api, "Attention without softmax", REPO) == url
+    ((slug, collection),) = hub.collections.items()
+    assert url == f"{hub.endpoint}/collections/{slug}"
+    assert slug.startswith("acme/attention-without-softmax-")
+    assert [item["id"] for item in collection["items"]] == [REPO]
+    add_to_collection(api, slug, "acme/second")
+    assert [item["id"] for item in collection["items"]] == [REPO, "acme/second"]
+    for name in ("acme/none-" + "0" * 24, slug.replace("acme", "other")):
+        with pytest.raises(UserError, match=r"the collection '.*': .*") as error:
+            add_to_collection(api, name, REPO)
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="the collection 'Mine': this token may not write there"):
+        add_to_collection(client(hub, "hf_other"), "Mine", REPO)
+
+
+def test_a_ci_job_pushes_with_the_token_of_its_publisher(saved, hub, unchecked, monkeypatch):
+    """Such a token is one of a repository, and has no account behind it."""
+    client(hub).create_repo(REPO, private=False)
+    job = client(hub)
+    monkeypatch.setattr(type(job), "whoami", lambda self: pytest.fail("a publisher has no account"))
+    exchange = pytest.importorskip("huggingface_hub._oidc")
+    monkeypatch.setattr(exchange, "oidc_login", lambda **_: {"access_token": "hf_writer", "expires_in": 3600})
+    monkeypatch.setenv("HF_OIDC_RESOURCE", REPO)
+    monkeypatch.setenv("HF_OIDC_ID_TOKEN", "of the CI job")
+    assert push_to_hub(saved, REPO, api=job).revision == "v1"
+
+
+def test_the_command_passes_its_options_on(monkeypatch):
+    asked = {}
+
+    def push(folder, repo_id, **options):
+        asked.update(options)
+        raise UserError("enough")
+
+    monkeypatch.setattr("reluformers.commands.push.push_to_hub", push)
+    options = ["--base_model", "acme/base", "--data_terms", "CC0", "--no_held_out", "--space", "--collection", "Mine"]
+    with pytest.raises(SystemExit):
+        run_command("push", "runs/x", REPO, *options)
+    assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")
+    assert asked["data"].terms == "CC0"

@@ -1,0 +1,187 @@
+"""Tokens and places of this machine are found wherever they hide in a release."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import load_file, save_file
+
+from builders.hub_folders import REPO, client
+from reluformers.cards.secrets import find_secret
+from reluformers.errors import UserError
+from reluformers.hub.files import stage_files
+from reluformers.hub.push import push_to_hub
+
+ROOT = Path(__file__).parents[2]
+HUB_TOKEN = "hf_" + "aB3d" * 9
+# put together here, so that nobody who searches this file takes them for real ones
+KEYS = {
+    "a token of the Hub": HUB_TOKEN,
+    "a key of AWS": "AKIA" + "ABCD2345" * 2,
+    "a token of GitHub": "ghp_" + "aB3d" * 9,
+    "a token of GitHub, fine-grained": "github_pat_" + "11ABCDE_" * 6,
+    "a token of GitLab": "glpat-" + "aB3-" * 5,
+    "a key of OpenAI or Anthropic": "sk-proj-" + "aB3_" * 12,
+    "a key of OpenAI or Anthropic, the second": "sk-ant-api03-" + "aB3_" * 20,
+    "a key of OpenAI or a like service": "sk-" + "aB3d" * 12,
+    "a key of Google": "AIza" + "SyA1-" * 7,
+    "a token of Slack": "xoxb-" + "1234567890-" * 2 + "aB3d" * 6,
+    "a webhook of Slack": "https://hooks.slack.com/services/T0AB/B0CD/" + "aB3d" * 6,
+    "a token of npm": "npm_" + "aB3d" * 9,
+    "a token of PyPI": "pypi-AgEIcHlwaS5vcmc" + "aB3d" * 20,
+    "a key of Stripe": "sk_live_" + "aB3d" * 6,
+    "a token of Replicate": "r8_" + "aB3d" * 9 + "x",
+    "a private key": "-----BEGIN RSA PRIVATE KEY-----",
+    "a private key, of PGP": "-----BEGIN PGP PRIVATE KEY BLOCK-----",
+}
+HOME = "/home/somebody/runs/secret.txt"
+
+
+@pytest.mark.parametrize(("kind", "key"), KEYS.items(), ids=KEYS)
+def test_keys_of_many_makers_are_found(kind, key):
+    for text in (key, f'KEY = "{key}"', f"KEY={key}", json.dumps({"a": f"first\n{key}"})):
+        secret = find_secret(text)
+        assert secret.what == kind.partition(",")[0]
+        assert text[secret.position :].startswith(key[:3]) or "hooks" in key
+        assert key not in repr(secret)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task-" + "abcdefgh" * 5 + "1",
+        "risk-averse-and-very-long-words-of-a-corpus-2024",
+        "sk-learn-and-" + "x" * 40,
+        "hf_token hf_hub_download hf_",
+        "the ghp_ prefix, glpat- and npm_run_scripts",
+        "-----BEGIN CERTIFICATE-----",
+        "AKIAlowercase1234567",
+        "sha256:" + "0123456789abcdef" * 4,
+    ],
+)
+def test_ordinary_text_is_none(text):
+    assert find_secret(text) is None
+
+
+def test_our_code_and_a_vocabulary_hold_no_keys(saved):
+    files = [
+        path for folder in ("configuration", "modeling", "reluformers", "docs") for path in (ROOT / folder).rglob("*")
+    ]
+    files += saved.glob("*.json")
+    assert len(files) > 100
+    assert not [path for path in files if path.is_file() and find_secret(path.read_bytes())]
+
+
+def test_a_key_in_the_code_stays_at_home(folder, hub):
+    with (folder / "handler.py").open("a") as file:
+        file.write(f'\nKEY = "{KEYS["a key of AWS"]}"\n')
+    lines = (folder / "handler.py").read_text().count("\n")
+    with pytest.raises(UserError, match=rf"handler\.py, line {lines}: holds a key of AWS; take it out") as error:
+        push_to_hub(folder, REPO, api=client(hub))
+    assert "AKIA" not in str(error.value)
+    assert not hub.repos
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(HUB_TOKEN, "holds a token of the Hub"), (HOME, f"names a path of this machine, {HOME}")],
+    ids=["token", "home"],
+)
+@pytest.mark.parametrize("key", ["note", "format"])
+def test_metadata_of_weights_are_read(folder, tmp_path, text, message, key):
+    weights = folder / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", key: text})
+    with pytest.raises(UserError, match=rf"model\.safetensors, its metadata '{key}': {message}"):
+        stage_files(folder, tmp_path / "staging")
+
+
+def test_a_token_as_a_tensor_is_found(folder, tmp_path):
+    import torch
+
+    weights = folder / "model.safetensors"
+    hidden = torch.tensor(list(b"x" * 50 + HUB_TOKEN.encode()), dtype=torch.uint8)
+    save_file({**load_file(weights), "hidden": hidden}, weights, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.safetensors, behind byte 0: holds a token of the Hub"):
+        stage_files(folder, tmp_path / "staging")
+
+
+def write_text_chunk(path: Path, text: str) -> None:
+    info = PngInfo()
+    info.add_text("Comment", text)
+    Image.new("RGB", (8, 8)).save(path, pnginfo=info)
+
+
+def write_compressed_chunk(path: Path, text: str) -> None:
+    info = PngInfo()
+    info.add_itxt("Comment", "the run " + text, zip=True)
+    Image.new("RGB", (8, 8)).save(path, pnginfo=info)
+
+
+def write_exif(path: Path, text: str) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = text  # ImageDescription
+    Image.new("RGB", (8, 8)).save(path, exif=exif)
+
+
+def write_exif_in_utf_16(path: Path, text: str) -> None:
+    exif = Image.Exif()
+    exif[0x9C9C] = text.encode("utf-16-le")  # XPComment
+    Image.new("RGB", (8, 8)).save(path, exif=exif)
+
+
+def write_behind_the_end(path: Path, text: str) -> None:
+    Image.new("RGB", (8, 8)).save(path)
+    path.write_bytes(path.read_bytes() + text.encode())
+
+
+PLACES = {
+    "a text chunk": (write_text_chunk, "its text 'Comment'"),
+    "a compressed one": (write_compressed_chunk, "its text 'Comment'"),
+    "EXIF": (write_exif, "its (EXIF entry ImageDescription|text 'exif')"),
+    "EXIF in UTF-16": (write_exif_in_utf_16, "its (EXIF entry XPComment|text 'exif')"),
+    "behind the end": (write_behind_the_end, "behind byte 0"),
+}
+
+
+@pytest.mark.parametrize(("write", "place"), PLACES.values(), ids=PLACES)
+def test_metadata_of_pictures_are_read(folder, tmp_path, write, place):
+    stage_files(folder, tmp_path / "clean")
+    write(folder / "attention.png", HUB_TOKEN)
+    with pytest.raises(UserError, match=rf"attention\.png, {place}: holds a token of the Hub"):
+        stage_files(folder, tmp_path / "staging")
+    write(folder / "attention.png", HOME)
+    with pytest.raises(UserError, match=rf"attention\.png, {place}: .*a path of this machine"):
+        stage_files(folder, tmp_path / "again")
+
+
+def test_comments_of_a_jpeg_are_read(folder, tmp_path):
+    Image.new("RGB", (8, 8)).save(folder / "photo.jpg", comment=HUB_TOKEN.encode())
+    card = (folder / "README.md").read_text().replace("attention.png", "photo.jpg")
+    (folder / "README.md").write_text(card)
+    with pytest.raises(UserError, match=r"photo\.jpg, its text 'comment': holds a token of the Hub"):
+        stage_files(folder, tmp_path / "staging")
+
+
+def test_relative_paths_of_a_recipe_become_names(folder, tmp_path):
+    (folder / "recipe.yaml").write_text(
+        "data:\n  train: {source: corpora/of mine/train.en, target: a/b/train.de}\n  test: data\\test.tsv\n"
+        "  path: bentrevett/multi30k\n  validation: data/dev.jsonl.gz\n  url: https://example.org/a/b.jsonl\n"
+        "tokenizer:\n  path: runs/old/tokenizer\ntraining: {learning_rate: 0.1, note: and/or as it is said}\n"
+    )
+    results = {"examples": [{"source": "/me waves", "reference": "a/b/c", "output": "x/y.z"}], "model": "runs/a/b"}
+    (folder / "results.json").write_text(json.dumps(results))
+    stage_files(folder, tmp_path / "staging")
+    recipe = (tmp_path / "staging/recipe.yaml").read_text()
+    for name in (
+        "source: train.en",
+        "target: train.de",
+        "test: test.tsv",
+        "validation: dev.jsonl.gz",
+        "path: tokenizer",
+    ):
+        assert name in recipe
+    for kept in ("path: bentrevett/multi30k", "url: https://example.org/a/b.jsonl", "note: and/or as it is said"):
+        assert kept in recipe
+    assert json.loads((tmp_path / "staging/results.json").read_text()) == {**results, "model": "b"}

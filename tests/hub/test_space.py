@@ -1,0 +1,49 @@
+"""The demo Space of a release."""
+
+import pytest
+
+from builders.hub_folders import REPO, client
+from reluformers.errors import UserError
+from reluformers.hub.space import push_space
+
+
+def test_space_shows_this_release(hub):
+    url = push_space(REPO, "v3", api=client(hub))
+    repo = hub.repos["spaces", f"{REPO}-demo"]
+    files = repo.commits[repo.branches["main"]]
+    assert url == f"{hub.endpoint}/spaces/{REPO}-demo"
+    assert f'MODEL_ID = "{REPO}"\nMODEL_REVISION = "v3"' in files["app.py"].decode()
+    assert f"- {REPO}" in files["README.md"].decode()
+    assert {"app.py", "README.md", "requirements.txt"} <= set(files)
+    assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
+    push_space(REPO, "v3", api=client(hub))
+    assert len(repo.titles) == 2
+    push_space(REPO, "v4", api=client(hub))
+    assert repo.titles[2:] == [f"Show {REPO} v4"]
+
+
+SPACES = {
+    "no metadata": "# Mine",
+    "no mark": f"---\nmodels:\n- {REPO}\n---\n",
+    "another model": "---\nmodels:\n- acme/bert\ntags:\n- reluformers-demo\n---\n",
+    "no lists": f"---\nmodels: {REPO}\ntags: reluformers-demo\n---\n",
+}
+
+
+@pytest.mark.parametrize("card", SPACES.values(), ids=SPACES)
+def test_a_space_of_somebody_is_not_overwritten(hub, card):
+    api, space = client(hub), {"repo_id": f"{REPO}-demo", "repo_type": "space"}
+    api.create_repo(**space, space_sdk="gradio", private=False)
+    for name, text in (("app.py", "mine"), ("README.md", card)):
+        api.upload_file(**space, path_in_repo=name, path_or_fileobj=text.encode())
+    with pytest.raises(UserError, match="acme/tiny-demo: the name is taken by a Space that is no demo of acme/tiny"):
+        push_space(REPO, "v1", api=api)
+    repo = hub.repos["spaces", f"{REPO}-demo"]
+    assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
+
+
+def test_a_space_with_another_content_is_not_overwritten(hub):
+    api = client(hub)
+    api.create_repo("acme/tiny-demo", repo_type="space", space_sdk="gradio", private=False)
+    with pytest.raises(UserError, match="acme/tiny-demo: the name is taken"):
+        push_space(REPO, "v1", api=api)
