@@ -69,12 +69,12 @@ translate: $(SETUP)  ## translate TEXT with the folder that `make demo` saved
 	@$(VENV)/bin/python scripts/demo.py --saved $(TEXT_OPTION)
 
 # A model of the Hub is downloaded, so here the network is allowed. ./ says that runs/demo is a folder and nobody's model
-# on the Hub.
+# on the Hub. The file is run as a Space runs it: nothing is imported before it says what it loads.
 MODEL ?= ./runs/demo
 app: export HF_HUB_OFFLINE = 0
 app: export MODEL_ID = $(value MODEL)
 app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
-	@$(VENV)/bin/reluformers app
+	@$(VENV)/bin/python reluformers/app/app.py
 
 docs: $(SETUP)  ## build the documentation site into site/
 	@rm -rf build

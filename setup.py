@@ -79,7 +79,7 @@ setup(
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
-        "reluformers.app": ["README.md", "requirements.txt"],
+        "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],
     },

@@ -6,7 +6,17 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 # in the metadata of README.md: this library made the Space and may write it anew
 MARK = "reluformers-demo"
-FILES = ("app.py", "drawing.py", "models.py", "README.md", "requirements.txt")
+FILES = (
+    "app.py",
+    "pages.py",
+    "models.py",
+    "view.py",
+    "view.css",
+    "view.js",
+    "pad.js",
+    "README.md",
+    "requirements.txt",
+)
 
 
 def space_files(repo_id: str, revision: str, *, licence: str = "apache-2.0") -> dict[str, str]:

@@ -5,39 +5,31 @@ code that lies beside the model's weights is executed, so name a model that you 
 """
 
 import argparse
-import functools
-import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
-import gradio as gr
-from drawing import draw_attention, draw_patches
-from matplotlib.figure import Figure
-from models import MAX_BEAMS, MAX_CHARACTERS, MEAN, Classifier, Translation, Translator, load_model
-
-logger = logging.getLogger(__name__)
+from collections.abc import Mapping
 
 # filled in when the Space is pushed; the command line and the environment come first
 MODEL_ID = ""
 MODEL_REVISION = ""
 
-MAX_FILE_SIZE = "10mb"
-MAX_WAITING = 20
-MAX_SESSIONS = 200
-CACHE_SECONDS = (600, 3600)  # how often uploaded files are looked through, and how old they get
-TOP_CLASSES = 5
-SITES = {
-    "cross (target to source)": "cross",
-    "encoder (source to source)": "encoder",
-    "decoder (target to target)": "decoder",
-}
-# one request at a time has the model, whatever is asked
-QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}
-# fonts of the visitor's own computer: nothing is fetched from elsewhere
-THEME = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+FIRST_PORT, PORTS = 7860, 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the page."""
+    parser.add_argument("model", nargs="?", help="folder or Hub id; else the environment variable MODEL_ID")
+    parser.add_argument("--revision", help="branch, tag or commit; else the environment variable MODEL_REVISION")
+    parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a model to show beside it")
+    parser.add_argument(
+        "--example",
+        metavar="INPUT",
+        action="append",
+        help="a text or an image file to begin with, may be repeated; else a line each in the environment variable "
+        "EXAMPLES, else those of the model's results.json or card",
+    )
+    parser.add_argument("--port", type=int, help="port of the page; else the first free one from 7860 on")
 
 
 def choose_model(
@@ -55,167 +47,51 @@ def choose_model(
     return None, None
 
 
-def with_clear_errors(function: Callable) -> Callable:
-    """Tell the visitor what was wrong with the input; anything else goes to the log."""
-
-    @functools.wraps(function)
-    def wrapped(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except ValueError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-        except Exception as error:
-            logger.exception("the model failed")
-            raise gr.Error("The model failed; the log of the app says why.", print_exception=False) from error
-
-    return wrapped
+def free_port(environment: Mapping[str, str]) -> int:
+    """The port of GRADIO_SERVER_PORT, else the first that nobody listens on."""
+    if "GRADIO_SERVER_PORT" in environment:
+        return int(environment["GRADIO_SERVER_PORT"])
+    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)):
+                return port
+    raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one with --port")
 
 
-def heading(name: str, revision: str | None, config: Any) -> str:
-    """Which model this is, in Markdown."""
-    is_folder = Path(name).is_dir()
-    title = f"`{Path(name).resolve().name}`" if is_folder else f"[{name}](https://huggingface.co/{name})"
-    site = "cross" if "cross" in config.sites else "encoder"
-    preset = config.attention_for(site).preset_name or "of its own"
-    pinned = f", revision `{revision}`" if revision else ""
-    return f"# Attention of {title}{pinned}\nPreset: **{preset}**. Exactly zero weights are white."
+def has_desktop(environment: Mapping[str, str]) -> bool:
+    """Whether somebody sits here who can be shown a window."""
+    windows = sys.platform in ("darwin", "win32") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
+    return bool(windows) and sys.stdout.isatty()
 
 
-def uploaded_path(file: Any) -> str | None:
-    """Where an uploaded file lies, None if there is none."""
-    return file.path if file else None
-
-
-def layer_choices(names: list[str]) -> gr.Dropdown:
-    """A choice of layers, the last one chosen."""
-    return gr.Dropdown([(name, number) for number, name in enumerate(names)], value=len(names) - 1, label="Layer")
-
-
-def head_choices(heads: int) -> gr.Dropdown:
-    """A choice of heads, their mean chosen."""
-    choices = [("mean of all", MEAN), *((str(number + 1), number) for number in range(heads))]
-    return gr.Dropdown(choices, value=MEAN, label="Head")
-
-
-def site_choices(translator: Translator, site: str) -> tuple[gr.Dropdown, gr.Dropdown]:
-    """The layers and heads of a site."""
-    layers, heads = translator.shape(site)
-    return layer_choices([str(number + 1) for number in range(layers)]), head_choices(heads)
-
-
-def translation_app(translator: Translator, title: str) -> gr.Blocks:
-    """The page of a translation model."""
-
-    @with_clear_errors
-    def translate(text: str, beams: float, site: str, layer: int, head: int) -> tuple[str, Translation, Figure]:
-        translation = translator.translate(text, beams)
-        return translation.text, translation, show(translation, site, layer, head)
-
-    @with_clear_errors
-    def show(translation: Translation | None, site: str, layer: int, head: int) -> Figure | None:
-        return draw_attention(translator.attend(translation, site, layer, head)) if translation else None
-
-    @with_clear_errors
-    def change_site(translation: Translation | None, site: str) -> tuple[gr.Dropdown, gr.Dropdown, Figure | None]:
-        last = translator.shape(site)[0] - 1
-        return *site_choices(translator, site), show(translation, site, last, MEAN)
-
-    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
-        gr.Markdown(title)
-        last_translation = gr.State(None)
-        with gr.Row():
-            with gr.Column():
-                # the browser keeps to max_length, the model checks it
-                text = gr.Textbox(label="Text", lines=3, max_length=MAX_CHARACTERS, elem_id="text")
-                beams = gr.Slider(1, MAX_BEAMS, value=4, step=1, label="Beams")
-                button = gr.Button("Translate", variant="primary", elem_id="run")
-            translated = gr.Textbox(label="Translation", lines=3, interactive=False, elem_id="answer")
-        with gr.Row():
-            site = gr.Dropdown(list(SITES.items()), value="cross", label="Attention", elem_id="site")
-            layer, head = site_choices(translator, "cross")
-        plot = gr.Plot(show_label=False, format="png", elem_id="plot")
-        chosen = [site, layer, head]
-        gr.on(
-            [button.click, text.submit],
-            translate,
-            [text, beams, *chosen],
-            [translated, last_translation, plot],
-            **QUEUE,
-        )
-        site.input(change_site, [last_translation, site], [layer, head, plot], **QUEUE)
-        gr.on([layer.input, head.input], show, [last_translation, *chosen], plot, **QUEUE)
-    return page
-
-
-def classification_app(classifier: Classifier, title: str) -> gr.Blocks:
-    """The page of an image classifier."""
-
-    @with_clear_errors
-    def classify(path: str | None, layer: int, head: int) -> tuple[dict[str, float], Any, Figure]:
-        scores, pixels = classifier.classify(path)
-        return scores, pixels, show(pixels, layer, head)
-
-    @with_clear_errors
-    def show(pixels: Any, layer: int, head: int) -> Figure | None:
-        return None if pixels is None else draw_patches(classifier.attend(pixels, layer, head))
-
-    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
-        gr.Markdown(title)
-        last_pixels = gr.State(None)
-        with gr.Row():
-            with gr.Column():
-                image = gr.Image(label="Image", sources=["upload", "clipboard"], height=280, elem_id="image")
-                # the file as it is: `models.open_image` is to say what is wrong with it, not Gradio
-                image.preprocess = uploaded_path
-                button = gr.Button("Classify", variant="primary", elem_id="run")
-            classes = gr.Label(label="Classes", num_top_classes=TOP_CLASSES, elem_id="answer")
-        with gr.Row():
-            layer = layer_choices(classifier.layer_names())
-            head = head_choices(classifier.config.num_attention_heads)
-        plot = gr.Plot(show_label=False, format="png", elem_id="plot")
-        button.click(classify, [image, layer, head], [classes, last_pixels, plot], **QUEUE)
-        gr.on([layer.input, head.input], show, [last_pixels, layer, head], plot, **QUEUE)
-    return page
-
-
-def build_app(name: str, revision: str | None = None) -> gr.Blocks:
-    """The page of a model, with its queue.
-
-    Args:
-        name: folder or Hub id.
-        revision: branch, tag or commit of a Hub id.
+def open_page(options: argparse.Namespace) -> None:
+    """Say where the page will be, load the model and serve until interrupted.
 
     Raises:
-        ValueError: there is no such folder, or it is neither a translation model nor an image classifier.
-        OSError: there is no such model on the Hub.
+        SystemExit: there is no model, it cannot be loaded, or the port is taken; says so in one line.
     """
-    model = load_model(name, revision)
-    build = translation_app if isinstance(model, Translator) else classification_app
-    return build(model, heading(name, revision, model.config)).queue(max_size=MAX_WAITING)
+    name, revision = choose_model(options.model, options.revision, os.environ)
+    try:
+        if name is None:
+            raise ValueError("name a model: its folder or Hub id")
+        port = options.port or free_port(os.environ)
+        second = f" and {options.compare}" if options.compare else ""
+        print(f"Loading {name}{second}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True)
+        # torch, transformers and Gradio take seconds to import, so not before that line
+        from pages import LAUNCH, build_app
+
+        examples = options.example or os.environ.get("EXAMPLES", "").splitlines()
+        page = build_app(name, revision, compare=options.compare, examples=examples or None)
+        page.launch(server_port=port, inbrowser=has_desktop(os.environ), **LAUNCH)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show the attention of a model; the code in its folder is executed.")
-    parser.add_argument("model", nargs="?", help="folder or Hub id; else the environment variable MODEL_ID")
-    parser.add_argument("--revision", help="branch, tag or commit; else the environment variable MODEL_REVISION")
-    parser.add_argument("--port", type=int, help="port of the page; else the first free one from 7860 on")
-    arguments = parser.parse_args()
-    name, revision = choose_model(arguments.model, arguments.revision, os.environ)
-    if name is None:
-        parser.error("name a model: its folder or Hub id")
-    try:
-        page = build_app(name, revision)
-        page.launch(
-            server_port=arguments.port,
-            theme=THEME,
-            max_file_size=MAX_FILE_SIZE,
-            state_session_capacity=MAX_SESSIONS,
-            ssr_mode=False,
-            footer_links=[],
-        )
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+    add_arguments(parser)
+    open_page(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """What the app asks of a model: a translation or classes, and the attention weights that led to them."""
 
+import base64
+import json
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import ModelCard, hf_hub_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from PIL import Image
 from transformers import (
@@ -26,11 +31,13 @@ MAX_BEAMS = 8
 MAX_PIXELS = 50_000_000
 EXTRA_TOKENS = 50  # a translation may be so many tokens longer than its source
 
-MEAN = -1  # the choice "mean of all heads"
+MAX_EXAMPLES = 5
+SKETCH_SIDE = 32  # pixels: whoever takes so small an image can be drawn for
+
 AXIS_NAMES = {  # site → query, key
-    "cross": ("token being written", "source token"),
-    "encoder": ("source token", "source token"),
-    "decoder": ("token being written", "token already written"),
+    "cross": ("words being written", "source words"),
+    "encoder": ("source words", "source words"),
+    "decoder": ("words being written", "words already written"),
 }
 
 
@@ -44,23 +51,56 @@ class Translation:
 
 
 @dataclass(frozen=True)
+class Zeros:
+    """Shares of the weights that are exactly zero, and of the queries whose weights all are (null rows).
+
+    Args:
+        by_head: zeros of each head.
+        nulls: null rows of each head.
+        in_mean: zeros that are left in the mean of the heads.
+    """
+
+    by_head: list[float]
+    nulls: list[float]
+    in_mean: float
+
+    @classmethod
+    def count(cls, weights: np.ndarray, visible: np.ndarray) -> "Zeros":
+        """Count in weights [heads, queries, keys] where `visible`, bool [queries, keys]."""
+        zero = (weights == 0) | ~visible
+        shares = zero[:, visible].mean(-1)
+        return cls(shares.tolist(), zero.all(-1).mean(-1).tolist(), float(zero.all(0)[visible].mean()))
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word, whether a blank comes before it, and its first token."""
+
+    text: str
+    blank: bool
+    start: int
+
+
+@dataclass(frozen=True)
 class AttentionMap:
-    """Weights [queries, keys] of one site, layer and head; `visible`, bool, tells a zero from what is masked."""
+    """Weights [heads, queries, keys] of words; `visible`, bool [queries, keys], tells a zero from what is masked."""
 
     weights: np.ndarray
     visible: np.ndarray
-    queries: list[str]
-    keys: list[str]
+    queries: list[Word]
+    keys: list[Word]
     axis_names: tuple[str, str]
+    zeros: Zeros
 
 
 @dataclass(frozen=True)
 class PatchMap:
-    """Weights [rows, columns] over the patches of a picture [height, width, channels] in 0..1, and what they are."""
+    """Weights [heads, rows, columns] over a picture [height, width, channels] in 0..1, and what they are."""
 
     weights: np.ndarray
     picture: np.ndarray
     title: str
+    zeros: Zeros
 
 
 class Translator:
@@ -79,10 +119,9 @@ class Translator:
         if config.decoder_vocab_size is not None:
             self.target_tokenizer = AutoTokenizer.from_pretrained(name, subfolder="target_tokenizer", **options)
 
-    def shape(self, site: str) -> tuple[int, int]:
-        """Number of layers and of heads of a site."""
-        side = "encoder" if site == "encoder" else "decoder"
-        return getattr(self.config, f"{side}_layers"), getattr(self.config, f"{side}_attention_heads")
+    def layers(self, site: str) -> int:
+        """Number of layers of a site."""
+        return self.config.encoder_layers if site == "encoder" else self.config.decoder_layers
 
     @torch.inference_mode()
     def translate(self, text: str, num_beams: int) -> Translation:
@@ -108,18 +147,27 @@ class Translator:
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return Translation(translated, inputs["input_ids"][0].tolist(), target.tolist())
 
+    def read(self, text: str, translated: str) -> Translation:
+        """A translation that is given, in the tokens of this model, as many as it takes."""
+        source = self.tokenizer(text.strip())["input_ids"]
+        target = self.target_tokenizer(text_target=translated)["input_ids"]
+        start, limit = self.model.generation_config.decoder_start_token_id, self.config.max_position_embeddings
+        return Translation(translated, source[:limit], [start, *target][:limit])
+
     @torch.inference_mode()
-    def attend(self, translation: Translation, site: str, layer: int, head: int) -> AttentionMap:
-        """Weights of a pass that is given the translation; row t is the query that writes token t.
+    def attend(self, translation: Translation, site: str, layer: int) -> AttentionMap:
+        """Weights of a pass that is given the translation; row t is the query that writes word t.
+
+        Sub-words are merged: a word gets the sum of what its tokens get and gives the mean of what its tokens give.
+        Zeros and null rows are counted before that.
 
         Args:
-            translation: what `translate` has returned.
+            translation: what `translate` or `read` has returned.
             site: a key of `AXIS_NAMES`.
             layer: from 0.
-            head: from 0, or `MEAN`.
 
         Raises:
-            ValueError: there is no such site, layer or head.
+            ValueError: there is no such site or layer.
         """
         if site not in AXIS_NAMES:
             raise ValueError(f"The site {site!r} is none of {list(AXIS_NAMES)}.")
@@ -130,16 +178,17 @@ class Translator:
             use_cache=False,
             output_attentions=True,
         )
-        layers = getattr(outputs, f"{site}_attentions")
-        weights = select_weights([weights[0].float().numpy() for weights in layers], layer, head)
-        visible = np.ones_like(weights, dtype=bool)
-        source = self.tokenizer.convert_ids_to_tokens(translation.source_ids)
-        given, written = (self.target_tokenizer.convert_ids_to_tokens(ids) for ids in (given, written))
+        weights = choose_layer(getattr(outputs, f"{site}_attentions"), layer)
+        visible = np.ones(weights.shape[1:], dtype=bool)
+        if site == "decoder":
+            visible = np.tril(visible)
+        source = split_words(self.tokenizer, translation.source_ids)
+        given, written = (split_words(self.target_tokenizer, ids) for ids in (given, written))
         queries = source if site == "encoder" else written
         keys = given if site == "decoder" else source
-        return AttentionMap(
-            weights, np.tril(visible) if site == "decoder" else visible, queries, keys, AXIS_NAMES[site]
-        )
+        merged = merge_words(np.where(visible, weights, 0), queries, keys)
+        seen = merge_words(visible[None], queries, keys)[0] > 0
+        return AttentionMap(merged, seen, queries, keys, AXIS_NAMES[site], Zeros.count(weights, visible))
 
 
 class Classifier:
@@ -157,30 +206,29 @@ class Classifier:
         layers = [str(number + 1) for number in range(self.config.num_hidden_layers)]
         return [*layers, "pooling query"] if self.config.pooling == "attention" else layers
 
-    @torch.inference_mode()
-    def classify(self, path: str | None) -> tuple[dict[str, float], torch.Tensor]:
-        """Class probabilities of an image file, and its pixels [1, channels, height, width] as the model takes them.
+    def takes_sketches(self) -> bool:
+        """Whether its images are so small that a visitor can draw one."""
+        return bool(np.max(self.config.image_size) <= SKETCH_SIDE)
 
-        Raises:
-            ValueError: there is no image, it is broken or too large.
-        """
-        pixels = self.processor(open_image(path), return_tensors="pt")["pixel_values"]
+    @torch.inference_mode()
+    def classify(self, image: Image.Image) -> tuple[dict[str, float], torch.Tensor]:
+        """Class probabilities of an RGB image, and its pixels [1, channels, height, width] as the model takes them."""
+        pixels = self.processor(image, return_tensors="pt")["pixel_values"]
         logits = self.model(pixels).logits[0].float()
         several = self.config.problem_type == "multi_label_classification"
         scores = logits.sigmoid() if several else logits.softmax(-1)
         return {self.config.id2label[number]: score for number, score in enumerate(scores.tolist())}, pixels
 
     @torch.inference_mode()
-    def attend(self, pixels: torch.Tensor, layer: int, head: int) -> PatchMap:
+    def attend(self, pixels: torch.Tensor, layer: int) -> PatchMap:
         """What the patches get: from the class token or the pooling query, else on average from all patches.
 
         Args:
             pixels: as `classify` has returned them.
             layer: place in `layer_names`.
-            head: from 0, or `MEAN`.
 
         Raises:
-            ValueError: there is no such layer or head.
+            ValueError: there is no such layer.
         """
         layers = []
         if self.config.pooling == "attention":
@@ -191,15 +239,15 @@ class Classifier:
         finally:
             if self.config.pooling == "attention":
                 hook.remove()
-        weights = select_weights([weights[0].float().numpy() for weights in layers], layer, head)
-        null_rows = int((weights == 0).all(-1).sum())
-        title = f"mean over {len(weights)} queries, {null_rows} of them null"
+        weights = choose_layer(layers, layer)
+        title = f"the mean of what {weights.shape[1]} patches give"
         if self.config.pooling == "cls":
-            weights, title = weights[:1, 1:], "from the class token"  # no picture for what it gives itself
-        elif len(weights) == 1:
-            title = "from the pooling query"
+            weights, title = weights[:, :1, 1:], "what the class token gives"  # no picture for what it gives itself
+        elif weights.shape[1] == 1:
+            title = "what the pooling query gives"
         grid = [side // self.config.patch_size for side in pixels.shape[2:]]
-        return PatchMap(weights.mean(0).reshape(grid), self._picture(pixels[0]), title)
+        zeros = Zeros.count(weights, np.ones(weights.shape[1:], dtype=bool))
+        return PatchMap(weights.mean(1).reshape(-1, *grid), self._picture(pixels[0]), title, zeros)
 
     def _picture(self, pixels: torch.Tensor) -> np.ndarray:
         """The image [height, width, channels] that was normalised into the pixels [channels, height, width]."""
@@ -208,6 +256,33 @@ class Classifier:
             picture = picture * np.array(self.processor.image_std) + np.array(self.processor.image_mean)
         picture = picture.clip(0, 1)
         return picture.repeat(3, -1) if picture.shape[-1] == 1 else picture
+
+
+def find_examples(name: str, revision: str | None = None) -> list[str]:
+    """Inputs to begin with: of the model's results.json, else of its card; texts, or files of images.
+
+    Args:
+        name: folder or Hub id.
+        revision: of a Hub id.
+
+    Returns:
+        At most `MAX_EXAMPLES`, none where the model has none.
+    """
+
+    def find(file: str) -> str | None:
+        if Path(name).is_dir():
+            return str(Path(name, file)) if file and Path(name, file).is_file() else None
+        try:
+            return hf_hub_download(name, file, revision=revision)
+        except OSError:  # there is no such file, or no network
+            return None
+
+    results, card = find("results.json"), find("README.md")
+    rows = json.loads(Path(results).read_text(encoding="utf-8")).get("examples") if results else None
+    if not rows and card:
+        rows = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("widget")
+    inputs = [row.get("source") or row.get("text") or find(row.get("src", "")) for row in rows or []]
+    return list(filter(None, inputs))[:MAX_EXAMPLES]
 
 
 def load_model(name: str, revision: str | None = None) -> Translator | Classifier:
@@ -255,7 +330,20 @@ def check_beams(num_beams: Any) -> int:
     return int(num_beams)
 
 
-def open_image(path: str | None) -> Image.Image:
+def open_sketch(address: Any) -> Image.Image:
+    """The RGB image of a drawing: a PNG in a data address, as the browser sends it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    start = "data:image/png;base64,"
+    if not isinstance(address, str) or not address.startswith(start):
+        raise ValueError("There is no drawing: draw something.")
+    # whatever is not base64 is dropped, and the rest is no image then
+    return open_image(BytesIO(base64.b64decode(address.removeprefix(start).encode() + b"==")))
+
+
+def open_image(path: str | BytesIO | None) -> Image.Image:
     """The RGB image of a file, upright.
 
     Raises:
@@ -275,17 +363,41 @@ def open_image(path: str | None) -> Image.Image:
     raise ValueError(f"The image has {width} × {height} pixels, at most {MAX_PIXELS:,} are allowed.")
 
 
-def select_weights(layers: Sequence[np.ndarray], layer: int, head: int) -> np.ndarray:
-    """Weights [queries, keys] of one head, or the mean of all heads, out of [heads, queries, keys] of each layer.
+def choose_layer(layers: Sequence[torch.Tensor], layer: int) -> np.ndarray:
+    """Weights [heads, queries, keys] of one layer out of [1, heads, queries, keys] of each.
 
     Raises:
-        ValueError: there is no such layer or head.
+        ValueError: there is no such layer.
     """
     if layer not in range(len(layers)):
         raise ValueError(f"Layer {layer + 1} is none of the {len(layers)}.")
-    weights = layers[layer]
-    if head == MEAN:
-        return weights.mean(0)
-    if head not in range(len(weights)):
-        raise ValueError(f"Head {head + 1} is none of the {len(weights)}.")
-    return weights[head]
+    return layers[layer][0].float().numpy()
+
+
+def split_words(tokenizer: Any, ids: Sequence[int]) -> list[Word]:
+    """Group tokens to words; punctuation, special tokens and ideographs stand alone.
+
+    Args:
+        tokenizer: whose pieces mark a blank before them by ▁ or Ġ, or the lack of one by ##.
+        ids: of the tokens [length].
+    """
+    special, words, kind = set(tokenizer.all_special_ids), [], None
+    for place, (number, piece) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
+        begins = piece.startswith(("▁", "Ġ"))
+        text = piece.removeprefix("##").lstrip("▁Ġ")
+        alone = number in special or any(unicodedata.east_asian_width(character) in "WF" for character in text)
+        is_word = any(character.isalnum() for character in text)
+        # a blank that is a token of its own goes with whatever follows
+        previous, kind = kind, place if alone else str(is_word) if text else None
+        if not words or begins or (previous is not None and kind != previous):
+            words.append((place, begins or number in special, []))
+        words[-1][2].append(number)
+    return [Word(tokenizer.decode(members).strip() or "▁", blank, place) for place, blank, members in words]
+
+
+def merge_words(weights: np.ndarray, queries: list[Word], keys: list[Word]) -> np.ndarray:
+    """Weights [heads, words, words] out of those of tokens: summed over a key's, averaged over a query's."""
+    starts = [word.start for word in queries]
+    lengths = np.diff([*starts, weights.shape[1]])
+    weights = np.add.reduceat(weights.astype(np.float64), [word.start for word in keys], axis=2)
+    return np.add.reduceat(weights, starts, axis=1) / lengths[:, None]

@@ -15,6 +15,8 @@ from reluformers.files import atomic_directory
 SEED = 0
 HELD_OUT = 360  # of 1,797 images
 BRIGHTEST = 16  # grey values of the set are 0 to 16
+COPIES = 15  # of each training digit, redrawn
+DRAWN_SIDE, REDRAWN_SIDE = 32, 16  # pixels
 DIGIT_FILES = ("train.parquet", "validation.parquet")
 
 
@@ -28,6 +30,8 @@ class CleanClassification(NamedTuple):
 
 def write_digits(folder: Path) -> dict[str, Path]:
     """Write scikit-learn's 1,797 digits of 8 × 8 pixels as Parquet files with images, a fifth of them held out.
+
+    Each training digit is followed by `COPIES` of it that `redraw` has made.
 
     Args:
         folder: where to; earlier files of the same names are replaced.
@@ -45,15 +49,47 @@ def write_digits(folder: Path) -> dict[str, Path]:
         if path.name not in DIGIT_FILES:
             raise UserError(f"{folder}: holds {path.name}, which is none of the demo's; choose another output folder")
     digits = load_digits()
-    rows = np.random.default_rng(SEED).permutation(len(digits.images))
+    generator = np.random.default_rng(SEED)
+    rows = generator.permutation(len(digits.images))
     features = Features({"image": Image(), "label": ClassLabel(names=[str(name) for name in digits.target_names])})
     splits = {"train": rows[HELD_OUT:], "validation": rows[:HELD_OUT]}
     with atomic_directory(folder, overwrite=True) as temporary:
         for split, chosen in splits.items():
             pictures = [pillow.fromarray((digits.images[row] * 255 / BRIGHTEST).astype(np.uint8)) for row in chosen]
-            columns = {"image": pictures, "label": digits.target[chosen].tolist()}
+            labels = digits.target[chosen].tolist()
+            if split == "train":
+                pictures += [redraw(picture, generator) for _ in range(COPIES) for picture in pictures]
+                labels *= COPIES + 1
+            columns = {"image": pictures, "label": labels}
             Dataset.from_dict(columns, features=features).to_parquet(temporary / f"{split}.parquet")
     return {split: folder / f"{split}.parquet" for split in splits}
+
+
+def redraw(picture: pillow.Image, generator: np.random.Generator) -> pillow.Image:
+    """Draw a digit as another hand might: turned, scaled and moved, with a thin or thick stroke, on white or black.
+
+    Args:
+        picture: a grey digit, white on black.
+        generator: of the random numbers.
+
+    Returns:
+        A grey picture of `REDRAWN_SIDE` pixels; half of them are black on white.
+    """
+    middle = DRAWN_SIDE / 2
+    angle, scale = generator.uniform(-0.2, 0.2), generator.uniform(0.65, 1.05)  # 0.2: 11°
+    x, y = generator.uniform(-0.15, 0.15, 2) * DRAWN_SIDE + middle
+    cos, sin = np.cos(angle) / scale, np.sin(angle) / scale
+    # a point of the new picture → one of the old
+    coefficients = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
+    drawn = picture.resize((DRAWN_SIDE, DRAWN_SIDE), pillow.Resampling.BICUBIC)
+    drawn = drawn.transform(drawn.size, pillow.Transform.AFFINE, coefficients, pillow.Resampling.BILINEAR)
+    # the edge of a blurred stroke lies further out where less ink is enough for it
+    ink, enough = np.asarray(drawn) / 255, generator.uniform(0.25, 0.7)
+    edge = 1 / (1 + np.exp((enough - ink) * generator.uniform(8, 40)))
+    if generator.random() < 0.5:
+        edge = 1 - edge
+    redrawn = pillow.fromarray((edge * 255).astype(np.uint8))
+    return redrawn.resize((REDRAWN_SIDE, REDRAWN_SIDE), pillow.Resampling.BOX)
 
 
 def first_digit(file: Path) -> tuple[pillow.Image, str]:

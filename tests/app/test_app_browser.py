@@ -1,9 +1,11 @@
 """The app as a visitor meets it: in a real browser, with a model behind it.
 
 The screenshots go to the folder that the environment variable SCREENSHOTS names, else to the test's own; APP_MODEL and
-APP_IMAGE_MODEL name models to take in place of untrained ones.
+APP_IMAGE_MODEL name models to take in place of untrained ones,
+APP_TEXT the sentence they begin with.
 """
 
+import base64
 import json
 import os
 import shutil
@@ -13,7 +15,9 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -22,11 +26,22 @@ from builders.saved_models import SPACE, save_classifier, save_translator
 
 pytest.importorskip("gradio")
 webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 SECONDS = 120
+EXAMPLES = (
+    os.environ.get("APP_TEXT", "A man in a blue hat is riding a horse on the beach."),
+    "Two dogs run over green grass & a $5 bill lies there.",
+)
+# a digit as a hand draws it, from the middle of the canvas
+THREE = [(-45, -75), (-10, -90), (30, -75), (35, -40), (0, -10), (35, 15), (45, 50), (10, 85), (-45, 70)]
+IS_WHITE = """const [{width, height}] = arguments, pen = arguments[0].getContext("2d");
+const {data} = pen.getImageData(0, 0, width, height);
+return data.every((value) => value === 255);"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +56,7 @@ def browser(tmp_path):
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1600"):
         options.add_argument(argument)
     options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
     yield driver
     driver.quit()
@@ -51,12 +67,12 @@ def serve(tmp_path):
     """Start `app.py` of a folder, as somebody would who has no reluformers; give the address of its page."""
     processes = []
 
-    def start(folder: Path) -> str:
+    def start(folder: Path, *options: str) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         log = tmp_path / "app.log"
-        command = [sys.executable, str(SPACE / "app.py"), str(folder), "--port", str(port)]
+        command = [sys.executable, str(SPACE / "app.py"), str(folder), "--port", str(port), *options]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
         with log.open("w") as output:
             processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
@@ -81,8 +97,27 @@ def until(browser, condition):
     return WebDriverWait(browser, SECONDS, ignored_exceptions=[Exception]).until(condition)
 
 
-def plot_source(browser) -> str:
-    return browser.find_element(By.CSS_SELECTOR, "#plot img").get_attribute("src")
+def value(browser, element: str) -> str:
+    return browser.find_element(By.CSS_SELECTOR, f"#{element} textarea").get_property("value")
+
+
+def weights_source(browser) -> str:
+    """The large picture of the weights, as an address that holds it."""
+    return browser.find_element(By.CSS_SELECTOR, "#attention img.large").get_attribute("src")
+
+
+def lit_words(browser, side: str) -> set[int]:
+    """Numbers of the words that are lit in the lines of a side, "q" or "k"."""
+    found = browser.find_elements(By.CSS_SELECTOR, f"#attention .line .word[data-{side}]")
+    return {number for number, word in enumerate(found) if "--lit" in (word.get_attribute("style") or "")}
+
+
+def requested_hosts(browser) -> set[str]:
+    """Hosts that pages, not the browser's own, have asked for something."""
+    entries = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
+    sent = [it["params"] for it in entries if it["method"] == "Network.requestWillBeSent"]
+    addresses = (urlsplit(it["request"]["url"]) for it in sent)
+    return {address.hostname for address in addresses if address.scheme in ("http", "https", "ws", "wss")}
 
 
 def choose(browser, element: str, choice: str) -> None:
@@ -92,39 +127,124 @@ def choose(browser, element: str, choice: str) -> None:
     until(browser, lambda page: page.find_element(By.XPATH, xpath)).click()
 
 
-def take_screenshot(browser, tmp_path: Path, name: str) -> None:
+def take_screenshot(browser, tmp_path: Path, name: str, width: int = 1200) -> None:
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    browser.set_window_size(1200, max(800, min(height + 150, 4000)))
+    set_size(browser, width, 800)
     time.sleep(1)  # the page is laid out anew
+    set_size(browser, width, min(browser.execute_script("return document.documentElement.scrollHeight"), 4000))
+    time.sleep(1)
     assert browser.save_screenshot(str(path))
     assert path.stat().st_size > 10_000
 
 
-def test_a_sentence_is_translated_and_its_attention_shown(browser, serve, tmp_path):
+def set_size(browser, width: int, height: int) -> None:
+    """The size of the page, which may be less than that of the smallest window."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def set_scheme(browser, scheme: str) -> None:
+    """What the visitor's computer prefers, "light" or "dark"."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+@pytest.fixture
+def translation_page(browser, serve, tmp_path):
+    """A page with two examples, as it opens; its model's folder."""
     folder = Path(os.environ.get("APP_MODEL") or save_translator(tmp_path / "model"))
-    text = "A man in a blue hat is riding a horse on the beach."
-    browser.get(serve(folder))
-    until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#text textarea")).send_keys(text)
-    browser.find_element(By.ID, "run").click()
-    until(browser, lambda page: plot_source(page))
-    answer = browser.find_element(By.CSS_SELECTOR, "#answer textarea").get_property("value")
-    assert answer == translate(folder, text)
-    take_screenshot(browser, tmp_path, "translation.png")
+    browser.get(serve(folder, "--example", EXAMPLES[0], "--example", EXAMPLES[1]))
+    until(browser, weights_source)
+    return folder
 
-    before = plot_source(browser)
-    choose(browser, "site", "decoder")
-    until(browser, lambda page: plot_source(page) != before)
-    take_screenshot(browser, tmp_path, "decoder_attention.png")
 
+def point_at(browser, side: str, number: int) -> None:
+    word = browser.find_element(By.CSS_SELECTOR, f"#attention .line .word[data-{side}='{number}']")
+    ActionChains(browser).move_to_element(word).perform()
+
+
+def test_page_opens_with_an_example_and_translates_at_enter(browser, translation_page):
+    assert (value(browser, "text"), value(browser, "answer")) == (
+        EXAMPLES[0],
+        translate(translation_page, EXAMPLES[0]),
+    )
+    before = weights_source(browser)
+    box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
+    box.clear()
+    box.send_keys("A horse on green grass.", Keys.ENTER)
+    until(browser, lambda page: weights_source(page) != before)
+    answer = translate(translation_page, "A horse on green grass.")
+    assert (value(browser, "text"), value(browser, "answer")) == ("A horse on green grass.", answer)
+
+    browser.find_element(By.XPATH, f"//div[@id='examples']//button[contains(., '{EXAMPLES[1][:12]}')]").click()
+    until(browser, lambda page: value(page, "text") == EXAMPLES[1])
+    assert value(browser, "answer") == translate(translation_page, EXAMPLES[1])
+
+
+def test_words_light_up_where_weights_are_not_zero(browser, translation_page):
+    data = json.loads(browser.find_element(By.CSS_SELECTOR, "#attention .map").get_attribute("data-map"))
+    codes = np.frombuffer(base64.b64decode(data["weights"]), dtype="<i2")
+    weights = codes.reshape(-1, len(data["queries"]), len(data["keys"]))
+    head = int(browser.find_element(By.CSS_SELECTOR, "#attention .map").get_attribute("data-head"))
+
+    point_at(browser, "q", 0)
+    assert lit_words(browser, "k") == set(np.flatnonzero(weights[head, 0]))
+    point_at(browser, "k", 3)
+    assert lit_words(browser, "q") == set(np.flatnonzero(weights[head, :, 3]))
+    assert lit_words(browser, "k") == set()
+    assert browser.find_element(By.CSS_SELECTOR, "#attention output").text.startswith(f"{data['keys'][3]} →")
+
+    # the other head, without the mouse
+    other = (head + 1) % len(weights)
+    button = browser.find_element(By.CSS_SELECTOR, f"#attention button[data-head='{other}']")
+    button.send_keys(Keys.ENTER)
+    assert button.get_attribute("aria-pressed") == "true"
+    assert weights_source(browser) == button.find_element(By.TAG_NAME, "img").get_attribute("src")
+    word = browser.find_element(By.CSS_SELECTOR, "#attention .line .word[data-k='1']")
+    word.send_keys(Keys.TAB)
+    assert lit_words(browser, "q") == set(np.flatnonzero(weights[other, :, 2]))
+
+
+def test_an_error_keeps_the_answer(browser, translation_page):
+    before = value(browser, "answer"), weights_source(browser)
     box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
     box.clear()
     box.send_keys("   ")
     browser.find_element(By.ID, "run").click()
     until(browser, lambda page: "There is nothing to translate" in page.find_element(By.TAG_NAME, "body").text)
-    take_screenshot(browser, tmp_path, "empty_text.png")
+    assert (value(browser, "answer"), weights_source(browser)) == before
+    assert browser.find_element(By.CSS_SELECTOR, "#attention img.large").is_displayed()
+
+
+def test_page_is_light_dark_and_narrow_and_asks_nobody_else(browser, translation_page, tmp_path):
+    colours = {}
+    for scheme, width, name in (
+        ("light", 1200, "app.png"),
+        ("dark", 1200, "app_dark.png"),
+        ("light", 400, "app_narrow.png"),
+    ):
+        set_scheme(browser, scheme)
+        set_size(browser, width, 900)
+        browser.get(browser.current_url)
+        until(browser, weights_source)
+        point_at(browser, "q", 0)
+        take_screenshot(browser, tmp_path, name, width)
+        colours[scheme] = browser.execute_script(
+            "return ['body', '#attention .map'].map((name) => getComputedStyle(document.querySelector(name)))"
+            ".map((style, place) => place ? style.color : style.backgroundColor)"
+        )
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert [colour != colours["dark"][place] for place, colour in enumerate(colours["light"])] == [True, True]
+    assert requested_hosts(browser) == {"127.0.0.1"}
+
+
+def test_every_site_is_shown(browser, translation_page):
+    before = weights_source(browser)
+    choose(browser, "site", "decoder")
+    until(browser, lambda page: weights_source(page) != before)
+    assert "not visible" in browser.find_element(By.CSS_SELECTOR, "#attention .legend").text
 
 
 def translate(folder: Path, text: str) -> str:
@@ -137,15 +257,33 @@ def translate(folder: Path, text: str) -> str:
 
 
 def test_an_image_is_classified_and_its_attention_shown(browser, serve, tmp_path):
-    folder = Path(os.environ.get("APP_IMAGE_MODEL") or save_classifier(tmp_path / "model"))
-    labels = json.loads((folder / "config.json").read_text())["id2label"].values()
+    folder = save_classifier(tmp_path / "model")
     file = tmp_path / "image.png"
     picture(64, 64).save(file)
     browser.get(serve(folder))
+    until(browser, lambda page: page.find_element(By.XPATH, "//button[@role='tab'][contains(., 'Upload')]")).click()
     until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#image input[type=file]")).send_keys(str(file))
     until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#image img"))
     browser.find_element(By.ID, "run").click()
-    until(browser, lambda page: plot_source(page))
+    until(browser, weights_source)
     shown = browser.find_element(By.ID, "answer").text
-    assert sum(label in shown for label in labels) >= 2
-    take_screenshot(browser, tmp_path, "classification.png")
+    assert sum(label in shown for label in ("cat", "dog", "horse")) >= 2
+
+
+def test_a_drawing_is_classified_stroke_by_stroke(browser, serve, tmp_path):
+    folder = Path(os.environ.get("APP_IMAGE_MODEL") or save_classifier(tmp_path / "model"))
+    browser.get(serve(folder))
+    canvas = until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#pad canvas"))
+    until(browser, lambda page: page.execute_script(IS_WHITE, canvas))
+    actions = ActionChains(browser, duration=30).move_to_element_with_offset(canvas, *THREE[0]).click_and_hold()
+    for point in THREE[1:]:
+        actions.move_to_element_with_offset(canvas, *point)
+    actions.release().perform()
+    until(browser, weights_source)
+    assert not browser.execute_script(IS_WHITE, canvas)
+    answer = until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#answer h2").text)
+    if "APP_IMAGE_MODEL" in os.environ:
+        assert answer == "3"
+    take_screenshot(browser, tmp_path, "app_digit.png")
+    browser.find_element(By.CSS_SELECTOR, "#pad button").click()
+    until(browser, lambda page: page.execute_script(IS_WHITE, canvas))

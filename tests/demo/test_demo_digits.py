@@ -7,7 +7,15 @@ import pytest
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
-from reluformers.demo.digits import DIGIT_FILES, classify_in_clean_process, first_digit, write_digits
+from reluformers.demo.digits import (
+    COPIES,
+    DIGIT_FILES,
+    REDRAWN_SIDE,
+    classify_in_clean_process,
+    first_digit,
+    redraw,
+    write_digits,
+)
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split
@@ -23,9 +31,13 @@ def files(tmp_path_factory):
 
 def test_every_digit_is_in_one_split(files):
     splits = {name: load_image_split({name: str(file)}, name) for name, file in files.items()}
-    assert {name: len(split) for name, split in splits.items()} == {"train": 1437, "validation": 360}
+    assert {name: len(split) for name, split in splits.items()} == {
+        "train": 1437 * (1 + COPIES),
+        "validation": 360,
+    }
     assert class_names(*splits.values()) == [str(digit) for digit in range(10)]
-    labels = [label for split in splits.values() for label in split["label"]]
+    labels = [*splits["train"]["label"][:1437], *splits["validation"]["label"]]
+    assert list(splits["train"]["label"]) == labels[:1437] * (1 + COPIES)
     assert sorted(labels) == sorted(load_digits().target)
     assert np.bincount(list(splits["validation"]["label"]), minlength=10).min() > 20
 
@@ -37,6 +49,23 @@ def test_pictures_are_those_of_the_set(files):
     nearest = np.abs(digits.images - grey).max((1, 2)).argmin()
     assert np.abs(digits.images[nearest] - grey).max() < 16 / 255
     assert str(digits.target[nearest]) == truth
+
+
+def test_copies_are_drawn_anew_in_both_polarities(files):
+    picture, _ = first_digit(files["validation"])
+    generator = np.random.default_rng(1)
+    copies = np.stack([np.asarray(redraw(picture, generator)) for _ in range(200)]) / 255
+    assert copies.shape == (200, REDRAWN_SIDE, REDRAWN_SIDE)
+    is_black_on_white = copies.mean((1, 2)) > 0.5
+    assert 70 < is_black_on_white.sum() < 130
+    ink = np.where(is_black_on_white[:, None, None], 1 - copies, copies)
+    # the border is empty, the stroke is thin or thick, the digit lies left or right, high or low
+    assert ink[:, 0, 0].max() < 0.2
+    amounts = ink.mean((1, 2))
+    assert amounts.max() > 2 * amounts.min() > 0.02
+    for axis in (1, 2):
+        middle = (ink.sum(axis) * np.arange(REDRAWN_SIDE)).sum(-1) / ink.sum((1, 2))
+        assert middle.max() - middle.min() > 3
 
 
 def test_folder_opens_where_the_library_is_not(files, tmp_path):
