@@ -15,6 +15,7 @@ from reluformers.hub.push import push_to_hub
 from reluformers.translation.decoding import load_translation_model, translate
 
 TRAINERS_CARD = """---
+license: mit
 base_model: acme/base
 tags:
 - generated_from_trainer
@@ -73,7 +74,12 @@ def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     push_to_hub(folder, REPO, api=client(hub))
     card = pushed(hub)["README.md"].decode()
-    for line in ("pipeline_tag: translation", "base_model: acme/base", "base_model_relation: finetune"):
+    for line in (
+        "license: mit",
+        "pipeline_tag: translation",
+        "base_model: acme/base",
+        "base_model_relation: finetune",
+    ):
         assert line in card
     assert "It was fine-tuned from [acme/base]" in card
     assert "generated_from_trainer" not in card
@@ -123,7 +129,7 @@ def test_a_ci_job_pushes_with_the_token_of_its_publisher(saved, hub, unchecked, 
     job = client(hub)
     monkeypatch.setattr(type(job), "whoami", lambda self: pytest.fail("a publisher has no account"))
     monkeypatch.setenv("HF_OIDC_RESOURCE", REPO)
-    monkeypatch.setattr("reluformers.hub.leaks.get_token", lambda: "a token of an hour")
+    monkeypatch.setattr("huggingface_hub.utils._auth._get_token_from_oidc", lambda: "hf_writer")
     assert push_to_hub(saved, REPO, api=job).revision == "v1"
 
 
