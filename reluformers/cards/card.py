@@ -50,7 +50,7 @@ def write_card(
     revision: str = "v1",
     evaluation: str | Path | None = None,
     baseline: str | Path | None = None,
-    licence: str = "apache-2.0",
+    licence: str | None = None,
     dataset: str | None = None,
     examples: Sequence[str | Path] = (),
     hardware: str | None = None,
@@ -73,7 +73,8 @@ def write_card(
         revision: tag that the snippets pin.
         evaluation: results of `reluformers evaluate`; None for evaluation.json of the folder.
         baseline: such results of a softmax model on the same split; a recipe.yaml beside them is compared.
-        licence: of weights and code, as the Hub spells it.
+        licence: of weights and code, as the Hub spells it; None for that of the folder's README.md, where the trainer
+            puts the one of the base model, else apache-2.0.
         dataset: Hub id of the data set that the model was trained and scored on; None for that of the recipe, if it
             names one.
         examples: texts to translate or files of images to classify; the card shows the model's answers.
@@ -97,6 +98,7 @@ def write_card(
     path = Path(output or folder) / CARD_FILE
     if path.exists() and not overwrite:
         raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
+    licence = licence or known_licence(folder)
     _check_names(repo_id, revision, licence, dataset, base_model)
     run = read_finished_run(folder, evaluation)
     if dataset is None and is_hub_id(run.section("data").get("path")):
@@ -293,13 +295,24 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
     Returns:
         A Hub id; None if there is none, as of a model that was trained from scratch.
     """
-    found = []
-    with suppress(OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
-        base = ModelCard.load(Path(folder, CARD_FILE), ignore_metadata_errors=True).data.base_model
-        found += base if isinstance(base, list) else [base]
+    base = _old_metadata(folder).get("base_model")
+    found = [*base] if isinstance(base, list) else [base]
     with suppress(OSError, ValueError):
         found.append(json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("_name_or_path"))
     return next((name for name in found if is_hub_id(name) and name != repo_id), None)
+
+
+def known_licence(folder: str | Path) -> str:
+    """The licence in the metadata of a folder's README.md; that of this library where there is none."""
+    licence = _old_metadata(folder).get("license")
+    return licence if isinstance(licence, str) else "apache-2.0"
+
+
+def _old_metadata(folder: str | Path) -> dict[str, Any]:
+    """Metadata of the README.md that lies in a folder, as far as it can be read."""
+    with suppress(OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
+        return ModelCard.load(Path(folder, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
+    return {}
 
 
 def _source_url() -> str | None:

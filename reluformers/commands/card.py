@@ -30,7 +30,7 @@ def add_card_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options that say what is to be in a card."""
     parser.add_argument("--evaluation", type=Path, help="results of the evaluation; FOLDER/evaluation.json if missing")
     parser.add_argument("--baseline", type=Path, help="results of a softmax model, scored with the same command")
-    parser.add_argument("--licence", default="apache-2.0", help="of weights and code, as the Hub spells it")
+    parser.add_argument("--licence", help="of weights and code; that of README.md if missing, else apache-2.0")
     parser.add_argument(
         "--base_model", metavar="ORG/NAME", help="what it was fine-tuned from, if the folder does not say"
     )
