@@ -41,4 +41,4 @@ def run(options: argparse.Namespace) -> None:
     if options.space:
         url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
         print(f"{url}: the demo")
-    print(f"\n{snippet(release, options.repo_id)}")
+    print(f"\n{snippet(release, options.repo_id, options.folder)}")

@@ -1,7 +1,9 @@
 """Pushing to a Hub: what goes up and what stays at home, releases, interruptions, refusals."""
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from reluformers.hub.files import is_ours, select_files, stage_files
 from reluformers.hub.push import check_names, push_to_hub
 from reluformers.hub.repository import UNFINISHED
 from reluformers.hub.space import push_space
+from reluformers.tasks import TASKS
 from reluformers.translation.tokenization import train_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +138,16 @@ def test_a_stranger_uses_what_the_command_has_pushed(saved, hub, tmp_path):
     )
     assert stranger.returncode == 0, stranger.stderr
     assert "translation_text" in stranger.stdout
+
+
+@pytest.mark.parametrize("source", ["in 5 days", 'He said "no"\\', None])
+def test_snippet_asks_what_the_model_has_got_right(tmp_path, source):
+    examples = [{"source": source, "reference": "x", "output": "x"}, {"source": "y", "reference": "x", "output": "z"}]
+    (tmp_path / "results.json").write_text(json.dumps({"bleu": 1} if source is None else {"examples": examples}))
+    release = push.Release("url", "commit", "v1", "translation", "mit", True, False)
+    asked = re.search(r"print\(pipe\((.*)\)\)", push.snippet(release, REPO, tmp_path))[1]
+    assert ast.literal_eval(asked) == (source or TASKS["translation"].example)
+    assert push.snippet(release, REPO, tmp_path / "none") == push.snippet(release, REPO, tmp_path / "nowhere")
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):
