@@ -243,7 +243,8 @@ def _untrained(max_digits: int | None) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(steps)
     words = pre_tokenizers.Metaspace()
     if max_digits is not None:
-        groups = pre_tokenizers.Split(Regex(rf"\d{{1,{max_digits}}}"), "isolated")
+        # with the mark of the blank before it, which would be a token of its own
+        groups = pre_tokenizers.Split(Regex(rf"▁?\d{{1,{max_digits}}}"), "isolated")
         words = pre_tokenizers.Sequence([words, groups])
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.Metaspace()

@@ -285,7 +285,7 @@ def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
     assert recipe.tokenizer.max_digits is None
     recipe.tokenizer.max_digits = 2
     (tokenizer, _) = prepare_data(recipe, tmp_path, reuse_tokenizers=False).tokenizers
-    assert r"\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
+    assert r"▁?\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
 
 
 def test_the_results_show_what_the_model_writes(finished, files):
