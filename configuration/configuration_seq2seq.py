@@ -50,6 +50,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         output_bias, embedding_bias: whether the output layer and the input add a bias.
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
+        alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
         initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
             map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
 
@@ -104,6 +105,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     use_cache: bool = True
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool | None = None
+    alignment_layer: int | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -139,6 +141,9 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for name in ("embedding_dropout", "word_dropout"):
             if getattr(self, name) is not None:
                 check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)
+        if self.alignment_layer is not None:
+            last = self.decoder_layers - 1
+            check_number(owner, "alignment_layer", self.alignment_layer, minimum=0, maximum=last, integer=True)
         self._check_tokens(owner)
         self._check_combinations(owner)
 

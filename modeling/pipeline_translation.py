@@ -22,6 +22,8 @@ TARGET_FOLDER = "target_tokenizer"
 # a translation may be this much longer than its source
 EXTRA_TOKENS = 50
 NO_WORD = -1
+# unknown characters that a warning names
+MOST_NAMED = 20
 
 
 class TranslationPipeline(Pipeline):
@@ -83,10 +85,11 @@ class TranslationPipeline(Pipeline):
         """Translate.
 
         An alignment names, for each word of the translation, the source word that the decoder looks at when it writes
-        it: cross-attention weights of a second pass over source and translation, averaged over the heads of the last
-        layer but one and summed over the tokens of each word. That layer is the one of Garg et al. 2019; of the
-        layers, and of the mean of the last two, its links agree best with those of IBM model 1 on Multi30k (on average
-        0.76 of them over five presets). Words are what white space separates.
+        it: cross-attention weights of a second pass over source and translation, averaged over the heads of a layer
+        and summed over the tokens of each word. The layer is `alignment_layer` of the configuration, which training
+        measures; where that is None it is the last but one (Garg et al. 2019). Words are what white space separates.
+
+        Characters that the tokenizer does not know are named in one warning for a call.
 
         Args:
             inputs: a text or a list of texts; a generator, any other iterable or a dataset of texts is answered
@@ -150,16 +153,16 @@ class TranslationPipeline(Pipeline):
         return {
             "input_ids": torch.tensor([encoding["input_ids"]]),
             "attention_mask": torch.tensor([encoding["attention_mask"]]),
-            "source": {"words": words, "num_cut": max(length - limit, 0)},
+            "source": {
+                "words": words,
+                "num_cut": max(length - limit, 0),
+                "unknown": unknown_characters(self.tokenizer, [text]),
+            },
         }
 
     def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
         input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
-        set_options = {*options, *self.model.generation_config.to_diff_dict()}
-        if set_options.isdisjoint({"max_length", "max_new_tokens", "generation_config"}):
-            limit = self.model.config.max_position_embeddings
-            options = {**options, "max_new_tokens": min(input_ids.shape[1] + EXTRA_TOKENS, limit)}
-        options = {**options, "return_dict_in_generate": False}
+        options = {**options, **self._length_option(input_ids.shape[1], options), "return_dict_in_generate": False}
         tokens = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **options)
         weights = self.cross_weights(input_ids, attention_mask, tokens) if return_alignments else None
         by_text = (input_ids.shape[0], -1)
@@ -170,11 +173,27 @@ class TranslationPipeline(Pipeline):
             "source": inputs["source"],
         }
 
+    def _length_option(self, source_length: int, options: dict[str, Any]) -> dict[str, Any]:
+        """The longest output as `generate` takes it: one setting, the user's before the saved one before the default.
+
+        Of two settings transformers follows `max_new_tokens`, be it the saved one, and warns at every call.
+        """
+        saved = self.model.generation_config
+        if "generation_config" in options or None not in (options.get("max_length"), options.get("max_new_tokens")):
+            return {}
+        if options.get("max_length") is not None:
+            return {"max_new_tokens": None}
+        new_tokens = options.get("max_new_tokens")
+        if new_tokens is None and (saved.max_length, saved.max_new_tokens) == (None, None):
+            new_tokens = min(source_length + EXTRA_TOKENS, self.model.config.max_position_embeddings)
+        # the start token counts
+        return {} if new_tokens is None else {"max_length": new_tokens + 1, "max_new_tokens": None}
+
     def cross_weights(self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor) -> Tensor:
         """Attention of each target token but the first    [sequences, target_len - 1, source_len].
 
-        Row t is that of the step which writes token t + 1: the mean over the heads of the last layer but one, without
-        negative weights.
+        Row t is that of the step which writes token t + 1: the mean over the heads of the layer of alignments,
+        without negative weights.
 
         Args:
             input_ids, attention_mask: [batch, source_len].
@@ -188,8 +207,9 @@ class TranslationPipeline(Pipeline):
             output_attentions=True,
             use_cache=False,
         ).cross_attentions
-        layer = max(len(cross_attentions) - 2, 0)
-        return cross_attentions[layer].float().clamp_min(0).mean(1)
+        layer = getattr(self.model.config, "alignment_layer", None)
+        layer = max(len(cross_attentions) - 2, 0) if layer is None else layer
+        return mean_over_heads(cross_attentions[layer])
 
     def postprocess(self, outputs: dict[str, Any]) -> dict[str, Any]:
         source, records = outputs["source"], []
@@ -199,7 +219,7 @@ class TranslationPipeline(Pipeline):
                 weights = outputs["weights"][0, row][:, outputs["attention_mask"][0].bool()]
                 record["alignments"] = align_words(weights, source["words"], self._split_target(tokens[1:]))
             records.append(record)
-        return {"records": records, "num_cut": source["num_cut"]}
+        return {"records": records, "num_cut": source["num_cut"], "unknown": source["unknown"]}
 
     def _split_target(self, tokens: list[int]) -> tuple[list[str], list[int]]:
         """Words of a translation, and for each token the one that it belongs to."""
@@ -235,6 +255,36 @@ def check_text(text: Any, name: str) -> None:
         raise ValueError(
             f"{name} is no valid text: half of a surrogate pair at character {error.start + 1}"
         ) from error
+
+
+def unknown_characters(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[str]:
+    """Characters that a tokenizer turns into `<unk>`, each once, in the order of the texts.
+
+    Args:
+        tokenizer: only a fast one says where its tokens come from; of another one nothing is found.
+        texts: any.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or not tokenizer.is_fast:
+        return []
+    texts = list(texts)
+    encoding = tokenizer(texts, return_offsets_mapping=True, verbose=False)
+    found = []
+    for text, tokens, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+        for token, (start, end) in zip(tokens, offsets, strict=True):
+            found += text[start:end] if token == unknown else ""
+    return [character for character in dict.fromkeys(found) if not character.isspace()]
+
+
+def describe_unknown(characters: list[str]) -> str:
+    """One line on characters that a tokenizer does not know; longer lists are cut."""
+    named = ", ".join(characters[:MOST_NAMED]) + (", …" if len(characters) > MOST_NAMED else "")
+    return f"the tokenizer does not know {named}: what the model writes for such characters is invented"
+
+
+def mean_over_heads(weights: Tensor) -> Tensor:
+    """Attention weights of a layer as alignments take them, without negative ones [batch, target_len, source_len]."""
+    return weights.float().clamp_min(0).mean(1)
 
 
 def split_source(text: str, offsets: list[tuple[int, int]]) -> tuple[list[str], list[int]]:
@@ -275,11 +325,14 @@ def align_words(
 
 
 def _unpack(results: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Records of each text, and after the last one a warning if some were cut."""
-    cut = []
+    """Records of each text, and after the last one a warning if some were cut or have unknown characters."""
+    cut, unknown = [], {}
     for result in results:
         cut += [result["num_cut"]] if result["num_cut"] else []
+        unknown |= dict.fromkeys(result["unknown"])
         yield result["records"]
+    if unknown:
+        logger.warning(describe_unknown(list(unknown)))
     if cut:
         logger.warning(
             f"{len(cut)} of the texts {'was' if len(cut) == 1 else 'were'} longer than the model can take and "

@@ -44,7 +44,7 @@ class Task:
         main_metric: of `METRICS`, by which models are compared.
         required_files: what a saved folder must hold beside configuration, weights and code, by its config.json.
         example_inputs: a small batch that any of its models takes: arguments of `forward`.
-        example: an input as a user would write it in Python.
+        example: an input as a user would write it in Python, for models whose results hold no `examples`.
         architecture: the paper of everything around the attention.
         speeds: keys of the training log that add up to what is trained on in a second, and their unit.
         card: texts and tables of a model card that are the task's own; `card.md` beside it fills the template.

@@ -16,7 +16,14 @@ import transformers
 from reluformers.demo.corpus import build_corpus
 from reluformers.demo.digits import classify_in_clean_process, first_digit, write_digits
 from reluformers.demo.steps import check_output, train_model
-from reluformers.demo.translation import check_text, translate_examples, translate_in_clean_process, write_corpus
+from reluformers.demo.translation import (
+    check_text,
+    count_right,
+    first_of_each_kind,
+    translate_in_clean_process,
+    translate_rows,
+    write_corpus,
+)
 from reluformers.errors import run_main
 from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.translation import TranslationRecipe, train_translation
@@ -32,9 +39,14 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--text", default=DEFAULT_TEXT, help="English line to translate at the end")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/demo"), help="folder of the translation model")
+    parser.add_argument("--output_dir", type=Path, default=Path("./runs/demo"), help="folder of the translation model")
     parser.add_argument("--saved", action="store_true", help="translate with the saved model, train nothing")
     return parser.parse_args()
+
+
+def shown(folder: Path) -> str:
+    """The folder as `from_pretrained` wants it: a name without `./` could be somebody's model on the Hub."""
+    return str(folder) if folder.is_absolute() or folder.parts[:1] == ("..",) else f"./{folder}"
 
 
 def train_translator(folder: Path) -> None:
@@ -49,8 +61,15 @@ def train_translator(folder: Path) -> None:
     results = train_model(train_translation, recipe, files, folder, report=print)
     minutes = (time.perf_counter() - start) / 60
     print(f"\nsacreBLEU on held-out lines: {results['validation_bleu']:.2f}  ({results['bleu_signature']})")
-    print(f"after {minutes:.1f} minutes; saved in {folder}\n\nTen held-out lines:")
-    for row, translation in translate_examples(folder, corpus.held_out):
+    print(f"after {minutes:.1f} minutes; saved in {shown(folder)}")
+    translations = translate_rows(folder, corpus.held_out)
+    for group, counts in count_right(corpus.held_out, translations).items():
+        unit = ", in characters" if group == "length" else ""
+        print(f"\nRight to the letter, by {group}{unit}:")
+        for name, right in counts.items():
+            print(f"  {name + ':':15} {right}")
+    print("\nTen held-out lines:")
+    for row, translation in first_of_each_kind(corpus.held_out, translations, 10):
         verdict = "" if translation == row.target else f"   (reference: {row.target})"
         print(f"  {row.kind + ':':15} {row.source}\n{'':18}{translation}{verdict}")
 
@@ -58,8 +77,10 @@ def train_translator(folder: Path) -> None:
 def show_translation(folder: Path, text: str) -> None:
     """Translate a line with the saved folder and nothing else."""
     answer = translate_in_clean_process(folder, text)
-    print(f"\n{folder} opened in a process without reluformers, by {answer.model_class}:")
+    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer.model_class}:")
     print(f"  {text}\n  {answer.text}")
+    if answer.warning:
+        print(f"warning: {answer.warning}")
 
 
 def train_classifier(folder: Path) -> None:
@@ -71,10 +92,10 @@ def train_classifier(folder: Path) -> None:
     results = train_model(train_image_classification, recipe, files, folder, report=print)
     seconds = time.perf_counter() - start
     print(f"\naccuracy on held-out digits: {results['validation_accuracy']:.1%}")
-    print(f"after {seconds:.0f} seconds; saved in {folder}, with its confusion matrix")
+    print(f"after {seconds:.0f} seconds; saved in {shown(folder)}, with its confusion matrix")
     picture, truth = first_digit(files["validation"])
     answer = classify_in_clean_process(folder, picture)
-    print(f"\n{folder} opened in a process without reluformers, by {answer.model_class}:")
+    print(f"\n{shown(folder)} opened in a process without reluformers, by {answer.model_class}:")
     print(f"  a held-out {truth} is taken for {answer.label} ({answer.score:.1%})")
 
 

@@ -32,6 +32,19 @@ def test_links_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
+def test_code_is_trusted_of_folders_and_of_repositories_with_an_owner():
+    """A name without `./` and without a folder of that name is asked for on the Hub, whoever has it there."""
+    opened = re.compile(r"""(?:from_pretrained\(|model=|MODEL \?= )["']?([^"',)\s]+)""")
+    names = {}
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile", *ROOT.glob("scripts/*.py")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if "trust_remote_code=True" in line or "MODEL ?=" in line:
+                names |= dict.fromkeys(opened.findall(line), path.name)
+    assert len(names) >= 3
+    for name, place in names.items():
+        assert name.startswith("./") or name == "ORG/NAME", f"{place}: {name}"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_valid(path):
     recipe = load_recipe(path)

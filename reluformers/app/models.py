@@ -143,7 +143,7 @@ class Translator:
         if length > limit:
             raise ValueError(f"The text has {length} tokens, the model takes {limit}: translate it in parts.")
         longest = min(length + EXTRA_TOKENS, limit - 1)
-        target = self.model.generate(**inputs, num_beams=num_beams, max_new_tokens=longest)[0]
+        target = self.model.generate(**inputs, num_beams=num_beams, max_length=longest + 1, max_new_tokens=None)[0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return Translation(translated, inputs["input_ids"][0].tolist(), target.tolist())
 

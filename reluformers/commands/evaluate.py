@@ -3,9 +3,9 @@ r"""Score a saved model: its task's metrics, speed and, if wanted, the statistic
 The task is read from the model's config.json.
 
 Examples:
-    reluformers evaluate runs/reluformer --data test.jsonl.gz --source_lang en --target_lang de \
+    reluformers evaluate ./runs/reluformer --data test.jsonl.gz --source_lang en --target_lang de \
         --attention_report --output runs/reluformer/evaluation.json
-    reluformers evaluate runs/relu-vit --data uoft-cs/cifar10 --split test --confusion_matrix confusion.png
+    reluformers evaluate ./runs/relu-vit --data uoft-cs/cifar10 --split test --confusion_matrix confusion.png
 
 The decoding of the ReLA and QKNorm papers:
     --num_beams 4 --length_penalty 0.6 --penalty wu --early_stopping never --min_new_tokens 1

@@ -57,4 +57,4 @@ def run(options: argparse.Namespace) -> None:
     if options.collection:
         url = add_to_collection(HfApi(), options.collection, options.repo_id, private=release.private)
         print(f"{url}: the collection")
-    print(f"\n{snippet(release, options.repo_id)}")
+    print(f"\n{snippet(release, options.repo_id, options.folder)}")

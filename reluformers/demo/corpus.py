@@ -96,9 +96,11 @@ def currencies() -> list[str]:
 
 @cache
 def cities() -> list[str]:
-    """Time zones named after a city, where the two languages spell it differently."""
+    """Time zones named after a city, where the two languages spell it differently; none that is a country's name."""
     zones = [zone for zone in TARGET.time_zones if "/" in zone and not zone.startswith("Etc/")]
-    return sorted(zone for zone in zones if city(zone)(SOURCE) != city(zone)(TARGET))
+    countries = {plain(SOURCE.territories[code]) for code in territories()}
+    different = [zone for zone in zones if city(zone)(SOURCE) != city(zone)(TARGET)]
+    return sorted(zone for zone in different if plain(city(zone)(SOURCE)) not in countries)
 
 
 @cache
@@ -137,6 +139,11 @@ def joined(pattern: str, *parts: Render) -> Render:
     return lambda locale: pattern.format(*(part(locale) for part in parts))
 
 
+def list_length(rng: random.Random) -> int:
+    """How many parts a list has: up to six."""
+    return rng.randint(1, 6)
+
+
 def at_place(rng: random.Random, part: Render) -> Render:
     """The part, half the time after a country and a colon."""
     return joined("{}: {}", territory(rng), part) if rng.random() < 0.5 else part
@@ -161,6 +168,8 @@ def random_time(rng: random.Random) -> time:
 def date_line(rng: random.Random) -> Render:
     """A day, such as "Wednesday, January 3, 2024"."""
     day, style = random_date(rng), rng.choice(("full", "long", "medium"))
+    if day.month == 5 and style == "medium":
+        style = "long"  # "May 3, 2024" is both in English, but not in German
     return lambda locale: format_date(day, style, locale)
 
 
@@ -239,20 +248,20 @@ def share_line(rng: random.Random) -> Render:
 
 
 def places_line(rng: random.Random) -> Render:
-    """One to four countries, such as "Germany, France, and Italy"."""
-    codes = rng.sample(territories(), rng.randint(1, 4))
+    """One to six countries, such as "Germany, France, and Italy"."""
+    codes = rng.sample(territories(), list_length(rng))
     return listed([named("territories", code) for code in codes], rng.choice(("standard", "or")))
 
 
 def cities_line(rng: random.Random) -> Render:
-    """One to four cities, such as "Vienna, Rome, or Tokyo"."""
-    zones = rng.sample(cities(), rng.randint(1, 4))
+    """One to six cities, such as "Vienna, Rome, or Tokyo"."""
+    zones = rng.sample(cities(), list_length(rng))
     return listed([city(zone) for zone in zones], rng.choice(("standard", "or")))
 
 
 def languages_line(rng: random.Random) -> Render:
-    """One to four languages, such as "Danish, Greek, and Welsh"."""
-    codes = rng.sample(languages(), rng.randint(1, 4))
+    """One to six languages, such as "Danish, Greek, and Welsh"."""
+    codes = rng.sample(languages(), list_length(rng))
     return listed([named("languages", code) for code in codes], rng.choice(("standard", "or")))
 
 
@@ -279,8 +288,14 @@ def entry_line(rng: random.Random) -> Render:
     return joined("{}: {}; {}", place(rng), when(rng), what(rng))
 
 
+def series_line(rng: random.Random) -> Render:
+    """Two or three short lines of any kind, such as "in 5 days; Brazil: 3.4 million"."""
+    lines = [SHORT_KINDS[kind](rng) for kind in rng.choices(list(SHORT_KINDS), k=rng.randint(2, 3))]
+    return joined("; ".join(["{}"] * len(lines)), *lines)
+
+
 # in the order in which the demo shows them
-KINDS: dict[str, Callable[[random.Random], Render]] = {
+SHORT_KINDS: dict[str, Callable[[random.Random], Render]] = {
     "moment": moment_line,
     "interval": interval_line,
     "relative time": relative_line,
@@ -290,12 +305,15 @@ KINDS: dict[str, Callable[[random.Random], Render]] = {
     "cities": cities_line,
     "locale": locale_line,
     "time zone": zone_line,
-    "entry": entry_line,
     "date": date_line,
     "measure": measure_line,
     "share": share_line,
     "languages": languages_line,
 }
+# a line of several parts has several chances to be wrong, so the corpus has many of them
+LONG_KINDS = {"entry": entry_line, "series": series_line}
+LONG_ROWS = 3
+KINDS = {**LONG_KINDS, **SHORT_KINDS}
 
 
 def words(text: str) -> set[str]:
@@ -319,7 +337,7 @@ def draw_rows(rng: random.Random, count: int) -> list[Row]:
         Rows in which no source and no target occurs twice.
     """
     rows, sources, targets = [], set(), set()
-    for kind in itertools.cycle(KINDS):
+    for kind in itertools.cycle([*KINDS, *list(LONG_KINDS) * (LONG_ROWS - 1)]):
         if len(rows) == count:
             return rows
         render = KINDS[kind](rng)
@@ -330,7 +348,7 @@ def draw_rows(rng: random.Random, count: int) -> list[Row]:
             targets.add(row.target)
 
 
-def build_corpus(train_rows: int = 24_000, held_out_rows: int = 500, seed: int = 0) -> DemoCorpus:
+def build_corpus(train_rows: int = 30_000, held_out_rows: int = 600, seed: int = 0) -> DemoCorpus:
     """Compose the corpus: the same rows for the same seed and release of Babel.
 
     A held-out row is a new combination of known words: no sentence of it occurs in training, every word does.

@@ -2,27 +2,49 @@
 
 import json
 import unicodedata
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
+from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.translation.decoding import load_translation_model, translate
+from reluformers.translation.tokenization import load_tokenizers
 
 from .corpus import KINDS, DemoCorpus, Row
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
 CORPUS_FILES = ("train.jsonl", "validation.jsonl")
+# characters of the longest line of each class of lengths but the last
+LENGTHS = (20, 40, 60, 80, 120)
+
+
+class Right(NamedTuple):
+    """How many of how many rows are right."""
+
+    right: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.right:3} of {self.rows:3} ({self.right / self.rows:.0%})"
 
 
 class CleanTranslation(NamedTuple):
-    """A translation, and the class that made it: of the code in the saved folder."""
+    """A translation, the class that made it, of the code in the saved folder, and what the model does not know.
+
+    Args:
+        text: the translation.
+        model_class: with its module.
+        warning: names the characters of the source that the tokenizer does not know; empty if it knows all.
+    """
 
     text: str
     model_class: str
+    warning: str
 
 
 def check_text(text: str) -> str:
@@ -84,21 +106,48 @@ def _check_corpus_folder(folder: Path) -> None:
             )
 
 
-def translate_examples(folder: Path, rows: Iterable[Row], count: int = 10) -> list[tuple[Row, str]]:
-    """Translate rows of different kinds.
+def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:
+    """Translate rows with a saved model, as it does by default.
 
     Args:
         folder: of the model.
-        rows: to choose from, the first of each kind.
-        count: at most so many kinds.
+        rows: to translate.
 
     Returns:
-        Rows with their translations, in the order of `KINDS`.
+        Translations, in the order of the rows.
     """
-    first = {row.kind: row for row in reversed(list(rows))}
-    chosen = [first[kind] for kind in KINDS if kind in first][:count]
     model, tokenizers = load_translation_model(folder)
-    return list(zip(chosen, translate(model, tokenizers, [row.source for row in chosen]), strict=True))
+    beams = model.generation_config.num_beams or 1
+    return translate(model, tokenizers, [row.source for row in rows], num_beams=beams)
+
+
+def first_of_each_kind(
+    rows: Sequence[Row], translations: Sequence[str], count: int = len(KINDS)
+) -> list[tuple[Row, str]]:
+    """The first row of each kind with its translation, in the order of `KINDS`, at most `count`."""
+    first = {row.kind: (row, text) for row, text in reversed(list(zip(rows, translations, strict=True)))}
+    return [first[kind] for kind in KINDS if kind in first][:count]
+
+
+def count_right(rows: Sequence[Row], translations: Sequence[str]) -> dict[str, dict[str, Right]]:
+    """How many translations are the reference to the letter.
+
+    Args:
+        rows: that were translated.
+        translations: in the order of the rows.
+
+    Returns:
+        Counts by kind, in the order of `KINDS`, and by length of the source, in the order of `LENGTHS`; groups
+        without rows are left out.
+    """
+    by_length = [f"up to {most}" for most in LENGTHS] + [f"over {LENGTHS[-1]}"]
+    groups = {"kind": dict.fromkeys(KINDS, Right(0, 0)), "length": dict.fromkeys(by_length, Right(0, 0))}
+    for row, translation in zip(rows, translations, strict=True):
+        names = {"kind": row.kind, "length": by_length[bisect_left(LENGTHS, len(row.source))]}
+        for group, name in names.items():
+            right, total = groups[group][name]
+            groups[group][name] = Right(right + (translation == row.target), total + 1)
+    return {group: {name: right for name, right in counts.items() if right.rows} for group, counts in groups.items()}
 
 
 def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
@@ -109,11 +158,13 @@ def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
         text: one line, as `check_text` returns it.
 
     Returns:
-        The translation and the model's class.
+        The translation, the model's class and a warning of unknown characters.
 
     Raises:
         UserError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
     answer = answer_in_clean_process("translation", folder, text.encode())
-    return CleanTranslation(answer["translation"], answer["model_class"])
+    unknown = unknown_characters(load_tokenizers(folder)[0], [text])
+    warning = describe_unknown(unknown) if unknown else ""
+    return CleanTranslation(answer["translation"], answer["model_class"], warning)

@@ -1,5 +1,6 @@
 """Pushes a saved model to the Hub: checked first, in one commit, with a tag that never moves."""
 
+import json
 import os
 import re
 import tempfile
@@ -17,6 +18,7 @@ from reluformers.cards.check import check_card
 from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.tasks import TASKS, task_of_model_type
+from reluformers.training.run import RESULTS_FILE
 
 from .check import check_folder
 from .errors import hub_errors
@@ -156,18 +158,22 @@ def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "m
     return repository
 
 
-def snippet(release: Release, repo_id: str) -> str:
-    """Lines of Python that use exactly this release.
+def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
+    """Lines of Python that use exactly this release, on an input that its training has shown to be answered well.
 
     Args:
         release: what was pushed.
         repo_id: where to.
+        folder: that it came from; without `examples` in its results the task's own example is used.
     """
+    results = Path(folder) / RESULTS_FILE
+    examples = json.loads(results.read_text(encoding="utf-8")).get("examples") if results.is_file() else None
+    example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (
         "from transformers import pipeline\n\n"
         f'pipe = pipeline("{release.task}", {pinned}, trust_remote_code=True)\n'
-        f'print(pipe("{TASKS[release.task].example}"))'
+        f"print(pipe({json.dumps(example, ensure_ascii=False)}))"
     )
 
 

@@ -15,13 +15,15 @@ from reluformers.errors import UserError, describe_error
 # big_vision evaluates 224 px models on the centre of pictures whose shorter side is 256 px
 CROP_SHARE = 224 / 256
 SMALLEST_CROPPED = 160
+_TO_RGB = ViTImageProcessorPil(do_convert_rgb=True, do_resize=False, do_rescale=False, do_normalize=False)
 
 
 def decode_image(image: dict[str, Any] | Image.Image | str | os.PathLike, place: str) -> Image.Image:
     """Decode an image of any kind to RGB, upright.
 
-    The pixels are those that transformers' pipelines see: the EXIF orientation is followed, transparency is dropped,
-    of an animation the first frame is taken. Only grey images of 16 bits differ: their high byte is taken, as Pillow
+    The pixels are those that transformers' pipelines see: the EXIF orientation is followed, an alpha channel is
+    dropped, one transparent colour becomes what the installed version makes of it (5.23: white), of an animation the
+    first frame is taken. Only grey images of 16 bits differ: their high byte is taken, as Pillow
     does with colours of 16 bits, where the pipelines cut all above 255 off.
 
     Args:
@@ -68,10 +70,15 @@ def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
         if values.min() < 0 or values.max() > 0xFFFF:
             raise UserError(f"{place}: its pixels are integers of more than 16 bits; convert it to 8 or 16 bits")
         picture = Image.fromarray((values >> 8).astype(np.uint8))
-    if picture.mode == "RGB":
+    if isinstance(picture.info.get("transparency"), bytes):
+        del picture.info["transparency"]  # dropped anyway, and Pillow warns of it
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
+    if picture.info.get("transparency") is None:
         return picture
-    picture.info.pop("transparency", None)  # dropped anyway, and Pillow warns of it in palettes
-    return picture.convert("RGB")
+    # versions of transformers differ in what a transparent colour becomes
+    pixels = _TO_RGB(picture)["pixel_values"][0]  # [3, height, width]
+    return Image.fromarray(np.moveaxis(pixels, 0, -1))
 
 
 def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None = None) -> ViTImageProcessorPil:
@@ -103,6 +110,8 @@ def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None 
         resample=Image.Resampling.BICUBIC,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
+        # without it `AutoImageProcessor` refuses grey images, which pipelines convert by themselves
+        do_convert_rgb=True,
         **crop,
     )
 

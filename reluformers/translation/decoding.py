@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.errors import UserError
+from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.saved_models import load_model
 
 from .length_penalty import wu_length_penalty
@@ -70,7 +71,7 @@ def translate(
 
     Texts are sorted by length and batched, longest first; a batch generates at most as many tokens as its longest
     source has, plus 50 (ReLA and QKNorm: "at most source + 50"). A source that is longer than the model's positions is
-    cut, with one warning for all.
+    cut, with one warning for all; another one names the characters that the tokenizer does not know.
 
     Args:
         model: encoder–decoder model; it is put in evaluation mode and back.
@@ -95,6 +96,8 @@ def translate(
     source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
     limit = getattr(model.config, "max_position_embeddings", None)
     lengths = _token_counts(source_tokenizer, texts, limit)
+    if unknown := unknown_characters(source_tokenizer, texts):
+        logger.warning("%s.", describe_unknown(unknown))
     options = {"num_beams": num_beams, "do_sample": False, **generation_options}
     if num_beams > 1:
         options["length_penalty"] = length_penalty
@@ -173,7 +176,9 @@ def _generate(
     return model.generate(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
-        max_new_tokens=new_tokens if limit is None else min(new_tokens, limit),
+        # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
+        max_length=1 + (new_tokens if limit is None else min(new_tokens, limit)),
+        max_new_tokens=None,
         **options,
     )
 

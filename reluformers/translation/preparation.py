@@ -102,6 +102,7 @@ def make_tokenizers(section: TokenizerSection, train: Dataset, max_length: int) 
         "vocab_size": section.vocab_size,
         "min_frequency": section.min_frequency,
         "byte_fallback": section.byte_fallback,
+        "max_digits": section.max_digits,
         "model_max_length": max_length,
     }
     if section.shared:
@@ -179,7 +180,8 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: P
     token_ids = {name: getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
     model.generation_config = GenerationConfig(
         **{f"{name}_token_id": value for name, value in token_ids.items()},
-        max_new_tokens=min(recipe.decoding.max_new_tokens, config.max_position_embeddings),
+        # with the start token; a saved max_new_tokens would overrule the max_length that somebody asks for
+        max_length=1 + min(recipe.decoding.max_new_tokens, config.max_position_embeddings),
         **recipe.decoding.search_options(),
     )
     return model

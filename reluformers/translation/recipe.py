@@ -26,6 +26,7 @@ class TokenizerSection:
         shared: one tokenizer for both sides; False trains one for each.
         min_frequency: a trained merge must occur that often.
         byte_fallback: unknown characters become bytes instead of <unk>.
+        max_digits: numbers are cut into groups of so many digits; None merges digits as letters.
     """
 
     path: str | None = None
@@ -33,9 +34,10 @@ class TokenizerSection:
     shared: bool = True
     min_frequency: int = 2
     byte_fallback: bool = False
+    max_digits: int | None = None
 
     def __post_init__(self):
-        check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0})
+        check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0, "max_digits": 1})
 
 
 @dataclass

@@ -14,6 +14,8 @@ from transformers.trainer import SCHEDULER_NAME
 from reluformers.errors import UserError
 from reluformers.training.run import TaskRun
 
+from .alignment import measure_layers
+from .examples import choose_examples
 from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data
 from .recipe import DecodingSection, TranslationRecipe
@@ -42,7 +44,9 @@ def train_translation(
 
     Returns:
         The content of `results.json`: `validation_bleu`, `validation_loss`, the same of the test set if there is one,
-        `bleu_signature`, `parameters`, `steps`, the `Circumstances` and, unless it was resumed, `training_seconds`.
+        `bleu_signature`, `examples` (what `choose_examples` takes of the validation set), `alignment_shares` (see
+        `measure_layers`, by layer), `parameters`, `steps`, the `Circumstances` and, unless it was resumed,
+        `training_seconds`.
 
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
@@ -100,14 +104,23 @@ class _TranslationRun(TaskRun):
         return bool(schedule["scores"]) and is_warm and max(schedule["_last_lr"]) < schedule["min_lr"]
 
     def evaluate(self, trainer: TranslationTrainer) -> dict[str, Any]:
-        """BLEU, as the recipe decodes, and loss of every evaluation split."""
-        results: dict[str, Any] = {}
+        """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
+        results = self._measure_alignments(trainer)
         for name, dataset in self.prepared.evaluation.items():
             metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
             results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
             self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")
+            if name == "validation":
+                sides = (dataset["source"][:], dataset["target"][:])
+                results["examples"] = choose_examples(*sides, trainer.last_translations)
         _, signature = corpus_score(BLEU, {}, ["a"], [["a"]])
         return {**results, "bleu_signature": signature}
+
+    def _measure_alignments(self, trainer: TranslationTrainer) -> dict[str, Any]:
+        """Note the best layer in the configuration, before it is saved."""
+        agreement = measure_layers(trainer.model, self.prepared.tokenizers, self.prepared.evaluation["validation"])
+        trainer.model.config.alignment_layer = agreement.layer
+        return {"alignment_shares": [round(share, 4) for share in agreement.shares]} if agreement.links else {}
 
 
 def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:

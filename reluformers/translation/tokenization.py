@@ -35,6 +35,7 @@ def train_tokenizer(
     min_frequency: int = 2,
     limit_alphabet: int | None = None,
     byte_fallback: bool = False,
+    max_digits: int | None = None,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Train a byte-pair encoding on words, as translation models use it.
@@ -50,6 +51,8 @@ def train_tokenizer(
         min_frequency: How often a pair must occur to be merged.
         limit_alphabet: Keep only so many characters, the most frequent; None = all.
         byte_fallback: Spell a character outside the alphabet as its UTF-8 bytes (256 tokens more) instead of `<unk>`.
+        max_digits: Cut numbers into groups of so many digits, from the left, before merging: 2 makes "20", "25" of
+            2025. A number that was not seen is then copied group by group; None merges digits as letters.
         model_max_length: Length in tokens that truncation falls back to; training data are limited elsewhere.
 
     Returns:
@@ -58,7 +61,7 @@ def train_tokenizer(
     Raises:
         UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
     """
-    tokenizer = _untrained()
+    tokenizer = _untrained(max_digits)
     if limit_alphabet is not None:
         texts = list(texts)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
@@ -233,12 +236,17 @@ def _truncated(dataset: Dataset, max_length: int) -> Dataset:
     return dataset.map(cut, batched=True, features=dataset.features, desc="Truncating")
 
 
-def _untrained() -> Tokenizer:
+def _untrained(max_digits: int | None) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
     # NFKC turns no-break and other blanks into plain ones, so it comes first
     steps = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    words = pre_tokenizers.Metaspace()
+    if max_digits is not None:
+        # with the mark of the blank before it, which would be a token of its own
+        groups = pre_tokenizers.Split(Regex(rf"▁?\d{{1,{max_digits}}}"), "isolated")
+        words = pre_tokenizers.Sequence([words, groups])
+    tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
 

@@ -60,6 +60,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
     ):
         self.target_tokenizer = target_tokenizer or processing_class
         self.decoding = decoding or {}
+        # of the last evaluation with BLEU, in the order of its rows
+        self.last_translations: list[str] = []
         use_cache = model.config.use_cache
         super().__init__(
             model,
@@ -168,8 +170,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         return [text for _, text in sorted(gather_object(list(zip(share, texts, strict=True))))]
 
     def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
-        predictions = self.translations(list(dataset["source"]), **gen_kwargs)
-        return corpus_score(BLEU, {}, predictions, [[text] for text in dataset["target"]])[0].score
+        self.last_translations = self.translations(list(dataset["source"]), **gen_kwargs)
+        return corpus_score(BLEU, {}, self.last_translations, [[text] for text in dataset["target"]])[0].score
 
     def _report_to_schedule(self, metrics: dict[str, float]) -> None:
         """Give the plateau schedule a score of this training run and stop when it has come to its end."""

@@ -7,7 +7,21 @@ from datetime import datetime
 
 import pytest
 
-from reluformers.demo.corpus import KINDS, SOURCE, TARGET, build_corpus, city, listed, named, quantity
+from reluformers.demo.corpus import (
+    KINDS,
+    LONG_KINDS,
+    SOURCE,
+    TARGET,
+    build_corpus,
+    cities,
+    city,
+    draw_rows,
+    listed,
+    named,
+    plain,
+    quantity,
+    territories,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +64,15 @@ def test_every_kind_is_in_both_sets(corpus):
     assert len(KINDS) >= 8
     for part in (corpus.train, corpus.held_out):
         assert {row.kind for row in part} == set(KINDS)
+
+
+def test_lines_have_many_parts_and_lists_up_to_six(corpus):
+    parts = {len(re.split(r", (?:and |or )?| and | or ", row.source)) for row in rows(corpus, "languages")}
+    assert parts >= set(range(1, 7))
+    for kind in LONG_KINDS:
+        assert len(rows(corpus, kind)) > 2 * len(rows(corpus, "date"))
+    assert {row.source.count("; ") + 1 for row in rows(corpus, "series")} == {2, 3}
+    assert max(len(row.source) for row in corpus.train) > 150
 
 
 def test_text_is_plain(corpus):
@@ -112,6 +135,13 @@ def test_facts_come_from_the_given_source_alone(kind):
     random.seed(2)
     second = KINDS[kind](random.Random(7))
     assert (first(SOURCE), first(TARGET)) == (second(SOURCE), second(TARGET))
+
+
+def test_a_line_has_one_translation():
+    targets = {}
+    for row in (row for seed in range(3) for row in draw_rows(random.Random(seed), 4000)):
+        assert targets.setdefault(row.source, row.target) == row.target
+    assert not {plain(city(zone)(SOURCE)) for zone in cities()} & {SOURCE.territories[code] for code in territories()}
 
 
 def test_too_few_training_rows_are_refused():

@@ -13,10 +13,13 @@ from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformers.demo.corpus import KINDS, DemoCorpus, Row, build_corpus
 from reluformers.demo.steps import check_output
 from reluformers.demo.translation import (
+    LENGTHS,
     MAX_TEXT_LENGTH,
     check_text,
-    translate_examples,
+    count_right,
+    first_of_each_kind,
     translate_in_clean_process,
+    translate_rows,
     write_corpus,
 )
 from reluformers.errors import UserError
@@ -47,7 +50,7 @@ def saved_model(tmp_path_factory) -> Path:
         max_position_embeddings=256,
     )
     model = ReLUFormerForConditionalGeneration(config)
-    model.generation_config.max_new_tokens = 5
+    model.generation_config.max_length = 6
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -111,15 +114,38 @@ def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
 
 def test_examples_are_of_different_kinds(saved_model):
     rows = build_corpus(6_000, 60).held_out
-    examples = translate_examples(saved_model, rows, 10)
-    assert len({row.kind for row, _ in examples}) == len(examples) == 10
-    assert all(row in rows and isinstance(text, str) for row, text in examples)
-    assert len(translate_examples(saved_model, rows, 100)) == len(KINDS)
+    translations = translate_rows(saved_model, rows)
+    examples = first_of_each_kind(rows, translations, 10)
+    assert [row.kind for row, _ in examples] == list(KINDS)[:10]
+    assert all(translations[rows.index(row)] == text for row, text in examples)
+    assert len(first_of_each_kind(rows, translations)) == len(KINDS)
+
+
+def test_right_translations_are_counted_by_kind_and_by_length():
+    rows = [
+        Row("date", "May 1", "1. Mai"),
+        Row("entry", "x" * LENGTHS[0], "y"),
+        Row("entry", "x" * (LENGTHS[0] + 1), "y"),
+        Row("date", "x" * (LENGTHS[-1] + 1), "y"),
+    ]
+    counts = count_right(rows, ["1. Mai", "y", "Y", "y"])
+    assert counts["kind"] == {"entry": (1, 2), "date": (2, 2)}
+    assert list(counts["kind"]) == ["entry", "date"]
+    assert counts["length"] == {"up to 20": (2, 2), "up to 40": (0, 1), "over 120": (1, 1)}
+    assert str(counts["kind"]["entry"]) == "  1 of   2 (50%)"
+
+
+def test_folders_are_shown_as_no_model_of_the_hub():
+    shown = runpy.run_path(str(ROOT / "scripts" / "demo.py"))["shown"]
+    assert shown(Path("runs/demo")) == shown(Path("./runs/demo")) == "./runs/demo"
+    assert [shown(Path(name)) for name in ("/runs/demo", "../demo")] == ["/runs/demo", "../demo"]
 
 
 def test_folder_opens_where_the_library_is_not(saved_model):
     answer = translate_in_clean_process(saved_model, AWKWARD_TEXT)
     assert isinstance(answer.text, str)
+    assert answer.warning.startswith("the tokenizer does not know ")
+    assert translate_in_clean_process(saved_model, "in 5 days").warning == ""
     # the code of the folder, not of the installed package
     assert answer.model_class.startswith("transformers_modules.")
     assert answer.model_class.endswith(".ReLUFormerForConditionalGeneration")

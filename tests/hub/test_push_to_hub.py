@@ -1,6 +1,8 @@
 """Pushing to a Hub: what goes up and what stays at home, releases, interruptions."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,9 @@ from builders.hub_folders import CARD, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
 from reluformers.errors import UserError
 from reluformers.hub.files import select_files
-from reluformers.hub.push import push_to_hub
+from reluformers.hub.push import Release, push_to_hub, snippet
 from reluformers.hub.repository import UNFINISHED
+from reluformers.tasks import TASKS
 
 
 def run_script(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -38,6 +41,16 @@ def test_a_stranger_uses_what_the_command_has_pushed(saved, hub, tmp_path):
     )
     assert stranger.returncode == 0, stranger.stderr
     assert "translation_text" in stranger.stdout
+
+
+@pytest.mark.parametrize("source", ["in 5 days", 'He said "no"\\', None])
+def test_snippet_asks_what_the_model_has_got_right(tmp_path, source):
+    examples = [{"source": source, "reference": "x", "output": "x"}, {"source": "y", "reference": "x", "output": "z"}]
+    (tmp_path / "results.json").write_text(json.dumps({"bleu": 1} if source is None else {"examples": examples}))
+    release = Release("url", "commit", "v1", "translation", "mit", True, False)
+    asked = re.search(r"print\(pipe\((.*)\)\)", snippet(release, REPO, tmp_path))[1]
+    assert ast.literal_eval(asked) == (source or TASKS["translation"].example)
+    assert snippet(release, REPO, tmp_path / "none") == snippet(release, REPO, tmp_path / "nowhere")
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):

@@ -6,6 +6,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
 
+# its home: the short name asks for torchvision in some supported versions
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
 from builders.pictures import encode, picture
 from reluformers import vision_config
 from reluformers.errors import UserError
@@ -88,6 +91,15 @@ def test_collator_does_what_the_processor_does(size, image_size):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     assert actual.dtype == torch.float32
     assert actual.abs().max() <= 1
+
+
+@pytest.mark.parametrize("image_size", [32, 224])
+def test_saved_processor_takes_grey_images(tmp_path, image_size):
+    build_image_processor(vision_config("softmax", image_size=image_size, patch_size=8)).save_pretrained(tmp_path)
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    grey = picture(40, 56).convert("L")
+    values = [processor(image, return_tensors="pt")["pixel_values"] for image in (grey, grey.convert("RGB"))]
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
 
 
 def test_processor_centres_big_images_only():

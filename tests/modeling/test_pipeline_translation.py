@@ -73,22 +73,31 @@ def test_shapes_of_answers(pipe):
         assert list(pipe(iterable)) == pipe(TEXTS)
 
 
+@pytest.mark.parametrize("saved", [{}, {"max_length": 13}, {"max_new_tokens": 12}], ids=str)
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({}, LIMIT), ({"max_new_tokens": 4}, 4), ({"max_length": 5}, 4)],
-    ids=["default", "max_new_tokens", "max_length"],
+    [({}, None), ({"max_new_tokens": 4}, 4), ({"max_length": 5}, 4), ({"max_new_tokens": 20}, 20)],
+    ids=str,
 )
-def test_length_of_the_translation(tokenizer, options, expected):
-    """A model that never ends: by default it may write 50 tokens more than it reads, up to its positions."""
+def test_length_of_the_translation(tokenizer, options, expected, saved, caplog):
+    """A model that never ends: what is asked for goes before what is saved, without a word.
+
+    With neither it may write 50 tokens more than it reads, up to its positions.
+    """
     pipe = make_pipeline(tokenizer, tying="none", output_bias=True)
     pipe.model.generation_config.max_new_tokens = None
+    pipe.model.generation_config.update(**saved)
+    expected = expected or (12 if saved else LIMIT)
     with torch.no_grad():
         pipe.model.lm_head.bias[pipe.model.config.eos_token_id] = -1e4
     lengths = []
     generate = pipe.model.generate
     pipe.model.generate = lambda **kwargs: [lengths.append((tokens := generate(**kwargs)).shape[1] - 1), tokens][1]
-    pipe(TEXTS[0], **options)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        pipe(TEXTS[0], **options)
     assert lengths == [expected]
+    assert not caplog.messages
 
 
 def test_long_texts_are_cut_with_one_warning_for_a_call(pipe, tokenizer, caplog):
@@ -106,6 +115,16 @@ def test_long_texts_are_cut_with_one_warning_for_a_call(pipe, tokenizer, caplog)
     assert len(caplog.messages) == 2
     with pytest.raises(ValueError, match=rf"has {LIMIT + cut} tokens, but the model takes {LIMIT}"):
         pipe(long, truncation=False)
+
+
+def test_unknown_characters_are_named_in_one_warning_for_a_call(pipe, caplog):
+    with caplog.at_level(logging.WARNING):
+        pipe(["old 漢字 dog", TEXTS[0], "ж 漢"])
+        assert [message.split(":")[0] for message in caplog.messages] == ["the tokenizer does not know 漢, 字, ж"]
+        assert list(pipe(iter(["old ☃"])))
+        assert [message.split(":")[0] for message in caplog.messages[1:]] == ["the tokenizer does not know ☃"]
+        pipe(TEXTS)
+    assert len(caplog.messages) == 2
 
 
 def test_limit_of_the_tokenizer_counts_too(tokenizer):
@@ -173,15 +192,17 @@ def test_alignment_by_hand():
     assert [link["weight"] for link in links] == pytest.approx([0.6 / 1.8, 0, 0])
 
 
-def test_alignment_is_read_from_the_layer_before_the_last(pipe, tokenizer):
+@pytest.mark.parametrize(("configured", "layer"), [(None, 1), (0, 0), (2, 2)])
+def test_alignment_is_read_from_the_configured_layer_or_the_last_but_one(tokenizer, configured, layer):
     """Recomputed here from the model's own cross-attention and single tokens."""
+    pipe = make_pipeline(tokenizer, alignment_layer=configured)
     (answer,) = pipe(TEXTS[1], return_alignments=True)
     encoding = tokenizer(TEXTS[1], return_tensors="pt")
     tokens = pipe.model.generate(**encoding)
     with torch.no_grad():
         outputs = pipe.model(**encoding, decoder_input_ids=tokens[:, :-1], output_attentions=True)
     assert len(outputs.cross_attentions) == 3
-    weights = outputs.cross_attentions[1][0].mean(0)
+    weights = outputs.cross_attentions[layer][0].mean(0)
     source_words = TEXTS[1].split()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     begins = [piece.startswith("▁") for piece in pieces[:-1]]

@@ -116,7 +116,7 @@ def test_batches_keep_the_budget_and_the_rule_of_fifty_more_tokens(tokenizer):
     assert sum(rows for rows, _ in shapes) == len(texts)
     assert len(shapes) < len(texts)
     for call in recorder.calls:
-        assert call["max_new_tokens"] == call["input_ids"].shape[1] + 50
+        assert call["max_length"] == 1 + call["input_ids"].shape[1] + 50
         assert call["min_new_tokens"] == 1
         assert torch.equal(call["attention_mask"].bool(), call["input_ids"] != tokenizer.pad_token_id)
 
@@ -130,8 +130,31 @@ def test_long_sources_are_cut_with_one_warning(model, tokenizer, caplog):
     assert len(warnings) == 1
     assert warnings[0].startswith("2 of 3 texts have more than 64 tokens")
     source = recorder.calls[0]["input_ids"]
-    assert source.shape[1] == recorder.calls[0]["max_new_tokens"] == 64
+    assert source.shape[1] == recorder.calls[0]["max_length"] - 1 == 64
     assert source[0, -1] == tokenizer.eos_token_id
+
+
+def test_unknown_characters_are_named_in_one_warning(model, tokenizer, caplog):
+    with caplog.at_level(logging.WARNING, logger="reluformers"):
+        translate(model, tokenizer, ["a cat", "a 漢字 cat", "漢 ☃"], num_beams=1)
+        assert [message.split(":")[0] for message in caplog.messages] == ["the tokenizer does not know 漢, 字, ☃"]
+        translate(model, tokenizer, ["a cat"], num_beams=1)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("saved", [{"max_length": 30}, {"max_new_tokens": 3}], ids=str)
+def test_saved_lengths_neither_rule_nor_warn(tokenizer, caplog, saved):
+    """Folders of earlier versions hold max_new_tokens."""
+    model = build(tokenizer)
+    model.generation_config.update(**saved)
+    lengths = []
+    generate = model.generate
+    model.generate = lambda **options: [lengths.append((tokens := generate(**options)).shape[1] - 1), tokens][1]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        translate(model, tokenizer, ["a cat"], num_beams=1, suppress_tokens=[tokenizer.eos_token_id])
+    assert lengths == [len(tokenizer("a cat")["input_ids"]) + 50]
+    assert not caplog.messages
 
 
 def test_two_tokenizers(tokenizer):

@@ -80,6 +80,20 @@ def test_unseen_characters(tokenizer):
     assert spelling.decode(spelling("a <0x41>").input_ids, skip_special_tokens=True) == "a <0x41>"
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_numbers_are_cut_into_groups_on_request(most):
+    texts = ["on 12 May 2024, 10:30", "12 in 2024: 3,500.75 m²"] * 8
+    plain, cut = (train_tokenizer(texts, 120, max_digits=choice) for choice in (None, most))
+    assert max(sum(map(str.isdigit, token)) for token in plain.get_vocab()) >= 4
+    for token in cut.get_vocab():
+        digits = token.removeprefix("▁")
+        assert (digits.isdigit() and len(digits) <= most) or not any(map(str.isdigit, token))
+    pieces = {1: ["▁2", "0", "2", "4"], 2: ["▁20", "24"], 3: ["▁202", "4"]}[most]
+    assert cut.tokenize("2024") == pieces
+    for text in [*texts[:2], "2034 m² in 1510"]:
+        assert cut.decode(cut(text).input_ids, skip_special_tokens=True) == unicodedata.normalize("NFKC", text)
+
+
 def test_size_is_a_limit_that_holds():
     sizes = [
         len(train_tokenizer(TEXTS, size, byte_fallback=fallback)) for size, fallback in ((150, False), (400, True))

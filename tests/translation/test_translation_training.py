@@ -15,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from builders.translation_runs import make_recipe, training_logs, write_toy_files
 from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
+from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.preparation import build_model, prepare_data
 from reluformers.translation.schedules import WarmupThenPlateau
 from reluformers.translation.tokenization import load_tokenizers
@@ -273,8 +274,37 @@ def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
     train_translation(recipe, tmp_path / "run", report=lines.append)
     assert lines[-1].startswith("no curves.png")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
-    assert model.generation_config.max_new_tokens == 40
-    model.generate(torch.tensor([[5, 2]]), min_new_tokens=40)
+    assert model.generation_config.max_new_tokens is None
+    assert model.generation_config.max_length == 41  # with the start token
+    assert model.generate(torch.tensor([[5, 2]]), min_new_tokens=40).shape == (1, 41)
+    assert model.generate(torch.tensor([[5, 2]]), max_length=5, min_new_tokens=4).shape == (1, 5)
+
+
+def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
+    recipe = make_recipe(files)
+    assert recipe.tokenizer.max_digits is None
+    recipe.tokenizer.max_digits = 2
+    (tokenizer, _) = prepare_data(recipe, tmp_path, reuse_tokenizers=False).tokenizers
+    assert r"▁?\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
+
+
+def test_the_results_show_what_the_model_writes(finished, files):
+    folder, results, _ = finished
+    examples = results["examples"]
+    assert len(examples) == 5
+    assert all(set(example) == {"source", "reference", "output"} for example in examples)
+    right = [example["output"] == example["reference"] for example in examples]
+    assert right == sorted(right, reverse=True)
+    model, tokenizers = load_translation_model(folder)
+    outputs = translate(model, tokenizers, [example["source"] for example in examples], num_beams=2)
+    assert outputs == [example["output"] for example in examples]
+
+
+def test_the_layer_of_alignments_is_measured(finished):
+    folder, results, _ = finished
+    config = AutoModelForSeq2SeqLM.from_pretrained(folder).config
+    shares = results.get("alignment_shares")
+    assert config.alignment_layer is None if shares is None else shares[config.alignment_layer] == max(shares)
 
 
 def test_bleu_in_training_is_decoded_as_the_recipe_says(files, tmp_path, monkeypatch):

@@ -1,0 +1,31 @@
+"""Sentences that a model is shown by: what it got right of the validation set."""
+
+from collections.abc import Sequence
+
+from sacrebleu.metrics import CHRF
+
+NUM_EXAMPLES = 5
+
+
+def choose_examples(
+    sources: Sequence[str], references: Sequence[str], outputs: Sequence[str], count: int = NUM_EXAMPLES
+) -> list[dict[str, str]]:
+    """Choose translations to show: those equal to the reference first, then the nearest to it by chrF.
+
+    Args:
+        sources, references, outputs: texts, row by row.
+        count: at most so many.
+
+    Returns:
+        `source`, `reference` and `output` of each; rows with an empty source or output are left out, a source counts
+        once, and of equally good ones the earlier goes first.
+    """
+    chrf = CHRF()
+    rows = {row[0]: row for row in reversed(list(zip(sources, references, outputs, strict=True)))}
+    rows = [row for row in reversed(rows.values()) if row[0].strip() and row[2].strip()]
+    chosen = [row for row in rows if row[1] == row[2]][:count]
+    if len(chosen) < count:
+        others = [row for row in rows if row[1] != row[2]]
+        others.sort(key=lambda row: -chrf.sentence_score(row[2], [row[1]]).score)
+        chosen += others[: count - len(chosen)]
+    return [dict(zip(("source", "reference", "output"), row, strict=True)) for row in chosen]
