@@ -8,18 +8,18 @@ The server imports this file by itself from the folder, so it names none of its 
 import base64
 import binascii
 import io
-import logging
 import math
 from typing import Any
 
 from transformers import AutoConfig, pipeline
+from transformers.utils import logging
 
 try:
     from PIL import Image
 except ImportError:  # translation needs no images
     Image = None
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
 MAX_CHARACTERS = 10_000
@@ -114,12 +114,12 @@ class EndpointHandler:
         inputs, parameters = data["inputs"], self._check_parameters(data.get("parameters"))
         is_translation = self.task == "translation"
         if not isinstance(inputs, list):
-            return check_text(inputs, "inputs") if is_translation else open_image(inputs, "inputs"), parameters
+            return check_request_text(inputs, "inputs") if is_translation else open_image(inputs, "inputs"), parameters
         if not 1 <= len(inputs) <= MAX_BATCH:
             raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
         names = [f"inputs[{number}]" for number in range(len(inputs))]
         if is_translation:
-            return [check_text(*pair) for pair in zip(inputs, names, strict=True)], parameters
+            return [check_request_text(*pair) for pair in zip(inputs, names, strict=True)], parameters
         images, num_pixels = [], 0
         for value, name in zip(inputs, names, strict=True):
             images.append(open_image(value, name, num_pixels))
@@ -180,7 +180,7 @@ def check_parameter(name: str, value: Any, allowed: tuple) -> None:
         raise ValueError(f"{name} must be {what} from {low} to {high}, got {_quote(value)}")
 
 
-def check_text(text: Any, name: str) -> str:
+def check_request_text(text: Any, name: str) -> str:
     """A text that may be translated.
 
     Raises:

@@ -144,7 +144,7 @@ def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecke
     files = repo.commits[repo.branches["main"]]
     assert set(files) == {*select_files(saved), ".gitattributes"}
     assert not {Path(name).name for name in PRIVATE} & {Path(name).name for name in files}
-    code = {"handler.py", "pipeline_translation.py", "modeling_seq2seq.py", "attention.py"}
+    code = {"handler.py", "modeling_seq2seq.py", "attention.py"}
     assert code | {"model.safetensors", "tokenizer.json", "generation_config.json", "README.md"} <= set(files)
     assert hub.large[files["model.safetensors"]] == (saved / "model.safetensors").read_bytes()
     assert repo.titles == ["initial commit", "Release v1"]
@@ -361,7 +361,6 @@ SPOILT = {
     "no weights": ("model.safetensors", None, "model.safetensors is missing"),
     "no tokenizer": ("tokenizer.json", None, "tokenizer.json is missing"),
     "no code": ("attention.py", None, r"attention\.py is missing"),
-    "no pipeline": ("pipeline_translation.py", None, r"pipeline_translation\.py is missing"),
     "no handler": ("handler.py", None, r"handler\.py is missing"),
     "no model": ("config.json", None, "its training has not finished"),
     "a run that goes on": ("results.json", None, "its training has not finished"),
