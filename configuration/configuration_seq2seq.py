@@ -46,7 +46,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
             (first half sines, second half cosines, tensor2tensor), `"sinusoidal_sine"` (sines only, interleaved, the
             released QKNorm code) or `"learned"`.
         max_position_embeddings: longest sequence, in tokens.
-        tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`.
+        tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
+            `tie_word_embeddings=False` also makes of the others.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
@@ -99,7 +100,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     initialization: Initialization = "xavier"
     pad_token_id: int = 0
     bos_token_id: int = 1
-    eos_token_id: int = 2
+    eos_token_id: int | list[int] | None = 2
     unk_token_id: int = 3
     decoder_start_token_id: int = 1
     use_cache: bool = True
@@ -111,6 +112,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         super().__setattr__(name, value)
         if name == "tying":
             super().__setattr__("tie_word_embeddings", value != "none")
+        elif name == "tie_word_embeddings" and value is False:
+            super().__setattr__("tying", "none")
 
     def __post_init__(self, **kwargs):
         if self.tie_word_embeddings is None:
@@ -150,7 +153,10 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     def _check_tokens(self, owner: str) -> None:
         for name in _TOKEN_IDS:
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
-            check_number(owner, name, getattr(self, name), minimum=0, maximum=size - 1, integer=True)
+            value = getattr(self, name)
+            tokens = value if isinstance(value, list) else [value]
+            for token in tokens if value is not None else []:  # by type, only eos_token_id is a list or None
+                check_number(owner, name, token, minimum=0, maximum=size - 1, integer=True)
 
     def _check_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -165,7 +171,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 f"{owner}.tying is 'all', but vocab_size ({self.vocab_size}) and decoder_vocab_size "
                 f"({self.decoder_vocab_size}) differ: use 'decoder' or 'none'"
             )
-        if self.tie_word_embeddings != (self.tying != "none"):
+        if self.tie_word_embeddings and self.tying == "none":
             raise ValueError(
                 f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: "
                 "set tying alone"

@@ -57,7 +57,8 @@ class VisionTransformerConfig(TransformerConfig):
             linearly from 0 at the first layer (stochastic depth, Huang et al. 2016).
         head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
             the sigmoid loss.
-        problem_type: `"multi_label_classification"` for the sigmoid loss; else, and if None, softmax cross-entropy.
+        problem_type: `"multi_label_classification"` for the sigmoid loss, `"regression"` for the squared error; else
+            softmax cross-entropy. None stands for regression with `num_labels` 1, as in ViT.
         initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
             the head 0; or `"normal"`, these maps N(0, `initializer_range`). Learned positions N(0, 1/√d) in both.
 
@@ -96,7 +97,7 @@ class VisionTransformerConfig(TransformerConfig):
     layer_norm_eps: float | int = 1e-6
     head_bias_init: float | int = 0.0
     initialization: Literal["normal", "big_vision"] = "big_vision"
-    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     @property
     def grid_size(self) -> tuple[int, int]:

@@ -8,18 +8,18 @@ The server imports this file by itself from the folder, so it names none of its 
 import base64
 import binascii
 import io
-import logging
 import math
 from typing import Any
 
 from transformers import AutoConfig, pipeline
+from transformers.utils import logging
 
 try:
     from PIL import Image
 except ImportError:  # translation needs no images
     Image = None
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
 MAX_CHARACTERS = 10_000
@@ -27,11 +27,12 @@ MAX_IMAGE_BYTES = 10 * 2**20
 BATCH_SIZE = 8  # inputs that are computed at a time
 # formats that Pillow reads by itself; for others it starts programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# name → what is allowed: types and bounds, both included, or the values
+# name → what is allowed: a type, a type and bounds, both included, or the values
 PARAMETERS = {
     "translation": {
         "num_beams": (int, 1, 8),
         "max_new_tokens": (int, 1, 512),
+        "max_length": (int, 2, 513),
         "length_penalty": (float, -10, 10),
         "early_stopping": (True, False),
         "no_repeat_ngram_size": (int, 0, 100),
@@ -41,13 +42,18 @@ PARAMETERS = {
         "top_k": (int, 1, 1000),
         "top_p": (float, 0.001, 1),
         "return_alignments": (True, False),
-        "truncation": (True, False),
+        "truncation": (True, False, "longest_first", "only_first", "do_not_truncate"),
+        "clean_up_tokenization_spaces": (True, False),
+        "src_lang": (str,),
+        "tgt_lang": (str,),
     },
     "image-classification": {
         "top_k": (int, 1, 1000),
         "function_to_apply": ("softmax", "sigmoid", "none"),
     },
 }
+# as in transformers, where BPE leaves the spaces as they are and a model of two languages asks for neither
+IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
 class EndpointHandler:
@@ -65,44 +71,55 @@ class EndpointHandler:
         self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
         self.parameters = dict(PARAMETERS[self.task])
         if self.task == "translation":
-            kind, low, high = self.parameters["max_new_tokens"]
-            self.parameters["max_new_tokens"] = kind, low, min(high, config.max_position_embeddings)
+            positions = config.max_position_embeddings
+            for name, start in (("max_new_tokens", 0), ("max_length", 1)):  # the latter counts the start token
+                kind, low, high = self.parameters[name]
+                self.parameters[name] = kind, low, min(high, positions + start)
 
-    def __call__(self, data: Any) -> list[Any] | dict[str, str]:
-        """Answer one request.
+    def __call__(self, data: Any) -> list[Any]:
+        """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
 
         Args:
             data: `inputs`: a text or a list of texts; or an image or a list of images, each in base64, as bytes or as
-                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, with no more new
-                tokens than the model has positions.
+                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, with no more new tokens than
+                the model has positions; of translation also inside of `generate_parameters`. What a model of one
+                pair of languages and a tokenizer of BPE has no use for (`IGNORED`) changes nothing, and neither do
+                `options`, which are for the server.
 
         Returns:
-            What the pipeline of the task gives; `{"error": …}`, one line, if the request cannot be answered.
+            What the pipeline of the task gives.
+
+        Raises:
+            ValueError: the request cannot be answered, in one line; the server gives HTTP 400 with it.
+            RuntimeError: the model failed, and only the log says why.
         """
         try:
             inputs, parameters = self._check(data)
             return self.pipeline(inputs, batch_size=BATCH_SIZE, **parameters)
         except ValueError as error:
-            return {"error": " ".join(str(error).split())}
+            raise ValueError(" ".join(str(error).split())) from error
         except Exception:
             logger.exception("a request failed")
-            return {"error": "the model failed on this request; the log of the endpoint says why"}
+            raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
 
     def _check(self, data: Any) -> tuple[Any, dict[str, Any]]:
         if not isinstance(data, dict) or "inputs" not in data:
             raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
-        unknown = [key for key in data if key not in ("inputs", "parameters")]
+        unknown = [key for key in data if key not in ("inputs", "parameters", "options")]
         if unknown:
-            raise ValueError(f'the body has "inputs" and "parameters" and nothing else, got {_quote(unknown[0])}')
+            raise ValueError(
+                f'the body has "inputs", "parameters" and "options" and nothing else, got {_quote(unknown[0])}'
+            )
+        _as_object(data.get("options"), "options")
         inputs, parameters = data["inputs"], self._check_parameters(data.get("parameters"))
         is_translation = self.task == "translation"
         if not isinstance(inputs, list):
-            return check_text(inputs, "inputs") if is_translation else open_image(inputs, "inputs"), parameters
+            return check_request_text(inputs, "inputs") if is_translation else open_image(inputs, "inputs"), parameters
         if not 1 <= len(inputs) <= MAX_BATCH:
             raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
         names = [f"inputs[{number}]" for number in range(len(inputs))]
         if is_translation:
-            return [check_text(*pair) for pair in zip(inputs, names, strict=True)], parameters
+            return [check_request_text(*pair) for pair in zip(inputs, names, strict=True)], parameters
         images, num_pixels = [], 0
         for value, name in zip(inputs, names, strict=True):
             images.append(open_image(value, name, num_pixels))
@@ -110,17 +127,36 @@ class EndpointHandler:
         return images, parameters
 
     def _check_parameters(self, parameters: Any) -> dict[str, Any]:
-        if parameters is None:
-            return {}
-        if not isinstance(parameters, dict):
-            raise ValueError(f"parameters must be an object, got {type(parameters).__name__}")
-        allowed = self.parameters
+        """What the pipeline is to be called with."""
+        parameters, allowed = _as_object(parameters, "parameters"), self.parameters
+        is_translation = self.task == "translation"
+        if is_translation:
+            inner = _as_object(parameters.pop("generate_parameters", None), "generate_parameters")
+            for name in parameters.keys() & inner.keys():
+                raise ValueError(f"{name} is given twice, in parameters and in generate_parameters")
+            parameters |= inner
         for name, value in parameters.items():
             if name not in allowed:
                 raise ValueError(f"unknown parameter {_quote(name)}; allowed are {', '.join(allowed)}")
-            if value is not None:
-                check_parameter(name, value, allowed[name])
-        return {name: value for name, value in parameters.items() if value is not None}
+            check_parameter(name, value, allowed[name])
+        return _as_generate_takes_them(parameters) if is_translation else parameters
+
+
+def _as_object(value: Any, name: str) -> dict[str, Any]:
+    """A JSON object without what is null; an empty one if there is none."""
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, got {type(value).__name__}")
+    return {key: part for key, part in (value or {}).items() if part is not None}
+
+
+def _as_generate_takes_them(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Names and values that clients send, as pipeline and `generate` know them."""
+    parameters = {name: value for name, value in parameters.items() if name not in IGNORED}
+    if "truncation" in parameters:
+        parameters["truncation"] = parameters["truncation"] not in (False, "do_not_truncate")
+    if "max_length" in parameters:  # max_new_tokens of generation_config.json would go before it
+        parameters.setdefault("max_new_tokens", parameters.pop("max_length") - 1)
+    return parameters
 
 
 def check_parameter(name: str, value: Any, allowed: tuple) -> None:
@@ -129,6 +165,10 @@ def check_parameter(name: str, value: Any, allowed: tuple) -> None:
     Raises:
         ValueError: it has another type, or is out of its bounds.
     """
+    if allowed == (str,):
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a text, got {_quote(value)}")
+        return
     if not isinstance(allowed[0], type):
         if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
             raise ValueError(f"{name} must be one of {', '.join(map(str, allowed)).lower()}, got {_quote(value)}")
@@ -140,7 +180,7 @@ def check_parameter(name: str, value: Any, allowed: tuple) -> None:
         raise ValueError(f"{name} must be {what} from {low} to {high}, got {_quote(value)}")
 
 
-def check_text(text: Any, name: str) -> str:
+def check_request_text(text: Any, name: str) -> str:
     """A text that may be translated.
 
     Raises:

@@ -84,6 +84,8 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
+            self.config.decoder_vocab_size = self.config.vocab_size
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
             size = self.config.target_vocab_size
@@ -376,6 +378,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
             plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
             value.weight, value.bias = plain.weight, plain.bias
+            value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
         self.lm_head = value
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:

@@ -208,12 +208,14 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         r"""Class logits, and with labels the loss.
 
         loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of
-        Σ_c of the binary cross-entropies; in training with label smoothing, and plus the regulariser.
+        Σ_c of the binary cross-entropies, in training with label smoothing; or the mean squared error with
+        `"regression"`. In training plus the regulariser.
 
         Args:
             pixel_values: [batch, num_channels, height, width], as the image processor makes them.
             labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels]: shares that
-                sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels.
+                sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels; of
+                a regression numbers [batch, num_labels], or [batch] for one.
             interpolate_pos_encoding: whether images may have another size than `config.image_size`.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
@@ -240,9 +242,14 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             ValueError: the labels are neither [batch] nor [batch, num_labels].
         """
         labels, logits = labels.to(logits.device), logits.float()
-        if self.config.num_labels < 2 and self.config.problem_type != "multi_label_classification":
+        config, problem_type = self.config, self.config.problem_type
+        if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
+            if labels.numel() != logits.numel() or len(labels) != len(logits):
+                raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
+            return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
+        if config.num_labels < 2 and problem_type != "multi_label_classification":
             raise ValueError(
-                f"num_labels is {self.config.num_labels}, but softmax needs 2 or more: set problem_type to "
+                f"num_labels is {config.num_labels}, but softmax needs 2 or more: set problem_type to 'regression' or "
                 "'multi_label_classification' for one label that is there or not"
             )
         if labels.shape not in (logits.shape, logits.shape[:1]) or (labels.dim() == 1 and labels.is_floating_point()):
@@ -250,12 +257,12 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
                 f"floats {list(logits.shape)}"
             )
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        if self.config.problem_type != "multi_label_classification":
+        smoothing = config.label_smoothing if self.training else 0.0
+        if problem_type != "multi_label_classification":
             targets = labels if labels.dim() == 1 else labels.to(logits.dtype)
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
-        targets = functional.one_hot(labels, self.config.num_labels) if labels.dim() == 1 else labels
-        targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / self.config.num_labels
+        targets = functional.one_hot(labels, config.num_labels) if labels.dim() == 1 else labels
+        targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[0]
 
 

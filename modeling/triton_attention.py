@@ -20,13 +20,8 @@ import torch
 from torch import Tensor
 
 from .computation import PassOptions
-from .triton_functions import IS_INTERPRETED
+from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel
-
-try:
-    import triton
-except ImportError:
-    triton = None
 
 # How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
 # three times, "tf32" keeps 10 bits of each factor.

@@ -10,7 +10,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = None
+    triton = tl = None
     IS_INTERPRETED = False
 else:
     IS_INTERPRETED = triton.knobs.runtime.interpret

@@ -29,12 +29,8 @@ from .triton_functions import (
     store_row,
     store_tile,
     times_derivative,
+    tl,
 )
-
-try:
-    import triton.language as tl
-except ImportError:
-    tl = None
 
 
 @jit

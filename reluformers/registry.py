@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .families import FAMILIES
 from .modeling.pipeline_translation import TranslationPipeline
-from .payload import write_payload
+from .payload import file_of, write_payload
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,8 @@ def custom_pipelines(config_class: type[PreTrainedConfig]) -> dict[str, dict]:
     """Tasks that transformers has no pipeline for, as config.json names them: translation has one of ours."""
     if AutoModelForSeq2SeqLM not in FAMILIES[config_class]:
         return {}
-    implementation = f"{TranslationPipeline.__module__.rpartition('.')[2]}.{TranslationPipeline.__name__}"
+    file = file_of(TranslationPipeline.__module__.rpartition(".")[2])
+    implementation = f"{file}.{TranslationPipeline.__name__}"
     return {"translation": {"impl": implementation, "pt": [AutoModelForSeq2SeqLM.__name__], "type": "text"}}
 
 

@@ -2,6 +2,9 @@
 
 import ast
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from builders.clean_processes import run_clean
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
+from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
 from reluformers.payload import find_payload_file, payload_files
@@ -61,8 +65,7 @@ CLOSURES = {
             "AutoModel": "modeling_seq2seq.ReLUFormerModel",
             "AutoModelForSeq2SeqLM": "modeling_seq2seq.ReLUFormerForConditionalGeneration",
         },
-        {"configuration_vision.py", "modeling_vision.py", "patch_embeddings.py"},
-        {"pipeline_translation.py", "handler.py"},
+        {"configuration_seq2seq.py", "attention.py", "modeling_seq2seq.py", "triton_attention.py", "handler.py"},
     ),
     "vision": (
         "relu-vit",
@@ -71,20 +74,17 @@ CLOSURES = {
             "AutoModel": "modeling_vision.ReLUViTModel",
             "AutoModelForImageClassification": "modeling_vision.ReLUViTForImageClassification",
         },
-        {"configuration_seq2seq.py", "modeling_seq2seq.py", "cache.py", "embeddings.py", "pipeline_translation.py"},
-        {"handler.py"},
+        {"configuration_vision.py", "attention.py", "modeling_vision.py", "triton_attention.py", "handler.py"},
     ),
 }
 
 
 @pytest.mark.parametrize("kind", CLOSURES)
 def test_folder_holds_the_closure_and_nothing_else(kind, tmp_path):
-    preset, auto_map, foreign, own = CLOSURES[kind]
+    preset, auto_map, files = CLOSURES[kind]
     build_model(preset, kind).save_pretrained(tmp_path)
     written = {path.name for path in tmp_path.glob("*.py")}
-    assert written == set(payload_files([target.partition(".")[0] for target in auto_map.values()]))
-    assert own <= written
-    assert not written & foreign
+    assert written == files
     for path in tmp_path.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -120,7 +120,7 @@ def test_two_versions_of_the_code_side_by_side(tmp_path):
     new, old = tmp_path / "new", tmp_path / "old"
     for folder in (new, old):
         model.save_pretrained(folder)
-    path = old / "attention_functions.py"
+    path = old / "attention.py"
     text = path.read_text()
     line = "_apply(lambda z: functional.relu(z).square(), scores, mask)"
     assert text.count(line) == 1
@@ -143,3 +143,119 @@ def test_installed_library_opens_a_folder_without_trust(tmp_path):
     model = build_model("qknorm")
     model.save_pretrained(tmp_path)
     assert type(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)) is type(model)
+
+
+HEADING = re.compile(r"^# -+\n# ((?:configuration|modeling)/\w+\.py)$", re.MULTILINE)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Text by the source file that a section names, and what stands before the first one under "imports"."""
+    first, *rest = HEADING.split(text)
+    return {"imports": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+def bindings(text: str) -> set[tuple[str, str]]:
+    """What a text binds outside of functions and classes: a name, and the statement that does it."""
+    found, pending = set(), [(node, node) for node in ast.parse(text).body]
+    while pending:
+        node, statement = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add((node.name, ast.dump(node)))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            found |= {
+                ((alias.asname or alias.name).partition(".")[0], f"{module} {alias.name}") for alias in node.names
+            }
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add((node.id, ast.dump(statement)))
+        elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
+            pending += [(child, statement) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+def collisions(text: str) -> list[str]:
+    """Names that mean different things in two parts of a file, or in two of its imports."""
+    parts = sections_of(text).items()
+    found = [(name, statement, part) for part, section in parts for name, statement in bindings(section)]
+    return sorted(
+        {
+            name
+            for name, statement, part in found
+            for other_name, other_statement, other_part in found
+            if name == other_name and statement != other_statement and (part != other_part or part == "imports")
+        }
+    )
+
+
+def merged_files() -> dict[str, str]:
+    """Every file of every kind of folder."""
+    return {
+        f"{kind}/{name}": text
+        for kind in CLOSURES
+        for name, text in payload_files([f"configuration_{kind}", f"modeling_{kind}"]).items()
+    }
+
+
+def test_no_name_means_two_things_in_one_file():
+    for name, text in merged_files().items():
+        assert collisions(text) == [], name
+    section = "# ---\n# modeling/{}.py\nlogger = 1\nLIMIT = {}\n"
+    assert collisions(section.format("one", 1) + section.format("two", 2)) == ["LIMIT"]
+    assert collisions("from a import LIMIT\n" + section.format("one", 1)) == ["LIMIT"]
+    assert collisions("from a import logging\nimport logging\n") == ["logging"]
+
+
+def test_a_file_is_put_together_of_whole_modules_and_says_which():
+    root, origins = Path(__file__).parents[1], {}
+    for name, text in merged_files().items():
+        kind = name.partition("/")[0]
+        assert text.startswith("# Copyright"), name
+        assert text.count("SPDX-License-Identifier") == 1, name
+        for origin, part in sections_of(text).items():
+            if origin != "imports":
+                assert (kind, origin) not in origins
+                origins[kind, origin] = name
+                source = ast.parse((root / origin).read_text(encoding="utf-8"))
+                whole = [ast.dump(node) for node in source.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+                # of the imports inside of functions only the file differs
+                names = re.compile(r"ImportFrom\(module='[\w.]+'")
+                found = [names.sub("", ast.dump(node)) for node in ast.parse(part).body]
+                assert found == [names.sub("", node) for node in whole[1:]], origin
+    modules = {path.name for folder in ("configuration", "modeling") for path in (root / folder).glob("*.py")}
+    assert {origin.partition("/")[2] for _, origin in origins} == modules - {"__init__.py"}
+
+
+def test_the_files_are_as_tidy_as_their_sources(tmp_path):
+    for name, text in merged_files().items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for command in (["check", "--select", "E9,F,I"], ["format", "--check"]):
+        options = ["--isolated", "--no-cache", "--config", "line-length=119"]
+        result = subprocess.run([sys.executable, "-m", "ruff", *command, *options, tmp_path], capture_output=True)
+        assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
+
+
+def test_a_folder_of_one_file_for_each_module_opens_and_is_saved_anew(tmp_path):
+    old, batch = tmp_path / "old", draw_pairs()
+    model = build_model("reluformer")
+    model.save_pretrained(old)
+    expected = model(**batch).logits
+    names = write_old_payload(old, "seq2seq")
+    assert len(names) > 20
+    assert {path.name for path in old.glob("*.py")} == names
+    torch.save({"batch": batch, "logits": expected}, tmp_path / "expected.pt")
+    code = """
+        import torch
+        from transformers import AutoModelForSeq2SeqLM
+
+        expected = torch.load("expected.pt")
+        for folder in ("old", "again"):
+            model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+            torch.testing.assert_close(model(**expected["batch"]).logits, expected["logits"])
+            model.save_pretrained("again")
+    """
+    run_clean(code, tmp_path)
+    assert {path.name for path in (tmp_path / "again").glob("*.py")} == names
+    AutoModelForSeq2SeqLM.from_pretrained(old).save_pretrained(tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new").glob("*.py")} == CLOSURES["seq2seq"][2]
+    run_clean(code.replace('"old"', '"new"').replace('"again"', '"anew"'), tmp_path)

@@ -30,7 +30,9 @@ BAD_FIELDS = [
     ({"unk_token_id": None}, r"unk_token_id is None"),
     ({"decoder_vocab_size": 10}, r"tying is 'all', but vocab_size \(32000\) and decoder_vocab_size \(10\) differ"),
     ({"tying": "both"}, r"tying is 'both', but must be one of 'all', 'decoder', 'none'"),
-    ({"tie_word_embeddings": False}, r"tie_word_embeddings is False, but tying is 'all'"),
+    ({"tying": "none", "tie_word_embeddings": True}, r"tie_word_embeddings is True, but tying is 'none'"),
+    ({"eos_token_id": [2, 32000]}, r"eos_token_id is 32000, but must be an integer in \[0, 31999\]"),
+    ({"eos_token_id": "</s>"}, r"eos_token_id is '</s>'"),
     ({"activation_function": "tanh"}, r"activation_function is 'tanh', but must be one of 'relu'"),
     ({"norm_type": "batch"}, r"norm_type is 'batch'"),
     ({"norm_position": "mid"}, r"norm_position is 'mid'"),
@@ -126,6 +128,34 @@ def test_lists_of_names_agree_between_configuration_and_modeling():
     from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 
     assert tuple(ATTENTION_ACTIVATIONS) == ACTIVATIONS
+
+
+@pytest.mark.parametrize("tying", ["all", "decoder"])
+def test_without_ties_means_what_it_says(tying, tmp_path):
+    for config in (
+        ReLUFormerConfig(**TINY, tying=tying, tie_word_embeddings=False),
+        ReLUFormerConfig(**TINY, tying=tying),
+    ):
+        config.tie_word_embeddings = False
+        config.validate()
+        assert config.tying == "none"
+    ReLUFormerConfig(**TINY, tying=tying).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, tie_word_embeddings=False)
+    assert (config.tying, config.tie_word_embeddings) == ("none", False)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).tying == "none"
+
+
+@pytest.mark.parametrize("eos", [None, [2, 5]])
+def test_the_end_may_be_several_tokens_or_none(eos, tmp_path):
+    ReLUFormerConfig(**TINY, eos_token_id=eos).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).eos_token_id == eos
+
+
+@pytest.mark.parametrize("sizes", [{}, {"decoder_vocab_size": 7, "tying": "none"}])
+def test_the_decoder_alone_has_a_vocabulary(sizes):
+    size = ReLUFormerConfig(**TINY, **sizes).get_text_config(decoder=True).vocab_size
+    assert size == sizes.get("decoder_vocab_size", TINY["vocab_size"])
 
 
 def test_fields_may_be_changed_when_a_folder_is_opened(tmp_path):

@@ -42,7 +42,7 @@ BAD_FIELDS = [
     ({"representation_size": 0}, r"representation_size is 0"),
     ({"head_bias_init": math.nan}, r"head_bias_init is nan"),
     ({"initialization": "xavier"}, r"initialization is 'xavier', but must be one of 'normal', 'big_vision'"),
-    ({"problem_type": "regression"}, r"problem_type is 'regression', but must be one of 'single_label"),
+    ({"problem_type": "ranking"}, r"problem_type is 'ranking', but must be one of 'regression', 'single_label"),
     ({"attention": {"activation": "identity"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can give"),
     ({"pooling_attention": "softmx"}, r"preset is 'softmx'"),
 ]

@@ -58,7 +58,7 @@ def test_the_notebook_holds_what_the_release_answers(folder, hub):
 
 
 def test_a_notebook_that_fails_is_left_out(folder, caplog):
-    (folder / "pipeline_translation.py").write_text("raise RuntimeError('broken')\n")
+    (folder / "handler.py").write_text("raise RuntimeError('broken')\n")
     assert not write_notebook(folder, REPO, "v1", "translation")
     assert "no notebook.ipynb: RuntimeError: broken" in caplog.text
     assert not (folder / "notebook.ipynb").exists()

@@ -12,6 +12,7 @@ import pytest
 from builders.clean_processes import run_clean
 from builders.hub_server import serve_hub
 from builders.models import build_model
+from builders.saved_models import write_old_payload
 from reluformers.translation.tokenization import train_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "hub.md"
@@ -119,5 +120,43 @@ def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environ
 def test_a_configuration_that_is_pushed_alone_brings_its_code(tmp_path, hub, hub_environment):
     code = "from reluformers import ReLUFormerConfig as Config; Config().save_pretrained('toy', push_to_hub=True)"
     run(["python", "-c", code], tmp_path, hub_environment)
-    assert {"config.json", "modeling_seq2seq.py", "pipeline_translation.py"} <= set(files_of(hub, "tester/toy"))
+    assert {"config.json", "modeling_seq2seq.py", "handler.py"} <= set(files_of(hub, "tester/toy"))
     assert {path.name for path in (tmp_path / "toy").iterdir()} <= set(files_of(hub, "tester/toy"))
+
+
+def test_a_release_removes_the_files_of_an_older_one(tmp_path, hub, hub_environment):
+    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+    for name in ("old", "new"):
+        build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    old = write_old_payload(tmp_path / "old", "seq2seq") | {"fields.py"}  # as field_checks.py was called once
+    for name in ("fields.py", "train.py"):  # the latter is the owner's
+        (tmp_path / "old" / name).write_text("LIMIT = 1\n")
+    run(f"hf upload {NAME} old".split(), tmp_path, hub_environment)
+    assert old <= set(files_of(hub, NAME))
+    run(f"reluformers push new {NAME}".split(), tmp_path, hub_environment)
+    new = {path.name for path in (tmp_path / "new").glob("*.py")}
+    assert {name for name in files_of(hub, NAME) if name.endswith(".py")} == new | {"train.py"}
+
+
+def test_a_cold_load_asks_little_of_the_hub(tmp_path, hub, hub_environment):
+    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+    released = tmp_path / "released"
+    build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(released)
+    tokenizer.save_pretrained(released)
+    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
+    hub.log.clear()
+    code = """
+        import contextlib, io
+
+        warnings = io.StringIO()
+        with contextlib.redirect_stderr(warnings):
+            from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+            AutoModelForSeq2SeqLM.from_pretrained("acme/toy", trust_remote_code=True)
+            AutoTokenizer.from_pretrained("acme/toy", trust_remote_code=True)
+        print(warnings.getvalue().count("A new version of the following files"))
+    """
+    warnings = run_clean(code, tmp_path, **hub_environment)
+    assert len(hub.log) <= 40, hub.log
+    assert 1 <= int(warnings) <= 5

@@ -60,7 +60,7 @@ def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecke
     files = repo.commits[repo.branches["main"]]
     assert set(files) == {*select_files(saved), ".gitattributes"}
     assert not {Path(name).name for name in PRIVATE} & {Path(name).name for name in files}
-    code = {"handler.py", "pipeline_translation.py", "modeling_seq2seq.py", "attention.py"}
+    code = {"handler.py", "modeling_seq2seq.py", "attention.py"}
     assert code | {"model.safetensors", "tokenizer.json", "generation_config.json", "README.md"} <= set(files)
     assert hub.large[files["model.safetensors"]] == (saved / "model.safetensors").read_bytes()
     assert repo.titles == ["initial commit", "Release v1"]

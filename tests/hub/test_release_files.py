@@ -34,7 +34,6 @@ SPOILT = {
     "no weights": ("model.safetensors", None, "model.safetensors is missing"),
     "no tokenizer": ("tokenizer.json", None, "tokenizer.json is missing"),
     "no code": ("attention.py", None, r"attention\.py is missing"),
-    "no pipeline": ("pipeline_translation.py", None, r"pipeline_translation\.py is missing"),
     "no handler": ("handler.py", None, r"handler\.py is missing"),
     "no model": ("config.json", None, "its training has not finished"),
     "a run that goes on": ("results.json", None, "its training has not finished"),

@@ -2,11 +2,17 @@
 
 import base64
 import importlib.util
+import io
 import json
 import logging
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 
 from builders.clean_processes import run_clean
@@ -109,6 +115,13 @@ def test_every_form_of_an_image(classify):
         assert [entry["score"] for entry in answer] == pytest.approx(scores, rel=1e-5)
 
 
+def error_of(handler, body) -> str:
+    """What the server answers with HTTP 400, one line."""
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        handler(body)
+    return str(caught.value)
+
+
 BAD_BODIES = [
     (None, "the body must be an object"),
     ("old dog", "the body must be an object"),
@@ -137,16 +150,24 @@ BAD_BODIES = [
     ({"inputs": "dog", "parameters": {"length_penalty": float("inf")}}, "length_penalty must be a number"),
     ({"inputs": "dog", "parameters": {"return_alignments": "yes"}}, "return_alignments must be one of true, false"),
     ({"inputs": "dog", "parameters": {"return_alignments": 1}}, "return_alignments must be one of true, false"),
+    ({"inputs": "dog", "parameters": {"max_length": 34}}, "max_length must be an integer from 2 to 33, got 34"),
+    ({"inputs": "dog", "parameters": {"truncation": "only_second"}}, "truncation must be one of true, false, longest"),
+    ({"inputs": "dog", "parameters": {"src_lang": 3}}, "src_lang must be a text, got 3"),
+    ({"inputs": "dog", "parameters": {"generate_parameters": [2]}}, "generate_parameters must be an object, got list"),
+    ({"inputs": "dog", "parameters": {"generate_parameters": {"num_beams": 9}}}, "num_beams must be an integer"),
+    ({"inputs": "dog", "parameters": {"generate_parameters": {"use_auth_token": "x"}}}, "unknown parameter"),
+    (
+        {"inputs": "dog", "parameters": {"num_beams": 2, "generate_parameters": {"num_beams": 2}}},
+        "num_beams is given twice",
+    ),
+    ({"inputs": "dog", "options": "fast"}, "options must be an object, got str"),
     ({"inputs": "red dog " * 40, "parameters": {"truncation": False}}, "but the model takes 32"),
 ]
 
 
 @pytest.mark.parametrize(("body", "message"), BAD_BODIES, ids=lambda value: None)
 def test_bad_bodies_get_one_clear_line(translate, body, message):
-    answer = translate(body)
-    assert set(answer) == {"error"}
-    assert message in answer["error"]
-    assert "\n" not in answer["error"]
+    assert message in error_of(translate, body)
 
 
 @pytest.mark.parametrize(
@@ -168,22 +189,19 @@ def test_bad_bodies_get_one_clear_line(translate, body, message):
     ids=lambda value: None,
 )
 def test_what_is_no_image_gets_one_clear_line(classify, value, message):
-    answer = classify({"inputs": value})
-    assert set(answer) == {"error"}
-    assert message in answer["error"]
+    assert message in error_of(classify, {"inputs": value})
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 12 - 1)
     for value in (encode(picture(8, 12)), picture(8, 12)):
-        assert classify({"inputs": value}) == {"error": "inputs has 12×8 pixels, at most 95 are allowed"}
+        assert error_of(classify, {"inputs": value}) == "inputs has 12×8 pixels, at most 95 are allowed"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2 * 8 * 12)
     assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
     together = "the images up to inputs[2] have more than 192 pixels together"
-    assert classify({"inputs": [encode(picture(8, 12))] * 3}) == {"error": together}
-    bomb = classify({"inputs": encode(picture(24, 24))})  # Pillow itself refuses twice the bound
-    assert set(bomb) == {"error"}
+    assert error_of(classify, {"inputs": [encode(picture(8, 12))] * 3}) == together
+    assert error_of(classify, {"inputs": encode(picture(24, 24))})  # Pillow itself refuses twice the bound
 
 
 @pytest.mark.parametrize(
@@ -195,7 +213,7 @@ def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
     ],
 )
 def test_parameters_of_classification_are_bounded(classify, parameters, message):
-    assert message in classify({"inputs": picture(8, 12), "parameters": parameters})["error"]
+    assert message in error_of(classify, {"inputs": picture(8, 12), "parameters": parameters})
 
 
 def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, caplog):
@@ -203,9 +221,9 @@ def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, ca
         raise RuntimeError("secret /path\nof the server")
 
     monkeypatch.setattr(translate, "pipeline", fail)
-    with caplog.at_level(logging.ERROR):
-        answer = translate({"inputs": "old dog"})
-    assert answer == {"error": "the model failed on this request; the log of the endpoint says why"}
+    fault = "^the model failed on this request; the log of the endpoint says why$"
+    with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match=fault):
+        translate({"inputs": "old dog"})
     assert "secret" in caplog.text
 
 
@@ -214,4 +232,86 @@ def test_without_pillow_texts_are_translated_and_images_refused(translation_fold
     handler = open_handler(translation_folder, monkeypatch)
     assert set(handler({"inputs": "old dog"})[0]) == {"translation_text"}
     monkeypatch.setattr(handler, "task", "image-classification")
-    assert "Pillow, which is not installed" in handler({"inputs": "AAAA"})["error"]
+    assert "Pillow, which is not installed" in error_of(handler, {"inputs": "AAAA"})
+
+
+@contextmanager
+def serve(handler):
+    """Address of a server that does with bodies, answers and exceptions what the inference toolkit does with them."""
+
+    class Toolkit(BaseHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                is_image = self.headers["Content-Type"].startswith("image/")
+                data = {"inputs": Image.open(io.BytesIO(body))} if is_image else json.loads(body)
+                status, answer = 200, handler(data)
+            except Exception as error:
+                status, answer = 400, {"error": str(error)}
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+    with HTTPServer(("127.0.0.1", 0), Toolkit) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """Of the network, loopback is allowed."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+def test_the_client_translates(translate, online):
+    with serve(translate) as address:
+        client = InferenceClient(address)
+        alone = client.translation("old dog").translation_text
+        assert alone == translate({"inputs": "old dog"})[0]["translation_text"]
+        full = client.translation(
+            "old dog",
+            src_lang="en",
+            tgt_lang="de",
+            clean_up_tokenization_spaces=True,
+            truncation="longest_first",
+            generate_parameters={"num_beams": 2, "max_length": 4},
+        )
+        beams = {
+            "inputs": "old dog",
+            "parameters": {"num_beams": 2, "max_new_tokens": 3},
+            "options": {"use_cache": True},
+        }
+        assert full.translation_text == translate(beams)[0]["translation_text"] != alone
+
+
+def test_the_client_shows_what_is_wrong(translate, classify, online):
+    with serve(translate) as address:
+        client = InferenceClient(address)
+        for text, options, message in (
+            ("", {}, "inputs is empty"),
+            ("old dog", {"generate_parameters": {"num_beams": 9}}, "num_beams must be an integer from 1 to 8, got 9"),
+            ("red dog " * 40, {"truncation": "do_not_truncate"}, "but the model takes 32"),
+        ):
+            with pytest.raises(HfHubHTTPError, match=message) as caught:
+                client.translation(text, **options)
+            assert caught.value.response.status_code == 400
+    with serve(classify) as address, pytest.raises(HfHubHTTPError, match="inputs is no image of format") as caught:
+        InferenceClient(address).image_classification(b"no image", top_k=2)
+    assert caught.value.response.status_code == 400
+
+
+def test_the_client_classifies_with_and_without_parameters(classify, online, tmp_path):
+    data = encode(picture(8, 12))
+    path = tmp_path / "picture.png"
+    path.write_bytes(data)
+    expected = [entry["label"] for entry in classify({"inputs": data})]
+    with serve(classify) as address:
+        client = InferenceClient(address)
+        assert [entry.label for entry in client.image_classification(path)] == expected  # the body is the file
+        best = client.image_classification(data, top_k=2, function_to_apply="sigmoid")
+        assert [entry.label for entry in best] == expected[:2]

@@ -199,6 +199,48 @@ def test_resizing_keeps_both_sides_and_the_ties(preset, tying, tmp_path):
     torch.testing.assert_close(logits_of(loaded), logits_of(model))
 
 
+def test_a_shared_vocabulary_of_given_size_is_resized_and_saved(tmp_path):
+    model = build_model("softmax", decoder_vocab_size=TINY["vocab_size"])
+    model.resize_token_embeddings(45)
+    model.save_pretrained(tmp_path)
+    config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).config
+    assert (config.vocab_size, config.decoder_vocab_size) == (45, 45)
+
+
+@pytest.mark.parametrize("preset", ["softmax", "qknorm"])
+def test_nothing_is_drawn_anew_after_resizing(preset):
+    model = build_model(preset, tying="none")
+    model.resize_token_embeddings(45)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.post_init()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_ties_are_cut_when_a_folder_is_opened(tmp_path):
+    build_model("softmax").save_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, tie_word_embeddings=False)
+    weights = [
+        part.weight for part in (model.lm_head, model.model.encoder.embed_tokens, model.model.decoder.embed_tokens)
+    ]
+    assert len({weight.data_ptr() for weight in weights}) == 3
+
+
+@pytest.mark.parametrize("eos", [None, [2, 7]])
+def test_generation_ends_at_any_end_or_at_none(eos):
+    model = build_model("softmax", eos_token_id=eos)
+    batch = draw_pairs()
+    free = model.generate(batch["input_ids"], eos_token_id=-1, max_new_tokens=12, min_new_tokens=12)
+    found = model.generate(batch["input_ids"], max_new_tokens=12)
+    if eos is None:
+        assert torch.equal(found, free)
+    for row, whole in zip(found.tolist(), free.tolist(), strict=True):
+        ends = [place for place, token in enumerate(whole) if token in (eos or []) and place]
+        length = ends[0] + 1 if ends else len(whole)
+        assert row[:length] == whole[:length]
+        assert set(row[length:]) <= {model.config.pad_token_id}
+
+
 @pytest.mark.parametrize("tying", ["decoder", "none"])
 def test_resizing_separate_vocabularies_leaves_the_target_side(tying, tmp_path):
     model = build_model("rela-g", decoder_vocab_size=30, tying=tying)

@@ -318,12 +318,23 @@ def test_regularizer_sends_its_gradient():
     torch.testing.assert_close(whole, part + regularizer)
 
 
-def test_one_class_is_refused_where_nothing_could_be_learned():
+def test_one_label_is_a_regression_unless_another_problem_is_named():
+    pixels = draw_images()["pixel_values"]
     model = build_model("relu-vit", "vision", num_labels=1)
+    for labels in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([[1.0], [-2.0], [0.5]]), torch.tensor([1, -2, 0])):
+        output = model(pixels, labels=labels)
+        torch.testing.assert_close(output.loss, (output.logits.flatten() - labels.flatten()).square().mean())
+    several = build_model("relu-vit", "vision", num_labels=4, problem_type="regression")
+    output = several(pixels, labels=torch.arange(12.0).view(3, 4))
+    torch.testing.assert_close(output.loss, (output.logits - torch.arange(12.0).view(3, 4)).square().mean())
+    for labels in (torch.zeros(3), torch.zeros(12), torch.zeros(3, 3)):
+        with pytest.raises(ValueError, match=r"but must be as many as logits, \[3, 4\]"):
+            several(pixels, labels=labels)
+    model.config.problem_type = "single_label_classification"
     with pytest.raises(ValueError, match=r"num_labels is 1, but softmax needs 2 or more"):
-        model(draw_images()["pixel_values"], labels=torch.zeros(3, dtype=torch.long))
-    fields = {"num_labels": 1, "problem_type": "multi_label_classification"}
-    assert build_model("relu-vit", "vision", **fields)(draw_images()["pixel_values"], labels=torch.ones(3, 1)).loss > 0
+        model(pixels, labels=torch.zeros(3, dtype=torch.long))
+    model.config.problem_type = "multi_label_classification"
+    assert model(pixels, labels=torch.ones(3, 1)).loss > 0
 
 
 def test_bad_inputs_are_named():
