@@ -247,11 +247,6 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
                 raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
             return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
-        if config.num_labels < 2 and problem_type != "multi_label_classification":
-            raise ValueError(
-                f"num_labels is {config.num_labels}, but softmax needs 2 or more: set problem_type to 'regression' or "
-                "'multi_label_classification' for one label that is there or not"
-            )
         if labels.shape not in (logits.shape, logits.shape[:1]) or (labels.dim() == 1 and labels.is_floating_point()):
             raise ValueError(
                 f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "

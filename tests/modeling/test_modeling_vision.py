@@ -331,8 +331,7 @@ def test_one_label_is_a_regression_unless_another_problem_is_named():
         with pytest.raises(ValueError, match=r"but must be as many as logits, \[3, 4\]"):
             several(pixels, labels=labels)
     model.config.problem_type = "single_label_classification"
-    with pytest.raises(ValueError, match=r"num_labels is 1, but softmax needs 2 or more"):
-        model(pixels, labels=torch.zeros(3, dtype=torch.long))
+    assert model(pixels, labels=torch.zeros(3, dtype=torch.long)).loss == 0
     model.config.problem_type = "multi_label_classification"
     assert model(pixels, labels=torch.ones(3, 1)).loss > 0
 
