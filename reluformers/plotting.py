@@ -174,7 +174,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         else:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # with room for the largest marker
     if len(sites) > 1:
         handles = [
             Line2D([], [], **line_style(number), linewidth=1.8, markersize=6, label=name)
@@ -315,6 +315,7 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     axes.set_ylabel(_Y_LABELS[keys[-1]])
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # there is nothing above 100 %
     _clear_frame(axes)
     axes.margins(x=0.02)
 

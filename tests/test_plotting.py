@@ -142,6 +142,20 @@ def test_sites_that_lie_on_each_other_are_all_seen(tmp_path, drawn):
     assert len(set(sizes)) == 3
 
 
+def test_an_entropy_that_is_nowhere_known_leaves_an_empty_panel(tmp_path, drawn):
+    statistics = attention_statistics(0.0, "encoder")
+    for row in statistics["encoder"]["layers"]:
+        row["entropy"] = None
+    plot_attention_report(AttentionReport.from_dict(statistics), tmp_path / "attention.png")
+    bottom, top = drawn[0].axes[2].get_ylim()
+    assert (bottom, top > 0) == (0, True)
+
+
+def test_no_accuracy_axis_goes_beyond_all(tmp_path, drawn):
+    plot_training_curves([{"step": step, "eval_accuracy": 1.0} for step in (1, 2)], tmp_path / "curves.png")
+    assert drawn[0].axes[0].get_ylim()[1] <= 1.01
+
+
 def test_runs_are_named_by_what_differs_in_their_recipes():
     def recipe(preset, path="a.jsonl", **attention):
         fields = {"attention": attention} if attention else {}

@@ -19,7 +19,6 @@ from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.files import atomic_write
-from reluformers.images.run import CONFUSION_FILE
 from reluformers.papers import attention_source, formula
 from reluformers.plotting import plot_attention_report, plot_training_curves
 from reluformers.results import METRICS, Evaluation
@@ -265,17 +264,18 @@ def _data_context(words: DataWords) -> dict[str, Any]:
     return {**known, "data_terms": words.terms and words.terms.rstrip(".")}
 
 
-def _pictures(folder: str | Path, run: FinishedRun, place: Path) -> dict[str, bool]:
-    """Draw the curves of the log, and bring the run's confusion matrix; which of them there are."""
+def _pictures(folder: str | Path, run: FinishedRun, place: Path) -> dict[str, Any]:
+    """Draw the curves of the log, and bring the other pictures of the run; which of them there are."""
     try:
         plot_training_curves(run.log, place / CURVES_FILE)
         has_curves = True
     except ValueError:  # the log has nothing to draw
         has_curves = False
-    confusion, target = Path(folder, CONFUSION_FILE), place / CONFUSION_FILE
-    if confusion.is_file() and confusion.resolve() != target.resolve():
-        shutil.copyfile(confusion, target)
-    return {"curves": has_curves, "confusion": confusion.is_file()}
+    drawn = [name for name in run.task.card.RUN_PICTURES if Path(folder, name).is_file()]
+    for name in drawn:
+        if Path(folder, name).resolve() != (place / name).resolve():
+            shutil.copyfile(Path(folder, name), place / name)
+    return {"curves": has_curves, "run_pictures": drawn}
 
 
 def statistics_context(report: AttentionReport | None, where: str) -> dict[str, Any] | None:

@@ -24,34 +24,6 @@ _INTRODUCTION = """# {name}
 This needs `torch` and `transformers` alone: the code of the model lies in its repository, and `revision` pins it with
 the weights. The outputs below were computed by the files of this release before they were uploaded.
 """
-_CELLS = {
-    "translation": [
-        """from transformers import pipeline
-
-translate = pipeline("translation", model={model}, trust_remote_code=True)
-texts = {inputs}
-for text in texts:
-    print(text, "→", translate(text)[0]["translation_text"])""",
-        """import torch
-
-model, tokenizer = translate.model, translate.tokenizer
-inputs = tokenizer(texts[0], return_tensors="pt")
-answer = model.generate(**inputs)
-with torch.no_grad():
-    weights = model(**inputs, decoder_input_ids=answer, output_attentions=True).cross_attentions
-for layer, shares in enumerate(weights, start=1):
-    print(f"cross-attention, layer {{layer}}: {{(shares == 0).float().mean():.1%}} of the weights are zero")""",
-    ],
-    "image-classification": [
-        """from huggingface_hub import hf_hub_download
-from transformers import pipeline
-
-classify = pipeline("image-classification", model={model}, trust_remote_code=True)
-for name in {inputs}:
-    answers = classify(hf_hub_download({file}))
-    print(name, "→", ", ".join(f"{{answer['label']}} {{answer['score']:.1%}}" for answer in answers[:3]))""",
-    ],
-}
 # runs cells one after the other where the library cannot be imported, and writes what each has printed
 _CHILD = """
 import contextlib, io, json, sys
@@ -80,18 +52,19 @@ def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool
         task: name of the task.
 
     Returns:
-        Whether it was written: not for a task without cells, for images without an example, or where a cell fails.
+        Whether it was written: not where a cell fails, nor for images without an example.
     """
-    inputs = _inputs(folder, task)
-    if task not in _CELLS or not inputs:
+    card = TASKS[task].card
+    inputs = _inputs(folder) or ([] if card.INPUTS_ARE_FILES else [TASKS[task].example])
+    if not inputs:
         return False
     pinned = f'"{repo_id}", revision="{revision}"'
     shown = {"model": pinned, "inputs": repr(inputs), "file": f'"{repo_id}", name, revision="{revision}"'}
-    cells = [cell.format(**shown) for cell in _CELLS[task]]
+    cells = [cell.format(**shown) for cell in card.NOTEBOOK_CELLS]
     here = {"model": repr(str(folder)), "inputs": repr(inputs), "file": "name"}
     # the pictures lie in the folder, and nothing is downloaded
     picture = f"{str(folder)!r} + '/' + name"
-    local = [cell.format(**here).replace("hf_hub_download(name)", picture) for cell in _CELLS[task]]
+    local = [cell.format(**here).replace("hf_hub_download(name)", picture) for cell in card.NOTEBOOK_CELLS]
     try:
         outputs = _run(local)
     except (RuntimeError, ValueError) as error:
@@ -125,13 +98,11 @@ def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool
     return True
 
 
-def _inputs(folder: Path, task: str) -> list[str]:
-    """Texts or pictures of the card's widget; a sentence of our own where there are none."""
+def _inputs(folder: Path) -> list[str]:
+    """Texts, or pictures of the folder, that the widget of the card shows."""
     widget = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("widget") or []
     found = [example.get("text") or example.get("src") for example in widget]
-    if task == "translation":
-        return [text for text in found if text][:_SHOWN] or [TASKS[task].example]
-    return [name for name in found if name and "://" not in name][:_SHOWN]
+    return [text for text in found if text and "://" not in text][:_SHOWN]
 
 
 def _run(cells: list[str]) -> list[str]:
