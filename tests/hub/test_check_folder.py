@@ -39,7 +39,7 @@ def test_code_may_print(folder):
 
 
 def test_code_that_does_not_open_is_refused(folder):
-    (folder / "attention_functions.py").write_text("raise RuntimeError('two\\nlines')\n")
+    (folder / "attention.py").write_text("raise RuntimeError('two\\nlines')\n")
     with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:
         check_folder(folder)
     assert "\n" not in str(error.value)

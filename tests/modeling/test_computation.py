@@ -26,7 +26,7 @@ def choose(activation: str, mask=PADDED_AND_CAUSAL, *, needed="none", dropout=0.
 
 @pytest.mark.parametrize("activation", ATTENTION_ACTIVATIONS)
 def test_every_activation_has_a_computation(activation):
-    others = {"softmax": "sdpa", "sparsemax": "eager", "entmax15": "eager"}
+    others = {"softmax": "sdpa"} | dict.fromkeys(["softmax1", "softpick", "sparsemax", "entmax15"], "eager")
     assert choose(activation) == others.get(activation, "blocks")
     assert (activation in others) == (activation not in ELEMENTWISE_ACTIVATIONS)
 

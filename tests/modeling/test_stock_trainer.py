@@ -64,7 +64,7 @@ def test_remote_model_trains_evaluates_and_keeps_its_code(preset, tokenizer, dat
     assert losses[-1] < losses[0]
     assert trainer.evaluate()["eval_rows"] == 16
     checkpoint = tmp_path / "run" / "checkpoint-4"
-    assert (checkpoint / "attention_functions.py").is_file()
+    assert (checkpoint / "attention.py").is_file()
     assert (checkpoint / "tokenizer.json").is_file()
     assert not list(checkpoint.glob("pytorch_model*"))
     again = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)

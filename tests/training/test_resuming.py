@@ -126,7 +126,7 @@ def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_pa
     given = copy.deepcopy(recipe)
     train_translation(recipe, tmp_path / "run")
     assert recipe == given
-    assert "scale_length" not in (tmp_path / "run" / "recipe.yaml").read_text()
+    assert "scale_length:" not in (tmp_path / "run" / "recipe.yaml").read_text()
     length = AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length
     monkeypatch.setattr(preparation, "scale_length", lambda train: length + 7)
     recipe.training["max_steps"] = 2
