@@ -312,7 +312,7 @@ SHORT_KINDS: dict[str, Callable[[random.Random], Render]] = {
 }
 # a line of several parts has several chances to be wrong, so the corpus has many of them
 LONG_KINDS = {"entry": entry_line, "series": series_line}
-LONG_ROWS = 3
+LONG_ROWS = 5
 KINDS = {**LONG_KINDS, **SHORT_KINDS}
 
 
