@@ -87,7 +87,7 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     log = _read(folder / LOG_FILE, list)
     for number, entry in enumerate(log, start=1):
         _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
-    recipe, results = read_recipe(folder / RECIPE_FILE), _read_mapping(folder / RESULTS_FILE)
+    recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
     scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
     return FinishedRun(config, recipe, log, results, scored)
 
@@ -120,6 +120,11 @@ def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
     for name in _LANGUAGES:
         _check_kind((recipe.get("data") or {}).get(name), str, f"{path}: data.{name}")
     return recipe
+
+
+def read_results(folder: str | Path) -> dict[str, Any]:
+    """Content of the `results.json` of a folder; empty if there is no such file."""
+    return _read_mapping(Path(folder) / RESULTS_FILE)
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from huggingface_hub.utils import validate_repo_id
 
 from reluformers.cards.card import CARD_FILE, write_card
 from reluformers.cards.check import check_card
+from reluformers.cards.finished_run import read_results
 from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.tasks import TASKS, task_of_model_type
-from reluformers.training.run import RESULTS_FILE
 
 from .check import check_folder
 from .errors import hub_errors
@@ -166,8 +166,7 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
         repo_id: where to.
         folder: that it came from; without `examples` in its results the task's own example is used.
     """
-    results = Path(folder) / RESULTS_FILE
-    examples = json.loads(results.read_text(encoding="utf-8")).get("examples") if results.is_file() else None
+    examples = read_results(folder).get("examples")
     example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (

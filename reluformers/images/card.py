@@ -1,6 +1,5 @@
 """What a model card says of an image classifier."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,12 @@ from reluformers.attention_statistics import AttentionReport
 from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.files import atomic_write
-from reluformers.training.sources import local_source
+from reluformers.training.sources import load_held_out
 
 from .loading import IMAGE, LABEL, class_names, load_image_split
 from .processing import decode_image
 from .run import CONFUSION_FILE
 from .scoring import image_batches, load_image_model, model_classes
-
-logger = logging.getLogger(__name__)
 
 LARGEST_SIDE = 512
 SHOWN_CLASSES = 5
@@ -141,15 +138,11 @@ def _held_out_images(run: Any) -> tuple[Dataset, str] | None:
     """Images of the test set, else of the validation set, if they lie on this machine, and the name of the split."""
     data = run.section("data")
     columns = {name: data[name] for name in ("image_column", "label_column") if data.get(name)}
-    for split in ("test", "validation"):
-        source = local_source(data, split)
-        if source is None:
-            continue
-        try:
-            return load_image_split(*source, classes=model_classes(run.config), **columns), split
-        except UserError as error:
-            logger.info("no examples of %s: %s", split, error)
-    return None
+
+    def load(source: Any, split: str) -> Dataset:
+        return load_image_split(source, split, classes=model_classes(run.config), **columns)
+
+    return load_held_out(data, load)
 
 
 def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], output: str | Path) -> list[Example]:

@@ -1,5 +1,6 @@
 """Where the rows of a split lie, for sentence pairs and for images alike: on the Hub, in a folder or in files."""
 
+import logging
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
 from reluformers.errors import UserError, describe_error
+
+logger = logging.getLogger(__name__)
 
 
 def split_name(split: str) -> str:
@@ -56,6 +59,27 @@ def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
     files = data[split].values() if isinstance(data[split], dict) else data[split]
     files = [files] if isinstance(files, str) else files
     return ({split: data[split]}, split) if all(Path(file).expanduser().exists() for file in files) else None
+
+
+def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) -> tuple[Dataset, str] | None:
+    """Rows of the test set, else of the validation set, if they lie on this machine and can be read.
+
+    Args:
+        data: section of a recipe, as it was written.
+        load: `load_…_split` with the columns of the recipe.
+
+    Returns:
+        The rows and the name of the split; None if there are none.
+    """
+    for split in ("test", "validation"):
+        source = local_source(data, split)
+        if source is None:
+            continue
+        try:
+            return load(*source), split
+        except UserError as error:
+            logger.info("no examples of %s: %s", split, error)
+    return None
 
 
 def take_split(source: dict, name: str) -> Any:

@@ -1,7 +1,7 @@
 """What a model card says of a translation model."""
 
-import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ from reluformers.analysis.attention_report import attention_report
 from reluformers.attention_statistics import AttentionReport
 from reluformers.errors import UserError
 from reluformers.examples import Example
-from reluformers.training.sources import local_source
+from reluformers.training.sources import load_held_out
 
 from .decoding import load_translation_model, translate
 from .evaluation import teacher_forced_batches
 from .loading import load_translation_split
 from .tokenization import TARGET_FOLDER
-
-logger = logging.getLogger(__name__)
 
 SHOWN_EXAMPLES = 3
 # pairs of a held-out set that examples are chosen from, and those that the attention is measured on
@@ -183,12 +181,4 @@ def _held_out_pairs(run: Any) -> tuple[Dataset, str] | None:
         return None
     if data.get("translation_column"):
         names["translation_column"] = data["translation_column"]
-    for split in ("test", "validation"):
-        source = local_source(data, split)
-        if source is None:
-            continue
-        try:
-            return load_translation_split(*source, **names), split
-        except UserError as error:
-            logger.info("no examples of %s: %s", split, error)
-    return None
+    return load_held_out(data, partial(load_translation_split, **names))

@@ -39,7 +39,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         eval_dataset: those and, for BLEU, the texts `source` and `target`; or a dict of such data sets.
         processing_class: tokenizer of the source side.
         target_tokenizer: of the target side; None if it is the same.
-        decoding: options of `evaluation.translation.translate` for the BLEU of evaluations that give none; None for
+        decoding: options of `translation.decoding.translate` for the BLEU of evaluations that give none; None for
             `args.generation_num_beams` and its defaults.
         options: of `Seq2SeqTrainer`, such as `callbacks`.
     """
@@ -140,7 +140,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
 
         Args:
             dataset: with `source` and `target`, where BLEU is measured.
-            gen_kwargs: options of `evaluation.translation.translate`; with any, BLEU is measured in every case.
+            gen_kwargs: options of `translation.decoding.translate`; with any, BLEU is measured in every case.
         """
         metrics = {"loss": self._loss_per_token(dataset)}
         if self.args.evaluate_bleu or gen_kwargs:
