@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from reluformers.cli import main
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -13,6 +15,17 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 def run_command(*arguments) -> None:
     """Run `reluformers …` here, which saves the imports."""
     main(list(map(str, arguments)))
+
+
+def refusal_of(capsys, *arguments) -> str:
+    """The line that refuses `reluformers …`, after code 2 and no traceback."""
+    with pytest.raises(SystemExit) as caught:
+        run_command(*arguments)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert "Traceback" not in "".join(lines)
+    return lines[-1]
 
 
 def launch(script: str, processes: int, *arguments) -> str:

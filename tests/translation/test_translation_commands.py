@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from builders.commands import launch, run_command
+from builders.commands import launch, refusal_of, run_command
 
 
 @pytest.fixture
@@ -61,13 +61,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
     ],
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        run_command("train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
-    assert caught.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith("error: ")
-    assert message in lines[-1]
-    assert "Traceback" not in "".join(lines)
+    assert message in refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
 
 
 @pytest.mark.slow
