@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -122,10 +123,15 @@ class _Module:
         return [node.module.rpartition(".")[2] for node in self.imports if getattr(node, "level", 0)]
 
 
+@cache
+def _read_module(name: str) -> _Module:
+    return _Module(name)
+
+
 def _imported_first(head: str, found: dict[str, _Module] | None = None) -> dict[str, _Module]:
     """A module after all that it imports at once, by name."""
     found = {} if found is None else found
-    module = _Module(head)
+    module = _read_module(head)
     for name in module.early_imports:
         if name not in found:
             _imported_first(name, found)
