@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train a model from a recipe",
     "evaluate": "score a saved model",
     "compare": "put finished runs side by side",
+    "table": "run the rows of a paper's table and judge its claims",
     "average": "average the last checkpoints of a run",
     "card": "write the model card of a finished run",
     "push": "push a saved model to the Hub",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -18,6 +19,7 @@ from .analysis.attention_report import attention_report
 from .circumstances import current_circumstances
 from .errors import UserError
 from .results import Evaluation, Score, ScoredData
+from .training.recipe import Recipe
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Scorer(ABC):
     """Scores one saved model on one split.
 
     Args:
-        options: of the command line: `model`, `data`, `data_config`, `split`, `attention_report`, `trust_remote_code`,
+        options: of the command line: `model`, `data`, `data_config`, `data_revision`, `split`, `attention_report`, `trust_remote_code`,
             and those of the task's own `add_arguments`.
 
     Raises:
@@ -56,6 +58,11 @@ class Scorer(ABC):
     @abstractmethod
     def add_arguments(group: argparse._ActionsContainer) -> None:
         """Add the options that this task has beside the common ones."""
+
+    @staticmethod
+    @abstractmethod
+    def recipe_options(recipe: Recipe) -> dict[str, Any]:
+        """Options by which a model is scored as its recipe says, beside those of where the rows are."""
 
     @abstractmethod
     def check_options(self) -> None:
@@ -74,6 +81,15 @@ class Scorer(ABC):
         """Score the answers."""
 
     @abstractmethod
+    def row_statistics(self, answers: Any) -> np.ndarray:
+        """What the main metric counts of each row [rows, columns], so that any selection of rows can be scored."""
+
+    @staticmethod
+    @abstractmethod
+    def score_of_sums(sums: np.ndarray) -> float:
+        """The main metric of sums of `row_statistics` over rows."""
+
+    @abstractmethod
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The rows as `attention_report` takes them."""
 
@@ -88,9 +104,10 @@ class Scorer(ABC):
     @property
     def source(self) -> str | dict[str, str]:
         """Where the rows are, as the tasks' loaders take it."""
-        if self.options.data_config is None:
+        options = {"name": self.options.data_config, "revision": self.options.data_revision}
+        if all(value is None for value in options.values()):
             return self.options.data
-        return {"path": self.options.data, "name": self.options.data_config}
+        return {"path": self.options.data, **options}
 
     def run(self) -> Evaluation:
         """Score the model.
@@ -101,7 +118,7 @@ class Scorer(ABC):
         data = self.load()
         self.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
         started = time.perf_counter()
-        answers = self.answer()
+        self.answers = answers = self.answer()
         seconds = time.perf_counter() - started
         scores = self.count(answers)
         evaluation = Evaluation(

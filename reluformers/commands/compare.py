@@ -115,9 +115,15 @@ def best_dev_score(task: Task, log: list[dict]) -> str:
 
 
 def median_speed(log: list[dict], keys: tuple[str, ...]) -> str:
+    """The cell of `median_log_speed`."""
+    speed = median_log_speed(log, keys)
+    return MISSING if speed is None else f"{speed:,.0f}"
+
+
+def median_log_speed(log: list[dict], keys: tuple[str, ...]) -> float | None:
     """Median over the training log of the sum of `keys`, such as the real tokens of both sides a second."""
     speeds = [sum(entry[key] for key in keys) for entry in log if all(key in entry for key in keys)]
-    return f"{statistics.median(speeds):,.0f}" if speeds else MISSING
+    return statistics.median(speeds) if speeds else None
 
 
 def footnotes(evaluations: dict[Path, Evaluation]) -> list[str]:

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a saved model, or Hub id")
     parser.add_argument("--data", required=True, help="Hub id, folder or file of the rows")
     parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
+    parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
     parser.add_argument("--split", default="test", help="split to score; may carry a slice, such as test[:100]")
     parser.add_argument("--attention_report", action="store_true", help="measure the attention weights too")
     parser.add_argument("--output", help="JSON file for the results")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from reluformers.files import check_output_files
@@ -13,6 +14,7 @@ from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
 from reluformers.scorer import Scorer, Scores, check_at_least, shows_progress
 
 from .loading import IMAGE, LABEL, load_image_split
+from .recipe import ImageRecipe
 from .scoring import Predictions, evaluate, image_batches, load_image_model, model_classes, predict
 
 PRINTED_CLASSES = 10
@@ -29,6 +31,11 @@ class ImageScorer(Scorer):
         group.add_argument("--batch_size", type=int, default=64, help="images of a batch")
         group.add_argument("--num_workers", type=int, default=0, help="processes that decode images; 0 = this one")
         group.add_argument("--confusion_matrix", help="picture of what was taken for what, .png or .svg")
+
+    @staticmethod
+    def recipe_options(recipe: ImageRecipe) -> dict[str, Any]:
+        """Columns."""
+        return {name: getattr(recipe.data, name) for name in ("image_column", "label_column")}
 
     def check_options(self) -> None:
         """Refuse what would fail only after the images were read."""
@@ -71,6 +78,16 @@ class ImageScorer(Scorer):
         self.matrix = measured["confusion_matrix"]
         scores = {name: Score(measured[name]) for name in METRICS if measured.get(name) is not None}
         return Scores(scores, classes=class_results(measured, self.names))
+
+    def row_statistics(self, answers: Predictions) -> np.ndarray:
+        """Hits and images: 1 or 0, and 1."""
+        hits = (answers.logits.argmax(-1) == answers.labels).numpy()
+        return np.stack([hits, np.ones(len(hits))], axis=1).astype(np.int64)
+
+    @staticmethod
+    def score_of_sums(sums: np.ndarray) -> float:
+        """Accuracy."""
+        return float(sums[0] / sums[1])
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The images again."""

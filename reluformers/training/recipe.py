@@ -193,8 +193,8 @@ def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, 
         UserError: the file is not YAML with sections, or an override is not of the form `section.key=value`.
     """
     sections = _read_with_base(Path(path))
-    for override in overrides:
-        _apply_override(sections, override)
+    for text in overrides:
+        override(sections, text)
     return sections
 
 
@@ -202,11 +202,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The sections of a recipe over those of its base."""
     if path in seen:
         raise UserError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
-    sections = _parse_yaml(text, str(path)) or {}
+    sections = read_yaml(path) or {}
     if not isinstance(sections, dict):
         raise UserError(f"{path}: a recipe has sections, such as model and data, but this file holds {sections!r}")
     base = sections.pop("base", None)
@@ -214,11 +210,29 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return sections
     if not isinstance(base, str):
         raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
-    merged = _read_with_base(path.parent / base, (*seen, path))
-    for name, values in sections.items():
+    return merge_sections(_read_with_base(path.parent / base, (*seen, path)), sections)
+
+
+def merge_sections(sections: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections with the keys of others over theirs."""
+    merged = dict(sections)
+    for name, values in changes.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values
     return merged
+
+
+def read_yaml(path: Path) -> Any:
+    """What a file holds, read as YAML 1.2.
+
+    Raises:
+        UserError: it cannot be read, or is not YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
+    return _parse_yaml(text, str(path))
 
 
 class _Loader(yaml.SafeLoader):
@@ -258,17 +272,25 @@ def _parse_yaml(text: str, name: str) -> Any:
         raise UserError(f"{name}: not valid YAML ({_one_line(error)})") from error
 
 
-def _apply_override(sections: dict[str, Any], override: str) -> None:
-    """Set one value in place."""
-    key, equals, value = override.partition("=")
+def override(sections: dict[str, Any], text: str) -> None:
+    """Set one value of sections in place.
+
+    Args:
+        sections: of a recipe.
+        text: "section.key=value", the value as YAML.
+
+    Raises:
+        UserError: it is not of that form, or a section is no mapping.
+    """
+    key, equals, value = text.partition("=")
     *parents, last = key.split(".")
     if not equals or not parents:
-        raise UserError(f"{override!r} is not of the form section.key=value")
+        raise UserError(f"{text!r} is not of the form section.key=value")
     target = sections
     for parent in parents:
         if target.get(parent) is None:
             target[parent] = {}
         target = target[parent]
         if not isinstance(target, dict):
-            raise UserError(f"{override!r}: {parent} is {target!r}, so it has no keys of its own")
-    target[last] = _parse_yaml(value, override)
+            raise UserError(f"{text!r}: {parent} is {target!r}, so it has no keys of its own")
+    target[last] = _parse_yaml(value, text)

@@ -1,8 +1,10 @@
 """Scores saved translation models: BLEU and chrF with sacreBLEU's signatures."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
@@ -18,9 +20,12 @@ from reluformers.training.batching import TokenBudgetBatchSampler
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .loading import load_translation_split
 from .metrics import corpus_score
+from .packing import pack_documents
+from .recipe import TranslationRecipe
 from .tokenization import token_lengths, tokenize_pairs
 
 _LANGUAGES = ("source_lang", "target_lang")
+_DOCUMENTS = ("document_column", "document_tokens")
 _SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
 
 
@@ -32,6 +37,10 @@ class TranslationScorer(Scorer):
         """Languages, search and scoring."""
         group.add_argument("--source_lang", help="language to translate from, such as en; needed")
         group.add_argument("--target_lang", help="language to translate to, such as de; needed")
+        group.add_argument("--document_column", help="column of the document's id, for --document_tokens")
+        group.add_argument(
+            "--document_tokens", type=int, help="join the sentences of a document up to so many tokens (ReLUFormer, B)"
+        )
         group.add_argument("--num_beams", type=int, default=5, help="beams; 1 is greedy search")
         group.add_argument("--length_penalty", type=float, default=1.0, help="exponent a of the length penalty")
         group.add_argument("--penalty", choices=PENALTIES, default="hf", help="hf: len^a, wu: ((5 + len)/6)^a")
@@ -41,6 +50,18 @@ class TranslationScorer(Scorer):
         group.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer; none for text in tokens")
         group.add_argument("--predictions", help="text file for the translations, one per line")
 
+    @staticmethod
+    def recipe_options(recipe: TranslationRecipe) -> dict[str, Any]:
+        """Languages, documents and search."""
+        data, decoding = recipe.data, recipe.decoding
+        names = {value: name for name, value in EARLY_STOPPING.items()}
+        return {
+            **{name: getattr(data, name) for name in _LANGUAGES},
+            **({name: getattr(data, name) for name in _DOCUMENTS} if data.document_tokens is not None else {}),
+            **{name: getattr(decoding, name) for name in ("num_beams", "length_penalty", "penalty", "min_new_tokens")},
+            "early_stopping": names[decoding.early_stopping],
+        }
+
     def check_options(self) -> None:
         """Refuse what would fail only after the translation."""
         options = self.options
@@ -49,6 +70,10 @@ class TranslationScorer(Scorer):
                 raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
         check_search(**{name: vars(options)[name] for name in ("num_beams", "length_penalty", "max_tokens")})
         check_at_least(options, min_new_tokens=0)
+        if options.document_tokens is not None:
+            check_at_least(options, document_tokens=1)
+            if options.document_column is None:
+                raise UserError("--document_tokens joins sentences of a document: name --document_column too")
         if options.tokenize not in BLEU.TOKENIZERS:
             raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
         check_output_files(options.output, options.predictions)
@@ -57,17 +82,21 @@ class TranslationScorer(Scorer):
         """Pairs first, as they are the cheaper ones to be wrong."""
         options = self.options
         languages = {name: vars(options)[name] for name in _LANGUAGES}
-        self.pairs = load_translation_split(self.source, options.split, **languages)
+        packs = options.document_tokens is not None
+        column = {"document_column": options.document_column} if packs else {}
+        self.pairs = load_translation_split(self.source, options.split, **languages, **column)
         self.model, self.tokenizers = load_translation_model(
             options.model, trust_remote_code=options.trust_remote_code
         )
+        if packs:
+            self.pairs = pack_documents(self.pairs, *self.tokenizers, options.document_tokens)
         rows = zip(self.pairs["source"], self.pairs["target"], strict=True)
         return ScoredData(
             split=options.split,
             source=options.data,
             config=options.data_config,
             rows=len(self.pairs),
-            unit="sentences",
+            unit="documents" if packs else "sentences",
             checksum=checksum((source.encode(), target.encode()) for source, target in rows),
             **languages,
         )
@@ -94,6 +123,15 @@ class TranslationScorer(Scorer):
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
         return Scores(scores, self.decoding)
 
+    def row_statistics(self, answers: list[str]) -> np.ndarray:
+        """What BLEU counts of each pair."""
+        return bleu_statistics(answers, self.pairs["target"], tokenize=self.options.tokenize)
+
+    @staticmethod
+    def score_of_sums(sums: np.ndarray) -> float:
+        """BLEU."""
+        return bleu_of_sums(sums)
+
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing."""
         return teacher_forced_batches(
@@ -109,6 +147,33 @@ class TranslationScorer(Scorer):
             with atomic_write(self.options.predictions) as path:
                 lines = (" ".join(text.splitlines()) + "\n" for text in answers)
                 path.write_text("".join(lines), encoding="utf-8")
+
+
+def bleu_statistics(outputs: Sequence[str], references: Sequence[str], *, tokenize: str) -> np.ndarray:
+    """What corpus BLEU counts of each sentence, so that any selection of them can be scored by its sums.
+
+    Args:
+        outputs: detokenised translations.
+        references: one of each.
+        tokenize: sacreBLEU's tokenizer.
+
+    Returns:
+        int [sentences, 10]: tokens of the output and of the reference, matching n-grams for n = 1 to 4, all n-grams.
+    """
+    metric = BLEU(tokenize=tokenize, effective_order=True, smooth_method="none", force=True)
+    scores = [
+        metric.sentence_score(output, [reference]) for output, reference in zip(outputs, references, strict=True)
+    ]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
+
+
+def bleu_of_sums(sums: np.ndarray) -> float:
+    """Corpus BLEU (0 to 100) of the sums of `bleu_statistics` over sentences."""
+    system_length, reference_length, *counts = (int(value) for value in sums)
+    score = BLEU.compute_bleu(
+        correct=counts[:4], total=counts[4:], sys_len=system_length, ref_len=reference_length, smooth_method="exp"
+    )
+    return score.score
 
 
 def teacher_forced_batches(

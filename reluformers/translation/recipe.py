@@ -97,7 +97,7 @@ class DecodingSection:
         early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
         min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
         max_new_tokens: the longest output of the saved model by default, in tokens, at most as many as the model has
-            positions; the evaluation allows 50 more than the source has.
+            positions; the evaluation allows 50 more than the source has, or twice as many if that is more.
 
     Raises:
         UserError: a number is too small, or α is not finite.

@@ -1,0 +1,133 @@
+r"""Run the rows of a paper's table with several seeds, and say which of its claims hold.
+
+A row that is finished is never run again; a command that was stopped goes on where it was. Rows that two tables share
+are run once.
+
+Examples:
+    reluformers table --list
+    reluformers table reluformer/t2
+    reluformers table reluformer/t2 --setting small --jobs 2 \
+        data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
+    reluformers table reluformer/t2 --setting small --show
+    reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from reluformers.errors import UserError
+from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
+from reluformers.evidence.row import Job
+from reluformers.evidence.runner import run_here, submit
+from reluformers.evidence.tables import Table, list_tables, run_name
+from reluformers.files import atomic_write
+from reluformers.training.recipe import override
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("table", nargs="?", help="SOURCE/TABLE as --list shows it, or a YAML file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="changes to all recipes, such as where the data lie"
+    )
+    parser.add_argument("--list", action="store_true", help="show every table with its rows, and end")
+    parser.add_argument("--setting", default="paper", help="paper: data and sizes of the source; small: fit two cores")
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="names of rows, such as relu*")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="SEED", help="a run for each")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time on this machine")
+    parser.add_argument("--minutes", type=float, help="stop after that long; the next call goes on")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
+    parser.add_argument("--records", type=Path, help="folder of what is kept; OUTPUT_DIR/records by default")
+    parser.add_argument("--show", action="store_true", help="run nothing, show what has run")
+    parser.add_argument(
+        "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
+    )
+    parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run, then print the table."""
+    records = options.records or options.output_dir / "records"
+    if options.list:
+        for name in list_tables():
+            table = Table.load(name)
+            print(f"{name}  {table.title}")
+            for setting in table.settings:
+                print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
+        return
+    if options.write and options.table is None:
+        write_page(options.write, records)
+        return
+    if options.table is None:
+        raise UserError("name a table, such as reluformer/t2; --list shows them")
+    if options.jobs < 1:
+        raise UserError(f"--jobs is {options.jobs}, but must be 1 or more")
+    table = Table.load(options.table)
+    jobs = make_jobs(table, options, records)
+    flat = [job for of_row in jobs.values() for job in of_row]
+    finished = True
+    if options.submit:
+        ids = submit(flat, options.output_dir, read_options(options.submit))
+        print(f"submitted {len(ids)} runs: {' '.join(ids)}; the same command with --show shows what is finished")
+        return
+    if not options.show:
+        # seed by seed, so that early on every row has one
+        ordered = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
+        unique = list({job.name: job for job in ordered}.values())
+        finished = run_here(
+            unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
+        )
+    report = TableReport.of_records(
+        table, options.setting, records_by_row(records), records, rows=options.rows, overrides=options.overrides
+    )
+    print(report.markdown())
+    if not finished:
+        sys.exit(1)
+
+
+def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[str, list[Job]]:
+    """Row → a job for each seed; every recipe is checked before the first one starts."""
+    jobs: dict[str, list[Job]] = {}
+    for row in table.rows_of(options.setting, options.rows):
+        for seed in options.seeds:
+            recipe = table.recipe(options.setting, row, seed, options.overrides)
+            recipe.model_config()
+            recipe.training_arguments(options.output_dir)
+            name = run_name(recipe)
+            folder = str(options.output_dir / name)
+            job = Job(name, recipe.to_dict(), table.evaluate_options(options.setting), folder, str(records))
+            jobs.setdefault(row.name, []).append(job)
+    return jobs
+
+
+def write_page(page: Path, records: Path) -> None:
+    """Write the tables of a page anew.
+
+    Raises:
+        UserError: the page cannot be read, or names a table that is not there.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{page}: cannot be read ({error.strerror})") from error
+    by_row = records_by_row(records)
+    tables = {
+        (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown()
+        for name, setting in tables_in(text)
+    }
+    with atomic_write(page) as temporary:
+        temporary.write_text(replace_tables(text, tables), encoding="utf-8")
+
+
+def read_options(texts: list[str]) -> dict[str, Any]:
+    """Options of submitit, values read as YAML."""
+    sections: dict[str, Any] = {}
+    for text in texts:
+        override(sections, f"submitit.{text}")
+    return sections["submitit"]
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)

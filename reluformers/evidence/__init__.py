@@ -1,0 +1,1 @@
+"""Evidence: the papers' tables as recipes, runs over seeds, statistics and verdicts."""

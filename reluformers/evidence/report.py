@@ -1,0 +1,347 @@
+"""A table as Markdown: the paper's numbers, ours, what differs, and what follows for its claims."""
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reluformers.attention_statistics import MISSING
+from reluformers.errors import UserError
+from reluformers.results import METRICS
+from reluformers.tasks import Task, task_named
+
+from .records import RunRecord, load_records, load_rows
+from .statistics import Difference, difference, holm, paired_p_value
+from .tables import RELATIONS, SCORE, Claim, Row, Table, row_key
+
+LEVEL = 0.05  # of verdicts, after Holm's correction
+HOLDS, FAILS, OPEN = "holds", "does not", "not decided"
+# of a measure, as a share of the second row's value: what is less than that is called equal
+MEASURE_MARGIN = 0.1
+_BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+@dataclass
+class Runs:
+    """The finished runs of a row.
+
+    Args:
+        row: which.
+        records: by seed, those that did not diverge.
+        rows: statistics of the test set's rows of each record.
+        diverged: seeds whose training diverged.
+    """
+
+    row: Row
+    records: list[RunRecord]
+    rows: list[np.ndarray]
+    diverged: list[int]
+
+    @property
+    def scores(self) -> list[float]:
+        """Of each record."""
+        return [record.score for record in self.records]
+
+    def values(self, measure: str) -> list[float]:
+        """Of each record that has one."""
+        return [value for record in self.records if (value := record.measure(measure)) is not None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say of a claim.
+
+    Args:
+        claim: which.
+        verdict: `HOLDS`, `FAILS` or `OPEN`.
+        difference: of its two rows, or None where too little has run.
+        reason: what the verdict stands on, in words.
+    """
+
+    claim: Claim
+    verdict: str
+    difference: Difference | None
+    reason: str
+
+
+class TableReport:
+    """A table of one setting with the records that there are.
+
+    Args:
+        table: which.
+        setting: name of one of its settings.
+        runs: of its rows; a row without a finished run has none.
+    """
+
+    def __init__(self, table: Table, setting: str, runs: Sequence[Runs]):
+        self.table, self.setting = table, setting
+        self.runs = {one.row.name: one for one in runs}
+        self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
+        self.metric = METRICS[self.task.main_metric]
+        self.verdicts = self._judge()
+
+    @classmethod
+    def of_records(
+        cls,
+        table: Table,
+        setting: str,
+        records: Mapping[str, Sequence[RunRecord]],
+        folder: Path,
+        *,
+        rows: Sequence[str] = ("*",),
+        overrides: Sequence[str] = (),
+    ) -> "TableReport":
+        """The table of the records that belong to it, whatever their seed and wherever their data lay.
+
+        Args:
+            table, setting: which.
+            records: of `records_by_row`.
+            folder: of the records.
+            rows: patterns of names of rows.
+            overrides: changes that all rows were trained with.
+
+        Raises:
+            UserError: a file of a record cannot be read.
+        """
+        runs = []
+        for row in table.rows_of(setting, rows):
+            own = records.get(row_key(table.recipe(setting, row, 1, overrides)), ())
+            scored = [record for record in own if record.evaluation is not None]
+            statistics_of_rows = [load_rows(folder, record.name) for record in scored]
+            diverged = [record.seed for record in own if record.evaluation is None]
+            runs.append(Runs(row, scored, statistics_of_rows, diverged))
+        return cls(table, setting, runs)
+
+    def difference(self, first: str, second: str, measure: str = SCORE) -> Difference | None:
+        """Of two rows; None unless both have two runs that did not diverge."""
+        system, baseline = self.runs.get(first), self.runs.get(second)
+        if system is None or baseline is None:
+            return None
+        checksums = {record.evaluation.data.checksum for record in (*system.records, *baseline.records)}
+        if len(checksums) > 1:
+            raise UserError(
+                f"{self.table.name}: runs of {first} and {second} were scored on {len(checksums)} different test "
+                "sets; keep the records of one data set in a folder"
+            )
+        if measure == SCORE:
+            samples, score = (system.rows, baseline.rows), self.task.scorer.score_of_sums
+        else:
+            # one value a run: only the seeds vary
+            samples = [[np.array([[value]]) for value in one.values(measure)] for one in (system, baseline)]
+            score = _only
+        if min(map(len, samples)) < 2:
+            return None
+        return difference(*samples, score)
+
+    def markdown(self) -> str:
+        """The table, its footnotes and the verdicts."""
+        rows = [self._line(one) for one in self.runs.values() if one.records or one.diverged]
+        if not rows:
+            return f"No run of {self.table.name} ({self.setting}) is finished.\n"
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        lines = [[row.get(column, MISSING) for column in columns] for row in rows]
+        parts = [_markdown_table(columns, lines), self._footnote()]
+        if self.verdicts:
+            claims = [
+                [
+                    verdict.claim.text,
+                    self._difference_text(verdict.difference, verdict.claim.measure),
+                    verdict.verdict,
+                    verdict.reason,
+                ]
+                for verdict in self.verdicts
+            ]
+            parts.append(_markdown_table(["claim of the paper", "difference", "here", "because"], claims))
+        return "\n".join(parts)
+
+    def _line(self, runs: Runs) -> dict[str, str]:
+        line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
+        if runs.diverged:
+            line["seeds"] += f" + {len(runs.diverged)} diverged"
+        line[self.metric.title] = _mean_text(runs.scores, self.metric)
+        baseline = self.table.baseline_of(runs.row.name)
+        if runs.row.name != baseline and (found := self.difference(runs.row.name, baseline)):
+            line[f"− {self.table.baseline}"] = self._difference_text(found)
+            line["found from"] = self.metric.format(found.smallest_effect)
+        p_values = [p for (name, _), p in self.p_values.items() if name == runs.row.name]
+        line["p by seed"] = " ".join("<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") for p in p_values) or MISSING
+        for measure, title, form in (
+            ("zeros", "zeros", ".1%"),
+            ("null_rate", "null rows", ".1%"),
+            ("entropy", "entropy", ".2f"),
+            ("row_sum", "row sum", ".2f"),
+        ):
+            values = runs.values(measure)
+            line[title] = format(statistics.mean(values), form) if values else MISSING
+        return line
+
+    @cached_property
+    def p_values(self) -> dict[tuple[str, int], float]:
+        """(Row, seed) → p-value of sacreBLEU's paired test against the baseline, with Holm's correction over all."""
+        found = {}
+        for name, runs in self.runs.items():
+            baseline = self.runs.get(self.table.baseline_of(name))
+            if baseline is None or baseline is runs:
+                continue
+            theirs = {record.seed: rows for record, rows in zip(baseline.records, baseline.rows, strict=True)}
+            for record, rows in zip(runs.records, runs.rows, strict=True):
+                if record.seed in theirs:
+                    found[name, record.seed] = paired_p_value(
+                        rows, theirs[record.seed], self.task.scorer.score_of_sums
+                    )
+        return dict(zip(found, holm(list(found.values())), strict=True))
+
+    def _difference_text(self, found: Difference | None, measure: str = SCORE) -> str:
+        if found is None:
+            return MISSING
+        form = self.metric.format if measure == SCORE else lambda value: f"{value:.3f}"
+        low, high = found.interval
+        return f"{_signed(found.value, form)} [{_signed(low, form)}, {_signed(high, form)}]"
+
+    def _footnote(self) -> str:
+        records = [record for runs in self.runs.values() for record in runs.records]
+        if not records:
+            return ""
+        data = records[0].evaluation.data
+        seeds = sorted({record.seed for record in records})
+        notes = [
+            f"{self.metric.title} on {data.rows:,} {data.unit} of {data.source}, mean and standard deviation over "
+            f"seeds {', '.join(map(str, seeds))}",
+            f"differences to `{self.table.baseline}` with 95 % intervals of a bootstrap over seeds × {data.unit}",
+            "found from: the smallest difference that so many runs find with 80 % probability",
+            "p by seed: sacreBLEU's paired approximate randomisation against the same seed of the baseline, with "
+            "Holm's correction over the table",
+        ]
+        signature = records[0].evaluation.scores[self.task.main_metric].signature
+        if signature:
+            notes.append(f"signature `{signature}`")
+        commits = sorted({(record.evaluation.circumstances.commit or "unknown")[:10] for record in records})
+        versions = sorted({_versions(record) for record in records})
+        notes.append(f"{'; '.join(versions)}; commit {', '.join(commits)}")
+        if note := self.table.settings[self.setting].note:
+            notes.insert(0, note)
+        return "".join(f"- {note}.\n" for note in notes)
+
+    def _judge(self) -> list[Verdict]:
+        """Every claim by two one-sided tests: one that it is false, one that it is true; Holm's correction over each."""
+        found = [self.difference(claim.first, claim.second, claim.measure) for claim in self.table.claims]
+        known = [place for place, one in enumerate(found) if one is not None]
+        chances = [self._chances(self.table.claims[place], found[place]) for place in known]
+        for_it = dict(zip(known, holm([chance for chance, _ in chances]), strict=True))
+        against = dict(zip(known, holm([chance for _, chance in chances]), strict=True))
+        return [
+            self._verdict(claim, found[place], for_it.get(place), against.get(place))
+            for place, claim in enumerate(self.table.claims)
+        ]
+
+    def _chances(self, claim: Claim, found: Difference) -> tuple[float, float]:
+        """p-values of "the claim is false" and of "the claim is true".
+
+        A claim of `>` is true above 0 and false below the margin: a lead too small to matter is both.
+        """
+        margin = self._margin(claim)
+        if claim.relation == ">":
+            return found.chance_below(0.0), found.chance_above(margin)
+        if claim.relation == ">=":
+            return found.chance_below(-margin), found.chance_above(0.0)
+        outside = max(found.chance_below(-margin), found.chance_above(margin))
+        return outside, 2 * min(found.chance_below(0.0), found.chance_above(0.0))
+
+    def _margin(self, claim: Claim) -> float:
+        if claim.measure == SCORE:
+            return self.table.margin
+        return MEASURE_MARGIN * abs(statistics.mean(self.runs[claim.second].values(claim.measure)))
+
+    def _verdict(self, claim: Claim, found: Difference | None, false: float | None, true: float | None) -> Verdict:
+        if found is None:
+            return self._verdict_without_numbers(claim)
+        if false < LEVEL:
+            return Verdict(claim, HOLDS, found, f"p = {false:.3f} that it is not {RELATIONS[claim.relation]}")
+        if true < LEVEL:
+            return Verdict(claim, FAILS, found, f"p = {true:.3f} that it is {RELATIONS[claim.relation]}")
+        form = self.metric.format if claim.measure == SCORE else lambda value: f"{value:.3f}"
+        return Verdict(claim, OPEN, found, f"differences from {form(found.smallest_effect)} would have been found")
+
+    def _verdict_without_numbers(self, claim: Claim) -> Verdict:
+        rows = [self.runs.get(name) for name in (claim.first, claim.second)]
+        counts = [0 if row is None else len(row.records) for row in rows]
+        lost = [0 if row is None else len(row.diverged) for row in rows]
+        if claim.measure == SCORE and claim.relation == ">" and lost[1] >= 2 and not counts[1] and counts[0] >= 2:
+            return Verdict(claim, HOLDS, None, f"all {lost[1]} runs of {claim.second} diverged")
+        return Verdict(claim, OPEN, None, f"needs two seeds of both, has {counts[0]} and {counts[1]}")
+
+
+def records_by_row(folder: Path) -> dict[str, list[RunRecord]]:
+    """Records of a folder by `row_key`, in the order of their seeds.
+
+    Raises:
+        UserError: one cannot be read, or is of a recipe that this version does not know.
+    """
+    found = defaultdict(list)
+    for record in sorted(load_records(folder), key=lambda record: record.seed):
+        recipe = task_named(record.recipe["task"]).recipe_class.from_sections(record.recipe, folder / record.name)
+        found[row_key(recipe)].append(record)
+    return found
+
+
+def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
+    """A page with the blocks between `<!-- table: NAME SETTING -->` and `<!-- end of table -->` written anew.
+
+    Args:
+        text: of the page.
+        tables: (name, setting) → Markdown; blocks of others stay as they are.
+
+    Raises:
+        UserError: the page has no block for one of `tables`.
+    """
+    missing = tables.keys() - {(name, setting) for _, name, setting, _ in _BLOCK.findall(text)}
+    if missing:
+        raise UserError(f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it")
+
+    def written(found: re.Match) -> str:
+        markdown = tables.get((found[2], found[3]))
+        return found[0] if markdown is None else f"{found[1]}{markdown}{found[4]}"
+
+    return _BLOCK.sub(written, text)
+
+
+def tables_in(text: str) -> list[tuple[str, str]]:
+    """(Name, setting) of the blocks of a page."""
+    return [(name, setting) for _, name, setting, _ in _BLOCK.findall(text)]
+
+
+def _only(sums: np.ndarray) -> float:
+    return float(sums[0])
+
+
+def _mean_text(values: Sequence[float], metric: Any) -> str:
+    if not values:
+        return MISSING
+    spread = f" ± {metric.format(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{metric.format(statistics.mean(values))}{spread}"
+
+
+def _paper_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {number}" for name, number in value.items())
+    return MISSING if value is None else str(value)
+
+
+def _signed(value: float, form: Any) -> str:
+    return ("+" if value >= 0 else "−") + form(abs(value))
+
+
+def _versions(record: RunRecord) -> str:
+    known = record.evaluation.circumstances
+    return f"torch {known.torch}, transformers {known.transformers}, {known.processor or known.device}"
+
+
+def _markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

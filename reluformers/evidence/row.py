@@ -1,0 +1,158 @@
+"""One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
+
+import hashlib
+import json
+import resource
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from reluformers.cli import build_parser
+from reluformers.commands.compare import median_log_speed
+from reluformers.data_names import source_name
+from reluformers.errors import UserError, run_main
+from reluformers.tasks import Task, task_named
+from reluformers.training.recipe import Recipe
+from reluformers.training.run import LOG_FILE
+
+from .records import RunRecord
+from .tables import public_sections
+
+RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL
+
+
+@dataclass
+class Job:
+    """What a process has to do.
+
+    Args:
+        name: of the run.
+        recipe: sections, with the places of the data.
+        evaluate: further options of `reluformers evaluate`.
+        folder: of the training run.
+        records: folder of the records.
+    """
+
+    name: str
+    recipe: dict[str, Any]
+    evaluate: dict[str, Any]
+    folder: str
+    records: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its record is there."""
+        return (Path(self.records) / f"{self.name}.json").exists()
+
+    def save(self, path: Path) -> None:
+        """Write it for the process."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+
+def run_job(path: str | Path) -> None:
+    """Do a job unless it is done; goes on where an earlier process was stopped.
+
+    Raises:
+        UserError: recipe or data are not usable.
+        SystemExit: another process is at it.
+    """
+    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            if not job.is_done:
+                _run(job)
+    except Timeout:
+        print(f"{job.name}: another process works on it")
+        sys.exit(RUNS_ELSEWHERE)
+
+
+def _run(job: Job) -> None:
+    task = task_named(job.recipe["task"])
+    recipe = task.recipe_class.from_dict(job.recipe)
+    # scored below, from the saved folder, as anybody would
+    trained = replace(recipe, data=replace(recipe.data, test=None))
+    is_resumed = any(Path(job.folder).glob("checkpoint-*"))
+    results = task.train(trained, job.folder, resume="auto", report=print)
+    scorer = task.scorer(scoring_options(task, recipe, job))
+    evaluation = scorer.run()
+    evaluation.model = None
+    evaluation.data.source = source_name(recipe.data.path or recipe.data.test)
+    log = json.loads((Path(job.folder) / LOG_FILE).read_text(encoding="utf-8"))
+    record = RunRecord(
+        name=job.name,
+        recipe=public_sections(recipe),
+        evaluate=job.evaluate,
+        evaluation=evaluation,
+        results={name: value for name, value in results.items() if name != "examples"},
+        data={split: _source(recipe, split) for split in ("train", "validation", "test")},
+        tokenizer=_checksum(Path(job.folder) / "tokenizer.json"),
+        log=[entry for entry in log if any(name.startswith("eval_") for name in entry)],
+        seconds=results.get("training_seconds"),
+        processor_seconds=None if is_resumed else round(_processor_seconds(), 1),
+        memory=round(_peak_memory() / 2**30, 3),
+        tokens_per_second=median_log_speed(log, task.speeds),
+    )
+    outputs = scorer.answers if isinstance(scorer.answers, list) else None
+    record.save(Path(job.records), scorer.row_statistics(scorer.answers), outputs)
+    print(f"{job.name}: {task.main_metric} {record.score:.4f}")
+
+
+def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
+    """Options of `reluformers evaluate` for the test set of a recipe.
+
+    Raises:
+        UserError: the recipe names no test set, or an option is not known.
+    """
+    data = recipe.data
+    if data.test is None:
+        raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
+    parser, _ = build_parser("evaluate")
+    options = vars(parser.parse_args([job.folder, "--data", ""]))
+    places: dict[str, Any] = {"data": {"test": data.test}, "split": "test"}
+    if data.path is not None:
+        places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
+    for name in job.evaluate:
+        if name not in options:
+            raise UserError(f"evaluate.{name} is no option of `reluformers evaluate`")
+    own = task.scorer.recipe_options(recipe)
+    return Namespace(**{**options, **own, **places, "attention_report": True, "task": task.name, **job.evaluate})
+
+
+def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
+    """Where a split was read from: a name, and the checksum of files."""
+    data = recipe.data
+    source = getattr(data, split)
+    if source is None:
+        return None
+    if data.path is not None:
+        known = {"name": source_name(data.path), "split": source, "config": data.name, "revision": data.revision}
+        return {name: value for name, value in known.items() if value is not None}
+    files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
+    return {"name": source_name(source), "sha256": [_checksum(Path(file)) for file in files]}
+
+
+def _checksum(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _peak_memory() -> float:
+    """Of the GPU, where there is one, else of the process; in bytes."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    run_main(lambda: run_job(sys.argv[1]))

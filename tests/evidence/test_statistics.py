@@ -1,0 +1,115 @@
+"""Differences over seeds and rows: bootstrap, Holm's correction, paired test."""
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from reluformers.evidence.statistics import difference, holm, paired_p_value
+from reluformers.translation.evaluation import bleu_of_sums, bleu_statistics
+
+
+def accuracy(sums):
+    return 100 * sums[0] / sums[1]
+
+
+def hits(share, seed, rows=400):
+    """Hits and ones of a system that is right with probability `share`."""
+    right = np.random.default_rng(seed).random(rows) < share
+    return np.stack([right, np.ones(rows)], axis=1)
+
+
+def test_a_clear_difference_is_found_and_its_sign_is_right():
+    found = difference([hits(0.9, seed) for seed in (1, 2, 3)], [hits(0.6, seed) for seed in (4, 5, 6)], accuracy)
+    low, high = found.interval
+    assert 20 < low < found.value < high < 40
+    assert found.chance_below(0) < 0.001 < 0.999 < found.chance_above(0)
+
+
+def test_equal_systems_do_not_differ():
+    found = difference([hits(0.7, seed) for seed in (1, 2, 3)], [hits(0.7, seed) for seed in (4, 5, 6)], accuracy)
+    assert found.interval[0] < 0 < found.interval[1]
+
+
+def test_the_spread_of_rows_alone_is_that_of_the_binomial_distribution():
+    """Two systems whose seeds agree: the variance of the difference is that of its rows."""
+    system, baseline = hits(0.8, 1), hits(0.5, 2)
+    found = difference([system] * 3, [baseline] * 3, accuracy)
+    differences = 100 * (system[:, 0] - baseline[:, 0])
+    assert found.draws.std() == pytest.approx(differences.std() / 400**0.5, rel=0.08)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_spread_of_seeds_is_the_standard_error_of_their_mean(seeds):
+    """Rows that are all alike: only the seeds vary, with the unbiased variance over their number."""
+    values = np.arange(seeds) ** 2.0
+    runs = [np.tile([value, 1.0], (50, 1)) for value in values]
+    same = [np.tile([0.0, 1.0], (50, 1))] * seeds
+    found = difference(runs, same, lambda sums: sums[0] / sums[1], draws=20_000)
+    assert found.value == pytest.approx(values.mean())
+    assert found.draws.std() == pytest.approx(values.std(ddof=1) / seeds**0.5, rel=0.03)
+    assert found.smallest_effect == pytest.approx(2.8016 * found.draws.std(ddof=1), rel=1e-3)
+
+
+def test_one_seed_is_not_enough():
+    with pytest.raises(ValueError, match="two seeds of each system, got 1 and 2"):
+        difference([hits(0.9, 1)], [hits(0.9, 2), hits(0.9, 3)], accuracy)
+
+
+def test_runs_on_other_rows_are_refused():
+    with pytest.raises(ValueError, match=r"scored on \[300, 400\] rows"):
+        difference([hits(0.9, 1), hits(0.9, 2, 300)], [hits(0.9, 2), hits(0.9, 3)], accuracy)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+SENTENCES = [
+    "A dog runs over the green grass .",
+    "Two men sit on a bench .",
+    "She reads .",
+    "The cat sleeps here now .",
+]
+
+
+def test_bleu_of_sums_is_sacrebleus():
+    outputs = ["A dog runs on the grass .", "Two men sit on a bench .", "She writes .", ""]
+    counted = bleu_statistics(outputs, SENTENCES, tokenize="13a")
+    assert counted.shape == (4, 10)
+    assert bleu_of_sums(counted.sum(0)) == pytest.approx(BLEU().corpus_score(outputs, [SENTENCES]).score)
+
+
+def test_the_paired_test_is_sacrebleus():
+    random = np.random.default_rng(0)
+    words = [
+        "a",
+        "dog",
+        "runs",
+        "over",
+        "the",
+        "green",
+        "grass",
+        "two",
+        "men",
+        "sit",
+        "on",
+        "bench",
+        "she",
+        "reads",
+        "cat",
+        "sleeps",
+    ]
+    references = [" ".join(random.choice(words, 9)) for _ in range(60)]
+
+    def corrupt(share):
+        return [" ".join(w if random.random() > share else "x" for w in line.split()) for line in references]
+
+    systems = [corrupt(0.2), corrupt(0.25)]
+    test = PairedTest([("a", systems[0]), ("b", systems[1])], {"BLEU": BLEU()}, [references], "ar")
+    expected = test()[1]["BLEU"][1].p_value
+    counted = [bleu_statistics(system, references, tokenize="13a") for system in systems]
+    assert 0.001 < expected < 0.999
+    assert paired_p_value(counted[1], counted[0], bleu_of_sums) == pytest.approx(expected, abs=1e-9)
