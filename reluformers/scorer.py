@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
+import transformers
 import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -41,8 +43,8 @@ class Scorer(ABC):
     """Scores one saved model on one split.
 
     Args:
-        options: of the command line: `model`, `data`, `data_config`, `data_revision`, `split`, `attention_report`, `trust_remote_code`,
-            and those of the task's own `add_arguments`.
+        options: of the command line: `model`, `data`, `data_config`, `data_revision`, `split`, `attention_report`,
+            `trust_remote_code`, and those of the task's own `add_arguments`.
 
     Raises:
         UserError: an option has a value that is not allowed.
@@ -151,6 +153,13 @@ def check_at_least(options: argparse.Namespace, **least: float) -> None:
 def shows_progress() -> bool:
     """Whether somebody looks at the terminal."""
     return sys.stderr.isatty()
+
+
+def hide_unwatched_progress() -> None:
+    """Draw no progress bars of other libraries into a file or a pipe."""
+    if not shows_progress():
+        datasets.disable_progress_bars()
+        transformers.logging.disable_progress_bar()
 
 
 def _training_seed(model: str | Path) -> int | None:

@@ -12,15 +12,14 @@ The decoding of the ReLA and QKNorm papers:
 """
 
 import argparse
-import sys
 
-import datasets
 import transformers
 
 from reluformers.analysis.attention_report import format_attention_report
 from reluformers.errors import UserError
 from reluformers.results import METRICS, Evaluation
 from reluformers.saved_models import load_config
+from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import TASKS, Task, task_of
 
 
@@ -43,8 +42,7 @@ def run(options: argparse.Namespace) -> None:
     # what matters of transformers' reports comes back as one line
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    hide_unwatched_progress()
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
     options.task = task.name

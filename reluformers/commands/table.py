@@ -8,7 +8,8 @@ Examples:
     reluformers table reluformer/t2
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
-    reluformers table reluformer/t2 --setting small --show
+    reluformers table reluformer/t2 --setting small --show --records docs/evidence
+    reluformers table --again docs/evidence/RUN.json data.train=… data.validation=… data.test=…
     reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
 """
 
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.errors import UserError
+from reluformers.evidence.records import RunRecord
 from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
 from reluformers.evidence.row import Job
 from reluformers.evidence.runner import run_here, submit
-from reluformers.evidence.tables import Table, list_tables, run_name
+from reluformers.evidence.tables import Table, list_tables, row_key, run_name
 from reluformers.files import atomic_write
+from reluformers.results import METRICS
+from reluformers.tasks import task_named
 from reluformers.training.recipe import override
 
 
@@ -44,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
     )
+    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat a run from its record, and compare")
     parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
 
 
@@ -56,6 +61,11 @@ def run(options: argparse.Namespace) -> None:
             print(f"{name}  {table.title}")
             for setting in table.settings:
                 print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
+        return
+    if options.again:
+        # the first change of a recipe stands where a table would
+        options.overrides = [*filter(None, [options.table]), *options.overrides]
+        repeat(options, records)
         return
     if options.write and options.table is None:
         write_page(options.write, records)
@@ -100,6 +110,33 @@ def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[
             job = Job(name, recipe.to_dict(), table.evaluate_options(options.setting), folder, str(records))
             jobs.setdefault(row.name, []).append(job)
     return jobs
+
+
+def repeat(options: argparse.Namespace, records: Path) -> None:
+    """Run what a record describes once more, and say how far the scores are apart.
+
+    Raises:
+        UserError: the record cannot be read, its recipe is not valid, or the run fails.
+    """
+    record = RunRecord.load(options.again)
+    sections = dict(record.recipe)
+    for text in options.overrides:
+        override(sections, text)
+    recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
+    name = run_name(recipe)
+    job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
+    if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
+        sys.exit(1)
+    metric = METRICS[task_named(sections["task"]).main_metric]
+    again = RunRecord.load(records / f"{name}.json")
+    others = records_by_row(options.again.parent)[row_key(record.to_recipe())]
+    scores = [other.score for other in others if other.score is not None]
+    print(
+        f"{metric.title} {metric.format(again.score)}; the record has {metric.format(record.score)}, its row "
+        f"{metric.format(min(scores))} to {metric.format(max(scores))} with {len(scores)} seeds"
+    )
+    if again.evaluation.data.checksum != record.evaluation.data.checksum:
+        raise UserError("the test sets differ, so the scores are no comparison")
 
 
 def write_page(page: Path, records: Path) -> None:

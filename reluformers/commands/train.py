@@ -8,11 +8,8 @@ Example:
 """
 
 import argparse
-import sys
 
-import datasets
-import transformers
-
+from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import load_recipe, task_named
 
 
@@ -35,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train."""
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()
+    hide_unwatched_progress()
     recipe = load_recipe(options.recipe, options.overrides)
     task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=print)

@@ -14,6 +14,7 @@ from reluformers.errors import UserError, describe_error
 from reluformers.files import atomic_write
 from reluformers.results import Evaluation
 from reluformers.tasks import task_named
+from reluformers.training.recipe import Recipe
 
 FORMAT_VERSION = 1
 
@@ -56,6 +57,14 @@ class RunRecord:
     def seed(self) -> int:
         """Of the training."""
         return self.recipe["training"]["seed"]
+
+    def to_recipe(self) -> Recipe:
+        """The recipe, whose places of data are names.
+
+        Raises:
+            UserError: this version does not know one of its fields.
+        """
+        return task_named(self.recipe["task"]).recipe_class.from_sections(self.recipe, self.name)
 
     @property
     def score(self) -> float | None:

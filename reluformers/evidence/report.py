@@ -229,7 +229,7 @@ class TableReport:
         return "".join(f"- {note}.\n" for note in notes)
 
     def _judge(self) -> list[Verdict]:
-        """Every claim by two one-sided tests: one that it is false, one that it is true; Holm's correction over each."""
+        """Every claim by two one-sided tests, that it is false and that it is true, each with Holm's correction."""
         found = [self.difference(claim.first, claim.second, claim.measure) for claim in self.table.claims]
         known = [place for place, one in enumerate(found) if one is not None]
         chances = [self._chances(self.table.claims[place], found[place]) for place in known]
@@ -285,8 +285,7 @@ def records_by_row(folder: Path) -> dict[str, list[RunRecord]]:
     """
     found = defaultdict(list)
     for record in sorted(load_records(folder), key=lambda record: record.seed):
-        recipe = task_named(record.recipe["task"]).recipe_class.from_sections(record.recipe, folder / record.name)
-        found[row_key(recipe)].append(record)
+        found[row_key(record.to_recipe())].append(record)
     return found
 
 

@@ -17,6 +17,7 @@ from reluformers.cli import build_parser
 from reluformers.commands.compare import median_log_speed
 from reluformers.data_names import source_name
 from reluformers.errors import UserError, run_main
+from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import Task, task_named
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
@@ -63,6 +64,7 @@ def run_job(path: str | Path) -> None:
         UserError: recipe or data are not usable.
         SystemExit: another process is at it.
     """
+    hide_unwatched_progress()
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
         with FileLock(f"{path}.lock", timeout=0):

@@ -87,7 +87,7 @@ def _write(job: Job, folder: Path) -> str:
 def _start(job: Job, folder: Path, workers: int) -> subprocess.Popen:
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     # waiting threads that spin would take the cores of the other runs
-    environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", **os.environ}
     command = [sys.executable, "-m", "reluformers.evidence.row", _write(job, folder)]
     with _log(job, folder).open("a", encoding="utf-8") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

@@ -62,8 +62,8 @@ def difference(
 ) -> Difference:
     """Bootstrap over seeds × rows.
 
-    Every draw takes rows with replacement, the same for all runs, and seeds with replacement, of each system by itself.
-    A draw's deviation by the seeds is stretched by √(m/(m − 1)), as m seeds drawn from m vary too little by that much.
+    Every draw takes rows with replacement, the same for all runs, and seeds with replacement, of each system by
+    itself. Its deviation by the seeds is stretched by √(m/(m − 1)), as m seeds drawn from m vary too little by that.
 
     Args:
         system, baseline: of each seed the statistics of its rows [rows, columns]; the same rows in all.

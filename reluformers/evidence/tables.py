@@ -15,7 +15,7 @@ from reluformers.checked_fields import build, check_mapping, check_name
 from reluformers.data_names import source_name
 from reluformers.errors import UserError
 from reluformers.tasks import task_named
-from reluformers.training.recipe import Recipe, merge_sections, override, read_sections, read_yaml
+from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 RELATIONS = {">": "better than", ">=": "no worse than", "~": "as good as"}
@@ -85,7 +85,7 @@ class Setting:
     Args:
         recipe: file beside the table's.
         rows: patterns of the names of rows that belong to it.
-        set: sections that all rows change, before their own.
+        set: pattern of names of rows → sections that those rows change, before their own.
         evaluate: as of the table, in its place.
         note: what was cut, in words.
     """
@@ -154,7 +154,8 @@ class Table:
         claims = [Claim.parse(text) for text in values.get("claims") or []]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
             check_name(row, rows, "row")
-        check_name(values["baseline"], {part for row in rows for part in (row, _last(row))}, "row")
+        length = _parts(values["baseline"])
+        check_name(values["baseline"], {"/".join(row.split("/")[-length:]) for row in rows}, "row")
         return cls(
             name="/".join(path.with_suffix("").parts[-2:]),
             path=path,
@@ -171,8 +172,8 @@ class Table:
 
     def baseline_of(self, row: str) -> str:
         """The row that a row is compared with."""
-        group = row.rpartition("/")[0]
-        return f"{group}/{self.baseline}" if f"{group}/{self.baseline}" in self.rows else self.baseline
+        group = row.split("/")[: -_parts(self.baseline)]
+        return "/".join([*group, self.baseline])
 
     def setting(self, name: str) -> Setting:
         """The setting of that name.
@@ -213,8 +214,9 @@ class Table:
         """
         chosen = self.setting(setting)
         sections = read_sections(self.path.parent / chosen.recipe)
-        for changes in (chosen.set, row.sections, {"training": {"seed": seed}}):
-            sections = merge_sections(sections, changes)
+        common = [changes for pattern, changes in chosen.set.items() if fnmatch.fnmatchcase(row.name, pattern)]
+        for changes in (*common, row.sections, {"training": {"seed": seed}}):
+            sections = _changed(sections, changes)
         for text in overrides:
             override(sections, text)
         place = f"{self.path}, row {row.name!r} of setting {setting!r}"
@@ -267,8 +269,17 @@ def _fingerprint(recipe: Recipe, data: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _last(row: str) -> str:
-    return row.rpartition("/")[2]
+def _parts(name: str) -> int:
+    return name.count("/") + 1
+
+
+def _changed(sections: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections with others over them, mappings within mappings too."""
+    merged = dict(sections)
+    for name, value in changes.items():
+        both_are_maps = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _changed(merged[name], value) if both_are_maps else value
+    return merged
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -280,7 +291,7 @@ def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
     rows = {}
     for name, sections in check_mapping("rows", values).items():
         sections = dict(check_mapping(f"rows.{name}", sections))
-        rows[name] = Row(name, sections.pop("paper", None), sections)
+        rows[str(name)] = Row(str(name), sections.pop("paper", None), sections)  # 64 is a number in YAML
     return rows
 
 
@@ -291,7 +302,7 @@ def _grid(axes: Mapping[str, Mapping[str, Any]]) -> dict[str, Row]:
     for chosen in itertools.product(*values) if values else ():
         sections: dict[str, Any] = {}
         for row in chosen:
-            sections = merge_sections(sections, row.sections)
+            sections = _changed(sections, row.sections)
         name = "/".join(row.name for row in chosen)
         grid[name] = Row(name, None, sections)
     return grid

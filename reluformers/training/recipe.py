@@ -210,13 +210,8 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return sections
     if not isinstance(base, str):
         raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
-    return merge_sections(_read_with_base(path.parent / base, (*seen, path)), sections)
-
-
-def merge_sections(sections: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Sections with the keys of others over theirs."""
-    merged = dict(sections)
-    for name, values in changes.items():
+    merged = _read_with_base(path.parent / base, (*seen, path))
+    for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
         merged[name] = {**merged[name], **values} if both_are_maps else values
     return merged
@@ -241,6 +236,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = []
         for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":  # <<: *other, whose keys may be given again
+                continue
             name = self.construct_object(key, deep=True)
             if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)

@@ -71,8 +71,9 @@ def translate(
     """Translate texts by beam search.
 
     Texts are sorted by length and batched, longest first; a batch generates at most as many tokens as its longest
-    source has, plus 50 (ReLA and QKNorm: "at most source + 50"), or twice as many where the source has more than 50. A source that is longer than the model's positions is
-    cut, with one warning for all; another one names the characters that the tokenizer does not know.
+    source has, plus 50 (ReLA and QKNorm: "at most source + 50"), or twice as many where the source has more than 50.
+    A source that is longer than the model's positions is cut, with one warning for all; another one names the
+    characters that the tokenizer does not know.
 
     Args:
         model: encoder–decoder model; it is put in evaluation mode and back.

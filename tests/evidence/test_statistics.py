@@ -84,24 +84,7 @@ def test_bleu_of_sums_is_sacrebleus():
 
 def test_the_paired_test_is_sacrebleus():
     random = np.random.default_rng(0)
-    words = [
-        "a",
-        "dog",
-        "runs",
-        "over",
-        "the",
-        "green",
-        "grass",
-        "two",
-        "men",
-        "sit",
-        "on",
-        "bench",
-        "she",
-        "reads",
-        "cat",
-        "sleeps",
-    ]
+    words = [f"word{number}" for number in range(16)]
     references = [" ".join(random.choice(words, 9)) for _ in range(60)]
 
     def corrupt(share):

@@ -1,0 +1,194 @@
+"""Records of runs, and the tables and verdicts that follow from them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reluformers.attention_statistics import AttentionReport, AttentionStatistics
+from reluformers.circumstances import Circumstances
+from reluformers.errors import UserError
+from reluformers.evidence.records import RunRecord, load_rows
+from reluformers.evidence.report import FAILS, HOLDS, OPEN, TableReport, records_by_row, replace_tables, tables_in
+from reluformers.evidence.tables import Table, public_sections, run_name
+from reluformers.results import Evaluation, Score, ScoredData
+
+BASE = """task: image-classification
+model: {image_size: 8, patch_size: 4, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}
+data: {train: a.parquet, test: c.parquet}
+"""
+TABLE = """
+title: a table
+margin: 0.02
+baseline: one
+settings:
+  small: {recipe: base.yaml, note: tiny}
+rows:
+  one: {paper: 0.7, model: {preset: softmax}}
+  two: {model: {preset: relu}}
+  three: {model: {preset: rela}}
+claims:
+  - one < two
+  - two > three
+  - three >= one
+  - three ~ one
+  - "zeros: two > one"
+"""
+ROWS = 2000
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "t.yaml").write_text(TABLE)
+    return Table.load(str(tmp_path / "t.yaml"))
+
+
+def save_run(
+    table, folder: Path, name: str, seed: int, share: float, *, zeros=0.0, diverged=None, checksum="sha256:1"
+):
+    """A record of a run that was right in a share of the rows."""
+    recipe = table.recipe("small", table.rows[name], seed)
+    hits = np.random.default_rng(seed + 100 * len(name)).random(ROWS) < share
+    rows = np.stack([hits, np.ones(ROWS)], 1).astype(np.int64)
+    whole = AttentionStatistics(zeros, 0.0, 1.0, 1.0, 10)
+    evaluation = Evaluation(
+        task=recipe.task,
+        data=ScoredData(split="test", source="c.parquet", rows=ROWS, unit="images", checksum=checksum),
+        scores={"accuracy": Score(float(hits.mean()))},
+        attention=AttentionReport({}, whole),
+        circumstances=Circumstances(torch="2", transformers="5", processor="a processor", commit="abc"),
+    )
+    record = RunRecord(
+        name=run_name(recipe),
+        recipe=public_sections(recipe),
+        evaluation=None if diverged else evaluation,
+        diverged=diverged,
+    )
+    record.save(folder, None if diverged else rows)
+    return record
+
+
+def report_of(table, folder):
+    return TableReport.of_records(table, "small", records_by_row(folder), folder)
+
+
+def verdicts(report):
+    return {verdict.claim.text: verdict.verdict for verdict in report.verdicts}
+
+
+def test_a_record_comes_back_as_it_was(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 3, 0.8)
+    again = RunRecord.load(tmp_path / f"{record.name}.json")
+    assert again == record
+    assert again.seed == 3
+    rows = load_rows(tmp_path, record.name)
+    assert rows.dtype == np.int64
+    assert rows[:, 0].mean() == pytest.approx(again.score)
+
+
+def test_translations_are_kept_line_by_line(table, tmp_path):
+    import gzip
+
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    record.save(tmp_path, outputs=["Ein Hund.", "zwei\nZeilen"])
+    first = (tmp_path / f"{record.name}.txt.gz").read_bytes()
+    assert gzip.decompress(first).decode().splitlines() == ["Ein Hund.", "zwei Zeilen"]
+    record.save(tmp_path, outputs=["Ein Hund.", "zwei\nZeilen"])
+    assert (tmp_path / f"{record.name}.txt.gz").read_bytes() == first
+
+
+def test_a_damaged_record_is_named(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    path = tmp_path / f"{record.name}.json"
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
+        records_by_row(tmp_path)
+    path.write_text(json.dumps({"format_version": 99}))
+    with pytest.raises(UserError, match="no record of this version"):
+        records_by_row(tmp_path)
+
+
+def test_verdicts_follow_from_the_runs(table, tmp_path):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path, "one", seed, 0.60)
+        save_run(table, tmp_path, "two", seed, 0.80, zeros=0.5 + 0.01 * seed)
+        save_run(table, tmp_path, "three", seed, 0.60)
+    report = report_of(table, tmp_path)
+    found = verdicts(report)
+    assert found["one < two"] == HOLDS
+    assert found["two > three"] == HOLDS
+    assert found["zeros: two > one"] == HOLDS
+    text = report.markdown()
+    assert "| two | – | 3 | 8" in text
+    assert "- tiny." in text
+    assert "abc" in text
+
+
+def test_what_is_worse_does_not_hold(table, tmp_path):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path, "one", seed, 0.80)
+        save_run(table, tmp_path, "two", seed, 0.60)
+        save_run(table, tmp_path, "three", seed, 0.60)
+    found = verdicts(report_of(table, tmp_path))
+    assert found["one < two"] == FAILS
+    assert found["three >= one"] == FAILS
+    assert found["three ~ one"] == FAILS
+
+
+def test_wide_seeds_decide_nothing(table, tmp_path):
+    for seed, share in ((1, 0.5), (2, 0.9)):
+        save_run(table, tmp_path, "one", seed, share)
+        save_run(table, tmp_path, "two", seed, share + 0.03)
+    found = {verdict.claim.text: verdict for verdict in report_of(table, tmp_path).verdicts}
+    assert found["one < two"].verdict == OPEN
+    assert "would have been found" in found["one < two"].reason
+    assert found["two > three"].reason == "needs two seeds of both, has 2 and 0"
+
+
+def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
+        save_run(table, tmp_path, "two", seed, 0.6)
+    report = report_of(table, tmp_path)
+    assert verdicts(report)["one < two"] == HOLDS
+    assert "0 + 2 diverged" in report.markdown()
+
+
+def test_rows_of_other_data_are_not_compared(table, tmp_path):
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+        save_run(table, tmp_path, "two", seed, 0.6, checksum="sha256:2")
+    with pytest.raises(UserError, match="two and one were scored on 2 different test sets"):
+        report_of(table, tmp_path)
+
+
+def test_records_of_other_rows_are_left_alone(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    other = table.recipe("small", table.rows["one"], 1, ["training.max_steps=3"])
+    RunRecord(run_name(other), public_sections(other), diverged="x").save(tmp_path)
+    report = report_of(table, tmp_path)
+    assert [record.seed for record in report.runs["one"].records] == [1]
+    assert not report.runs["one"].diverged
+
+
+PAGE = """# Results
+<!-- table: source/t1 small -->
+old
+<!-- end of table -->
+words
+<!-- table: source/t2 small -->
+<!-- end of table -->
+"""
+
+
+def test_blocks_of_a_page_are_written_anew():
+    assert tables_in(PAGE) == [("source/t1", "small"), ("source/t2", "small")]
+    written = replace_tables(PAGE, {("source/t1", "small"): "| a |\n"})
+    assert "old" not in written
+    assert "small -->\n| a |\n<!-- end" in written
+    assert "\nwords\n" in written
+    assert replace_tables(written, {("source/t1", "small"): "| a |\n"}) == written
+    with pytest.raises(UserError, match="no line <!-- table: source/t3 small -->"):
+        replace_tables(PAGE, {("source/t3", "small"): ""})

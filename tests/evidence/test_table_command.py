@@ -1,0 +1,163 @@
+"""`reluformers table`: rows over seeds, stopped and gone on with, and the table of what has run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from builders.commands import refusal_of, run_command
+from builders.translation_runs import make_recipe, write_pairs
+from reluformers.evidence.records import RunRecord, load_rows
+from reluformers.evidence.row import Job, run_job
+from reluformers.evidence.runner import run_here
+from reluformers.evidence.tables import run_name
+from reluformers.translation.evaluation import bleu_of_sums
+
+TABLE = {
+    "title": "toy",
+    "margin": 0.5,
+    "baseline": "softmax",
+    "settings": {"paper": {"recipe": "toy.yaml"}},
+    "rows": {"softmax": {"paper": 1.0, "model": {"preset": "softmax"}}, "relu": {"model": {"preset": "relu"}}},
+    "claims": ["relu < softmax"],
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    return {name: write_pairs(folder, name, rows) for name, rows in (("train", 120), ("validation", 6), ("test", 8))}
+
+
+@pytest.fixture
+def table_file(tmp_path, files):
+    make_recipe(files).save(tmp_path / "toy.yaml")
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
+    return tmp_path / "table.yaml"
+
+
+def make_job(files, folder, **training) -> Job:
+    recipe = make_recipe(files, **training)
+    name = run_name(recipe)
+    return Job(name, recipe.to_dict(), {}, str(folder / name), str(folder / "records"))
+
+
+def test_a_row_leaves_a_record(files, tmp_path):
+    job = make_job(files, tmp_path)
+    job.save(tmp_path / "job.json")
+    run_job(tmp_path / "job.json")
+    record = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
+    rows = load_rows(tmp_path / "records", job.name)
+    assert rows.shape == (8, 10)
+    assert bleu_of_sums(rows.sum(0)) == pytest.approx(record.score)
+    assert record.evaluation.data.source == "test.en, test.de"
+    assert record.evaluation.attention is not None
+    assert record.evaluation.circumstances.seed == record.seed == 3
+    assert len(record.data["train"]["sha256"]) == 2
+    assert all(len(digest) == 64 for digest in (*record.data["train"]["sha256"], record.tokenizer))
+    assert record.processor_seconds > 0
+    assert record.memory > 0
+    assert any("eval_loss" in entry for entry in record.log)
+    # nothing of this machine
+    assert str(tmp_path) not in (tmp_path / "records" / f"{job.name}.json").read_text()
+    changed = (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns
+    run_job(tmp_path / "job.json")
+    assert (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns == changed
+
+
+def test_a_row_is_done_by_one_process(files, tmp_path, capsys):
+    from filelock import FileLock
+
+    job = make_job(files, tmp_path)
+    job.save(tmp_path / "job.json")
+    with FileLock(tmp_path / "job.json.lock"), pytest.raises(SystemExit) as caught:
+        run_job(tmp_path / "job.json")
+    assert caught.value.code == 75
+    assert "another process" in capsys.readouterr().out
+
+
+def test_a_failing_row_does_not_stop_the_others(files, tmp_path):
+    bad, good = make_job({**files, "test": "nowhere.jsonl"}, tmp_path), make_job(files, tmp_path)
+    lines = []
+    assert not run_here([bad, good], tmp_path, workers=1, minutes=None, report=lines.append)
+    assert good.is_done
+    assert not bad.is_done
+    (failed,) = [line for line in lines if "failed" in line]
+    assert failed.startswith(f"{bad.name}: failed (error: nowhere.jsonl: no such file")
+    lines.clear()
+    assert run_here([good], tmp_path, workers=1, minutes=None, report=lines.append)
+    assert lines == ["1 of 1 runs are done, 0 at a time"]
+
+
+def test_the_command_stops_in_time_and_goes_on(files, tmp_path):
+    job = make_job(files, tmp_path, num_train_epochs=10_000)
+    lines = []
+    started = time.monotonic()
+    assert not run_here([job], tmp_path, workers=1, minutes=0.005, report=lines.append)
+    assert time.monotonic() - started < 60
+    assert lines[-1] == "0.005 minutes are over; the same command goes on"
+
+
+@pytest.mark.slow
+def test_a_killed_row_goes_on_from_its_checkpoint(files, tmp_path):
+    job = make_job(files, tmp_path, num_train_epochs=6)
+    job.save(tmp_path / "job.json")
+    command = [sys.executable, "-m", "reluformers.evidence.row", str(tmp_path / "job.json")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / job.name).glob("checkpoint-*/trainer_state.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not job.is_done
+    run_job(tmp_path / "job.json")
+    resumed = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
+    assert resumed.seconds is None
+    whole = Job(**{**vars(job), "folder": str(tmp_path / "whole"), "records": str(tmp_path / "others")})
+    whole.save(tmp_path / "whole.json")
+    run_job(tmp_path / "whole.json")
+    again = RunRecord.load(tmp_path / "others" / f"{job.name}.json")
+    assert (again.score, again.results["validation_loss"]) == (resumed.score, resumed.results["validation_loss"])
+
+
+@pytest.mark.slow
+def test_the_whole_command(table_file, files, tmp_path, capsys):
+    options = ["--seeds", "1", "2", "--jobs", "2", "--output_dir", tmp_path / "runs"]
+    run_command("table", table_file, *options)
+    printed = capsys.readouterr().out
+    assert "0 of 4 runs are done" in printed
+    assert "| softmax | 1.0 | 2 |" in printed
+    assert "| relu < softmax |" in printed
+    run_command("table", table_file, *options)
+    assert "4 of 4 runs are done" in capsys.readouterr().out
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- table: {table_file} paper -->\n<!-- end of table -->\n")
+    run_command("table", "--write", page, "--records", tmp_path / "runs" / "records")
+    assert "| relu < softmax |" in page.read_text()
+    record = next((tmp_path / "runs" / "records").glob("*-1.json"))
+    places = [f"data.{name}={json.dumps(pair)}" for name, pair in files.items()]
+    run_command("table", "--again", record, *places, "--output_dir", tmp_path / "again")
+    last = capsys.readouterr().out.splitlines()[-1]
+    score = f"{RunRecord.load(record).score:.2f}"
+    assert last.startswith(f"BLEU {score}; the record has {score}, its row ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a table, such as reluformer/t2"),
+        (("reluformer/t9",), "unknown table 'reluformer/t9'"),
+        (("reluformer/t2", "--rows", "tanh"), "no row is called 'tanh'"),
+        (("reluformer/t2", "--setting", "large"), "unknown setting 'large'"),
+        (("reluformer/t2", "--jobs", "0"), "--jobs is 0"),
+        (("reluformer/t2", "model.heads=3"), "unknown key 'model.heads'"),
+        (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
+    ],
+)
+def test_refusals(capsys, tmp_path, arguments, message):
+    assert message in refusal_of(capsys, "table", *arguments, "--output_dir", tmp_path)
