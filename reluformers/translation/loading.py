@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, List, TranslationVariableLanguages
 
 from reluformers.errors import UserError
 from reluformers.files import iterate_lines
@@ -44,9 +44,10 @@ def load_translation_split(
 ) -> Dataset:
     """Load one split of a translation corpus.
 
-    Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns named
-    like the languages. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and pairs of
-    plain text files with a sentence per line. In .tsv files quotation marks are ordinary characters.
+    Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns
+    named like the languages; of a dict with the lists "language" and "translation" the rows with both languages
+    are taken. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and pairs of plain
+    text files with a sentence per line. In .tsv files quotation marks are ordinary characters.
 
     Args:
         source: One of
@@ -219,6 +220,8 @@ def _find_columns(
     wanted = [] if document_column is None else [document_column]
     if document_column is not None and document_column not in dataset.column_names:
         raise UserError(f"{place}: no column {document_column!r} of document ids; found {found}")
+    if _lists_languages(dataset.features.get(translation_column)):
+        dataset = _pick_languages(dataset, place, translation_column, languages, wanted)
     if translation_column in dataset.column_names:
         dataset = dataset.select_columns([translation_column, *wanted]).flatten()
         prefix = f"{translation_column}."
@@ -240,6 +243,28 @@ def _find_columns(
                 f"found {found}; set the languages to two of the columns"
             )
     return dataset, dict(zip([*names, *wanted], ["source", "target", "document"], strict=False))
+
+
+def _lists_languages(feature: Any) -> bool:
+    """Whether rows are {"language": […], "translation": […]}: any number of languages, as `datasets` has them."""
+    if isinstance(feature, TranslationVariableLanguages):
+        return True
+    return isinstance(feature, dict) and all(isinstance(feature.get(key), List) for key in ("language", "translation"))
+
+
+def _pick_languages(dataset: Dataset, place: str, column: str, languages: tuple[str, str], kept: list[str]) -> Dataset:
+    """Two languages as columns, of the rows that have both."""
+
+    def pick(batch: dict[str, list]) -> dict[str, list]:
+        cells = [dict(zip(cell["language"], cell["translation"], strict=True)) for cell in batch[column]]
+        rows = [row for row, cell in enumerate(cells) if all(cell.get(language) for language in languages)]
+        picked = {language: [cells[row][language] for row in rows] for language in languages}
+        return picked | {name: [batch[name][row] for row in rows] for name in kept}
+
+    picked = dataset.select_columns([column, *kept]).map(pick, batched=True, remove_columns=[column])
+    if not len(picked):
+        raise UserError(f"{place}: no row of {column!r} has both {languages[0]!r} and {languages[1]!r}")
+    return picked
 
 
 def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: tuple[str, str]) -> NoReturn:

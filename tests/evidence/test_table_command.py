@@ -42,7 +42,7 @@ def table_file(tmp_path, files):
 
 
 def make_job(files, folder, **training) -> Job:
-    recipe = make_recipe(files, **training)
+    recipe = make_recipe(files, eval_strategy="epoch", **training)
     name = run_name(recipe)
     return Job(name, recipe.to_dict(), {}, str(folder / name), str(folder / "records"))
 

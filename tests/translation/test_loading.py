@@ -204,6 +204,33 @@ def test_missing_places_are_named(tmp_path):
     assert "no document ids" in fault({"source": path, "target": path}, document_column="doc_id")
 
 
+TALKS = [(["de", "en", "gl"], ["eine Katze", "a cat", "un gato"]), (["en"], ["a dog"]), (["en", "de"], ["NA", "null"])]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_of_any_number_of_languages(tmp_path, ending):
+    """One of the Hub's forms: those rows count that have both sides."""
+    rows = [
+        {"talk": number, "translations": {"language": languages, "translation": texts}}
+        for number, (languages, texts) in enumerate(TALKS)
+    ]
+    path = tmp_path / f"talks.{ending}"
+    if ending == "jsonl":
+        path.write_bytes(jsonl(rows))
+    else:
+        feature = datasets.TranslationVariableLanguages(languages=["de", "en", "gl"])
+        features = datasets.Features({"talk": datasets.Value("int64"), "translations": feature})
+        plain = [{**row, "translations": dict(zip(*row["translations"].values(), strict=True))} for row in rows]
+        datasets.Dataset.from_dict(
+            {"talk": [row["talk"] for row in plain], "translations": [row["translations"] for row in plain]}, features
+        ).to_parquet(path)
+    options = {"translation_column": "translations"}
+    assert pairs_of(load(str(path), **options)) == [("a cat", "eine Katze"), ("NA", "null")]
+    assert pairs_of(load(str(path), target_lang="gl", **options)) == [("a cat", "un gato")]
+    assert load(str(path), document_column="talk", **options)["document"][:] == [0, 2]
+    assert "no row of 'translations' has both 'en' and 'fr'" in fault(str(path), target_lang="fr", **options)
+
+
 def test_hub_features_of_translation_sets():
     """Sets on the Hub declare the column as `Translation`."""
     features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
