@@ -20,6 +20,8 @@ EXTRAS_REQUIRE = {
         "pillow>=11.0",  # images
         "tqdm>=4.66.3",  # progress
     ],
+    # runs of the papers' tables on a cluster
+    "slurm": ["submitit>=1.5.1"],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
     # sparsemax and 1.5-entmax attention
@@ -42,7 +44,11 @@ EXTRAS_REQUIRE["docs"] = [
     "mkdocstrings[python]>=1.0.8",  # API pages of the docstrings
 ]
 EXTRAS_REQUIRE["test"] = [
-    *(package for extra in ("train", "publish", "entmax", "demo", "app") for package in EXTRAS_REQUIRE[extra]),
+    *(
+        package
+        for extra in ("train", "publish", "entmax", "demo", "app", "slurm")
+        for package in EXTRAS_REQUIRE[extra]
+    ),
     "pytest>=8.0",
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format

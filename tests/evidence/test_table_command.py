@@ -147,6 +147,24 @@ def test_the_whole_command(table_file, files, tmp_path, capsys):
     assert last.startswith(f"BLEU {score}; the record has {score}, its row ")
 
 
+@pytest.mark.slow
+def test_runs_are_handed_over(table_file, tmp_path, capsys):
+    """By submitit's executor for one machine, which takes what Slurm takes."""
+    options = ["--seeds", "1", "--rows", "softmax", "--output_dir", tmp_path / "runs"]
+    run_command("table", table_file, *options, "--submit", "cluster=local", "timeout_min=5")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("submitted 1 runs: ")
+    records = tmp_path / "runs" / "records"
+    deadline = time.monotonic() + 240
+    while not list(records.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    run_command("table", table_file, *options, "--show")
+    assert "| softmax | 1.0 | 1 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run_command("table", table_file, *options, "--submit", "cluster=local", "partitions=gpu")
+    assert "submitit: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,6 +1,8 @@
 """The papers' tables: every row is a valid recipe and a model; what a table's file may say."""
 
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
 
 from reluformers.errors import UserError
 from reluformers.evidence.tables import RECIPES, Claim, Table, list_tables, row_key, run_name
@@ -132,3 +134,26 @@ def test_unknown_names_are_refused(tmp_path):
         table.rows_of("small")
     with pytest.raises(UserError, match="unknown table 'reluformer/t22'; the nearest allowed is 'reluformer/t2'"):
         Table.load("reluformer/t22")
+
+
+def count_parameters(name, row, tokens):
+    table = Table.load(name)
+    config = table.recipe("paper", table.rows[row], 1).model_config(vocab_size=tokens)
+    with torch.device("meta"):
+        return AutoModelForSeq2SeqLM.from_config(config).num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens", "printed"),
+    [("gl-en/qknorm", 3164, 31_051_880), ("sk-en/qknorm", 8217, 48_356_907), ("en-he/qknorm", 8304, 48_401_538)],
+)
+def test_parameters_of_qknorm_table_1(row, tokens, printed):
+    """The released code adds two language embeddings; with 513 parameters a token the printed number fits one size."""
+    assert count_parameters("qknorm/t2", row, tokens) + 2 * 512 == printed
+
+
+def test_parameters_of_rela_table_2():
+    """72.31M and 72.34M: some 27,510 tokens; two vectors in each of 18 modules make 0.02M of the printed 0.03M."""
+    softmax, gated = (count_parameters("rela/t1", row, 27_510) for row in ("softmax", "rela-g"))
+    assert f"{softmax / 1e6:.2f}" == "72.31"
+    assert gated - softmax == 2 * 18 * 512
