@@ -1,7 +1,9 @@
 """The papers' tables: one YAML file each, with a row for each of theirs, and what they claim."""
 
+import copy
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import itertools
 import json
@@ -213,7 +215,7 @@ class Table:
             UserError: it is not valid.
         """
         chosen = self.setting(setting)
-        sections = read_sections(self.path.parent / chosen.recipe)
+        sections = copy.deepcopy(_base_sections(self.path.parent / chosen.recipe))
         common = [changes for pattern, changes in chosen.set.items() if fnmatch.fnmatchcase(row.name, pattern)]
         for changes in (*common, row.sections, {"training": {"seed": seed}}):
             sections = _changed(sections, changes)
@@ -280,6 +282,12 @@ def _changed(sections: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         both_are_maps = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _changed(merged[name], value) if both_are_maps else value
     return merged
+
+
+@functools.cache
+def _base_sections(path: Path) -> dict[str, Any]:
+    """Sections of a setting's recipe, which all its rows start from."""
+    return read_sections(path)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
