@@ -103,24 +103,30 @@ def test_the_command_stops_in_time_and_goes_on(files, tmp_path):
     assert lines[-1] == "0.005 minutes are over; the same command goes on"
 
 
+def start_row(path) -> subprocess.Popen:
+    """A process as the command starts it: the tests' own computes short sequences in another way."""
+    command = [sys.executable, "-m", "reluformers.evidence.row", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
 @pytest.mark.slow
 def test_a_killed_row_goes_on_from_its_checkpoint(files, tmp_path):
     job = make_job(files, tmp_path, num_train_epochs=6)
     job.save(tmp_path / "job.json")
-    command = [sys.executable, "-m", "reluformers.evidence.row", str(tmp_path / "job.json")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = start_row(tmp_path / "job.json")
     deadline = time.monotonic() + 120
     while not list((tmp_path / job.name).glob("checkpoint-*/trainer_state.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not job.is_done
-    run_job(tmp_path / "job.json")
+    assert start_row(tmp_path / "job.json").wait() == 0
     resumed = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
     assert resumed.seconds is None
     whole = Job(**{**vars(job), "folder": str(tmp_path / "whole"), "records": str(tmp_path / "others")})
     whole.save(tmp_path / "whole.json")
-    run_job(tmp_path / "whole.json")
+    assert start_row(tmp_path / "whole.json").wait() == 0
     again = RunRecord.load(tmp_path / "others" / f"{job.name}.json")
     assert (again.score, again.results["validation_loss"]) == (resumed.score, resumed.results["validation_loss"])
 
