@@ -85,7 +85,7 @@ def display_name(name: str) -> str:
 
 
 def preset_name(config: Any) -> str:
-    """The attention of a model by its preset, or by its activation where it has no name; site by site if they differ."""
+    """The attention of a model by its preset, or by its activation if it has no name; site by site if they differ."""
     sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
     attentions = {site: config.attention_for(site) for site in sites}
     names = {site: attention.preset_name or attention.activation for site, attention in attentions.items()}
