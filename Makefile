@@ -21,7 +21,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app docs wheel clean
+.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app docs notebooks wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -81,6 +81,9 @@ docs: $(SETUP)  ## build the documentation site into site/
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
 	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented .
 	$(VENV)/bin/python -m mkdocs build --quiet --strict
+
+notebooks: $(SETUP)  ## execute docs/notebooks with the folder that `make demo` saved
+	$(VENV)/bin/python scripts/notebooks.py docs/notebooks/*.ipynb
 
 wheel: $(SETUP)  ## build the wheel into dist/
 	@rm -rf build  # what an earlier build left there would go in

@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.pictures import picture
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
+from reluformers import seq2seq_config, vision_config
 from reluformers.app import FILES, space_files
 
 gr = pytest.importorskip("gradio")
@@ -373,6 +374,27 @@ def test_heading_names_a_folder_without_its_place(tmp_path, translator):
     assert "[org/name](https://huggingface.co/org/name), revision `v1`" in pages.heading(
         "org/name", "v1", translator.config
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (seq2seq_config("qknorm"), "qknorm"),
+        (seq2seq_config("reluformer", attention={"activation": "relu2"}), "relu2"),
+        (
+            seq2seq_config("reluformer", cross_attention={"preset": "rela-g", "activation": "relu2"}),
+            "encoder reluformer, decoder reluformer, cross relu2",
+        ),
+        (vision_config("relu-vit", size="S/16"), "relu-vit"),
+        (
+            vision_config("relu-vit", size="S/16", pooling="attention", pooling_attention="softmax"),
+            "encoder relu-vit, pooling softmax",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_heading_names_the_attention_of_every_site(config, named):
+    assert pages.heading("org/name", None, config).endswith(f"Preset: **{named}**")
 
 
 def test_programs_translate_and_get_the_weights(translation_client, translator):

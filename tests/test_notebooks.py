@@ -1,0 +1,53 @@
+"""The notebooks of the documentation run, and show what they have computed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from builders.saved_models import save_translator
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+# a picture of each layer is the most that a notebook shows
+BYTES = 150_000
+
+
+def code_cells(path: Path) -> list[dict]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_there_and_of_the_code_alone(path):
+    cells = code_cells(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell["outputs"] for cell in cells)
+    assert {output.get("name", "stdout") for cell in cells for output in cell["outputs"]} == {"stdout"}
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < BYTES
+    assert not [place for place in ("/home/", "/root/", "/tmp/", "site-packages") if place in text]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/how-to.md", "mkdocs.yml"])
+def test_every_notebook_is_found_from(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(NOTEBOOKS) == 2
+    assert [path.name for path in NOTEBOOKS if f"notebooks/{path.name}" not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs(path, tmp_path):
+    """On an untrained model in place of the demo's."""
+    save_translator(tmp_path / "runs" / "demo")
+    folder = tmp_path / "docs" / "notebooks"
+    folder.mkdir(parents=True)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = []
+    nbformat.write(notebook, folder / path.name)
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "notebooks.py"), str(folder / path.name)], check=True)
+    assert all(cell["outputs"] for cell in code_cells(folder / path.name))
