@@ -28,6 +28,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     temporary = _beside(target)
     try:
         yield temporary
+        sync(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -57,7 +58,7 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
     temporary.mkdir()
     try:
         yield temporary
-        _swap(temporary, target)
+        replace_directory(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -122,6 +123,30 @@ def read_text_lines(path: str | os.PathLike) -> list[str]:
     return list(iterate_lines(path))
 
 
+def sync(path: str | os.PathLike) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk and outlasts a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_directory(new: Path, target: Path) -> None:
+    """Let a folder take the place of another, which may be missing, on the same disk."""
+    if not target.exists():
+        new.rename(target)
+        return
+    old = _beside(target)
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
+
+
 def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
     try:
         # a byte order mark is no part of the first sentence
@@ -136,17 +161,3 @@ def _beside(target: Path) -> Path:
     # the ending stays, because many writers choose the format by it
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")
-
-
-def _swap(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = _beside(target)
-    target.rename(old)
-    try:
-        new.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)

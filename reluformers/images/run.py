@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.run import TaskRun
 
-from .loading import class_names, load_image_split
+from .loading import class_names, describe_images, load_image_split
 from .processing import build_image_processor
 from .recipe import ImageDataSection, ImageRecipe
 from .trainer import ImageTrainer
@@ -109,15 +109,14 @@ class _ImageRun(TaskRun):
             augmentation=self.recipe.augmentation,
         )
 
-    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
-        """The classes must be those that the checkpoint was trained with."""
-        before, now = AutoConfig.from_pretrained(checkpoint).id2label, config.id2label
-        if before != now:
-            label = next(label for label in range(len(before) + 1) if before.get(label) != now.get(label))
-            raise UserError(
-                f"{checkpoint}: its class {label} is {before.get(label)!r}, but {now.get(label)!r} in the data; "
-                "resume with the same data, or choose another output folder"
-            )
+    def describe_data(self) -> dict[str, dict[str, Any]]:
+        """Classes, labels and a sample of the images."""
+        splits = {"train": self.train, "validation": self.evaluation.get("validation")}
+        return {
+            name: {"classes": self.classes, **describe_images(split)}
+            for name, split in splits.items()
+            if split is not None
+        }
 
     def evaluate(self, trainer: ImageTrainer) -> dict[str, Any]:
         """Accuracy and loss of every evaluation split, and the speed of training."""

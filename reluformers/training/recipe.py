@@ -98,15 +98,15 @@ class Recipe(ABC):
         return args
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as it is written in YAML."""
-        return {"task": self.task, **dataclasses.asdict(self)}
+        """The recipe as it is written in YAML, without access tokens."""
+        sections = {"task": self.task, **dataclasses.asdict(self)}
+        sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
+        return sections
 
     def save(self, path: str | Path) -> None:
         """Write the recipe so that `load` reads the same, without access tokens."""
-        sections = self.to_dict()
-        sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
         with atomic_write(path) as temporary:
-            temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            temporary.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":

@@ -1,19 +1,31 @@
 """What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
 
+import os
+import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint, speed_metrics
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    IntervalStrategy,
+    TrainOutput,
+    get_last_checkpoint,
+    rotate_checkpoints,
+    speed_metrics,
+)
 
 from .arguments import TaskTrainingArguments
+from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
 from .weight_average import WeightAverage
 
@@ -21,9 +33,10 @@ from .weight_average import WeightAverage
 class TaskTrainer(Trainer):
     """`Trainer` whose log also holds the speed, and the regulariser and null rate of models that report them.
 
-    With `args.ema_decay` it keeps a moving average of the weights, which evaluations use and checkpoints hold beside
-    the weights themselves. A task says what a batch holds (`count`, `count_tokens`) and what an evaluation measures
-    (`measure`).
+    A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
+    deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
+    evaluations use and checkpoints hold beside the weights themselves. A task says what a batch holds (`count`,
+    `count_tokens`) and what an evaluation measures (`measure`).
 
     Args:
         options: of `Trainer`.
@@ -36,12 +49,15 @@ class TaskTrainer(Trainer):
 
     def __init__(self, *arguments: Any, **options: Any):
         self.meter = TrainingMeter(self.count)
+        self.run_record: dict[str, Any] = {}
+        self._is_saving = False
         super().__init__(*arguments, **options)
         if self.compute_metrics is not None:
             raise ValueError(
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
         self.add_callback(_StopMeter(self.meter))
+        self.add_callback(_EndOfEpoch())
         self.weight_average = None
         if self.args.ema_decay is not None:
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
@@ -147,6 +163,55 @@ class TaskTrainer(Trainer):
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save into a folder beside, which takes its place when everything is in it."""
+        run_dir = self._get_output_dir(trial)
+        unfinished, target = (
+            Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            for folder in (os.path.join(run_dir, UNFINISHED_FOLDER), run_dir)
+        )
+        with self._saving(unfinished):
+            super()._save_checkpoint(model, trial)
+            self._note_best(Path(run_dir))
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
+                complete_checkpoint(unfinished, target, self.run_record)
+        if self.args.should_save:
+            rotate_checkpoints(
+                run_dir, self.args.save_total_limit, best_model_checkpoint=self.state.best_model_checkpoint
+            )
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(target))
+
+    @contextmanager
+    def _saving(self, unfinished: Path) -> Iterator[None]:
+        self._is_saving = True
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        finally:
+            self._is_saving = False
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED_FOLDER) if self._is_saving else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._is_saving:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _note_best(self, run_dir: Path) -> None:
+        """Name the best checkpoint by the place that it has or is about to take."""
+        if self.state.best_global_step is None:
+            return
+        best = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        if self.state.best_global_step == self.state.global_step or best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+
     def loader_options(self) -> dict[str, Any]:
         """What the arguments say of data loaders, for loaders of one process's batches."""
         args = self.args
@@ -168,3 +233,28 @@ class _StopMeter(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.meter.stop()
+
+
+class _EndOfEpoch(TrainerCallback):
+    """Evaluates and logs for an epoch at its last update, before a checkpoint of that update is saved.
+
+    `Trainer` does so after it, and a run that goes on from there would never see that score. The intervals in steps
+    are those of the arguments, also where `Trainer` took those of a checkpoint.
+    """
+
+    evaluated = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        state.compute_steps(args, state.max_steps)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not state.epoch.is_integer() and state.global_step < state.max_steps:
+            return
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluated = state.global_step
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_evaluate &= self.evaluated != state.global_step
