@@ -27,6 +27,10 @@ class UserError(ValueError):
         super().__init__(message.rpartition(f"{__name__}.UserError: ")[2].rstrip())
 
 
+class DivergenceError(UserError):
+    """Training has left the finite numbers, from where nothing leads back."""
+
+
 class _Terminated(KeyboardInterrupt):
     """The process was asked to end; libraries let it pass as they do Ctrl-C."""
 

@@ -1,14 +1,17 @@
 """Files that are whole or absent, and text that is UTF-8."""
 
 import gzip
+import json
+import math
 import os
 import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError
 
@@ -61,6 +64,18 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
         replace_directory(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Write a JSON file, whole or not at all; numbers that JSON does not know, NaN and infinities, become null.
+
+    Args:
+        path: The file to write.
+        content: What JSON can hold, and numbers of numpy.
+    """
+    with atomic_write(path) as temporary:
+        text = json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def check_output_files(*paths: str | os.PathLike | None) -> None:
@@ -155,6 +170,15 @@ def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
         raise UserError(
             f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
         ) from error
+
+
+def _as_json(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _as_json(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_as_json(value) for value in content]
+    value = content.item() if hasattr(content, "item") else content
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _beside(target: Path) -> Path:

@@ -18,6 +18,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, replace_directory, sync
 
+from .lock import LOCK_FILE, OWNER_FILE
+
 logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
@@ -25,7 +27,15 @@ FORMAT_VERSION = 1
 # where checkpoints lie until they are whole
 UNFINISHED_FOLDER = ".unfinished"
 # all that a run writes before its first checkpoint
-_WRITTEN_AT_START = {"recipe.yaml", "tokenizer.json", "tokenizer_config.json", "target_tokenizer", UNFINISHED_FOLDER}
+_WRITTEN_AT_START = {
+    LOCK_FILE,
+    OWNER_FILE,
+    UNFINISHED_FOLDER,
+    "recipe.yaml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "target_tokenizer",
+}
 
 
 def step_of(folder: str | Path) -> int | None:
@@ -132,8 +142,6 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         UserError: the folder is not empty, holds no whole checkpoint, or the given one is none or damaged.
     """
     output_dir = Path(output_dir)
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"{output_dir}: is a file, but the output must be a folder")
     if resume is None:
         if output_dir.exists() and any(path.name not in _WRITTEN_AT_START for path in output_dir.iterdir()):
             raise UserError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")

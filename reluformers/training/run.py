@@ -6,6 +6,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
-from reluformers.files import atomic_write
+from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
 
 from .averaging import average_checkpoints
 from .checkpoints import check_checkpoint, checkpoint_to_resume, read_manifest, set_aside_later, step_of
 from .identity import check_same_run, run_record
+from .lock import only_run
 from .recipe import Recipe
 from .trainer import TaskTrainer
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log_history.json"
+EARLIER_LOG_FILE = "log_history_earlier.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 
@@ -97,6 +100,10 @@ class TaskRun(ABC):
         Raises:
             UserError: the data, the folder or the checkpoint is not usable; the message says why.
         """
+        with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext():
+            return self._run(resume)
+
+    def _run(self, resume: str | Path | None) -> dict[str, Any]:
         checkpoint, earlier = self._find_checkpoint(resume)
         if checkpoint is not None:
             check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
@@ -165,14 +172,23 @@ class TaskRun(ABC):
                 shutil.rmtree(target)
             path.replace(target)
         unfinished.rmdir()
-        for name, content in ((LOG_FILE, trainer.state.log_history), (RESULTS_FILE, results)):
-            with atomic_write(self.output_dir / name) as temporary:
-                temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        self._save_log(trainer)
+        write_json(self.output_dir / RESULTS_FILE, results)
         evaluated = {f"eval_{name}" for name in self.recipe.metrics(self.args)}
         if any({"loss", *evaluated} & entry.keys() for entry in trainer.state.log_history):
             plot_training_curves(trainer.state.log_history, self.output_dir / CURVES_FILE)
         else:
             self.report(f"no {CURVES_FILE}: the run was too short for logging_steps, so its log holds no loss")
+
+    def _save_log(self, trainer: TaskTrainer) -> None:
+        """Write the log; a longer one stays, under another name where it is of another course."""
+        path, log = self.output_dir / LOG_FILE, trainer.state.log_history
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        if len(earlier) > len(log):
+            if trainer.is_resumed_at_end:
+                return
+            path.replace(self.output_dir / EARLIER_LOG_FILE)
+        write_json(path, log)
 
 
 def _earlier_seconds(folder: Path) -> dict[str, float]:
@@ -188,6 +204,7 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
     state.is_local_process_zero = trainer.is_local_process_zero()
     state.is_world_process_zero = trainer.is_world_process_zero()
     trainer.state = state
+    trainer.is_resumed_at_end = True
     best = Path(state.best_model_checkpoint or checkpoint)
     _load_weights(trainer, best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint)
     if trainer.weight_average:

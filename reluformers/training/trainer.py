@@ -1,5 +1,6 @@
 """What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
 
+import math
 import os
 import shutil
 import time
@@ -23,6 +24,8 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
     speed_metrics,
 )
+
+from reluformers.errors import DivergenceError
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
@@ -51,6 +54,8 @@ class TaskTrainer(Trainer):
         self.meter = TrainingMeter(self.count)
         self.run_record: dict[str, Any] = {}
         self._is_saving = False
+        # whether there was nothing left to train, so that the log is no longer than its checkpoint
+        self.is_resumed_at_end = False
         super().__init__(*arguments, **options)
         if self.compute_metrics is not None:
             raise ValueError(
@@ -106,6 +111,8 @@ class TaskTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen if these are training logs."""
         if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise self._divergence(f"the loss is {logs['loss']}")
             is_distributed = self.args.world_size > 1
             logs.update(
                 self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
@@ -154,7 +161,28 @@ class TaskTrainer(Trainer):
             folder = resume_from_checkpoint if is_path else get_last_checkpoint(self.args.output_dir)
             if folder is not None:
                 self.weight_average.load(folder)
-        return super().train(resume_from_checkpoint, *args, **options)
+        output = super().train(resume_from_checkpoint, *args, **options)
+        self._check_finite()
+        return output
+
+    def _check_finite(self) -> None:
+        """Make sure of loss and weights before they are kept.
+
+        Raises:
+            DivergenceError: on every process, if they are not finite on one.
+        """
+        weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters())
+        faults = torch.stack([~self._tr_loss.isfinite().all(), *(~weight.isfinite().all() for weight in weights)])
+        if self.accelerator.reduce(faults.any().float(), reduction="sum"):
+            raise self._divergence("loss or weights are not finite")
+
+    def _divergence(self, what: str) -> DivergenceError:
+        last = get_last_checkpoint(self.args.output_dir)
+        kept = f"{last} is the last checkpoint with finite weights" if last else "there is no checkpoint yet"
+        return DivergenceError(
+            f"training diverged: {what} at update {self.state.global_step}; {kept}; train in another output folder "
+            "with a lower training.learning_rate, more training.warmup_steps or a lower training.max_grad_norm"
+        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights."""
@@ -165,6 +193,7 @@ class TaskTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save into a folder beside, which takes its place when everything is in it."""
+        self._check_finite()
         run_dir = self._get_output_dir(trial)
         unfinished, target = (
             Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
