@@ -86,6 +86,8 @@ class _ImageRun(TaskRun):
         """Splits and the names of their classes."""
         splits = load_splits(self.recipe.data)
         self.classes = class_names(splits["train"])
+        if len(self.classes) < 2:
+            raise UserError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         self.report(f"images of {len(self.classes)} classes: {counts}")
         self.train, self.evaluation = splits.pop("train"), splits
