@@ -12,7 +12,9 @@ from transformers import AutoModelForImageClassification, PreTrainedModel
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.run import TaskRun
+from reluformers.training.sources import naming
 
+from .batches import check_images
 from .loading import class_names, describe_images, load_image_split
 from .processing import build_image_processor
 from .recipe import ImageDataSection, ImageRecipe
@@ -68,12 +70,13 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     splits: dict[str, Dataset] = {}
     for name, source in sources.items():
         where = (location, source) if data.path is not None else ({name: source}, name)
-        splits[name] = load_image_split(
-            *where,
-            image_column=data.image_column,
-            label_column=data.label_column,
-            classes=class_names(splits["train"]) if splits else None,
-        )
+        with naming(f"data.{name}"):
+            splits[name] = load_image_split(
+                *where,
+                image_column=data.image_column,
+                label_column=data.label_column,
+                classes=class_names(splits["train"]) if splits else None,
+            )
     return splits
 
 
@@ -90,6 +93,10 @@ class _ImageRun(TaskRun):
             raise UserError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         self.report(f"images of {len(self.classes)} classes: {counts}")
+        if self.recipe.data.check_images:
+            for name, split in splits.items():
+                with naming(f"data.{name}"):
+                    check_images(split, self.args.dataloader_num_workers, show_progress=not self.args.disable_tqdm)
         self.train, self.evaluation = splits.pop("train"), splits
 
     def build_model(self, checkpoint: Path | None) -> PreTrainedModel:

@@ -76,7 +76,7 @@ class Recipe(ABC):
         values = {**self.model, **fields}
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"model: {_one_line(error)}") from error
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
@@ -177,6 +177,8 @@ class Recipe(ABC):
         preset = values.get("preset", "softmax")
         if preset not in list(ATTENTION_PRESETS):
             raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+        if not isinstance(values.get("dtype"), str | None):
+            raise UserError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
         for name, reason in cls.decided_fields.items():
             if name in values:
                 raise UserError(f"model.{name} {reason}")

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
+from reluformers.errors import UserError, describe_error
 from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
 
@@ -50,6 +52,7 @@ class TaskRun(ABC):
     """
 
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
+        _check_launch()
         self.recipe = recipe
         self.args = self.recipe.training_arguments(output_dir)
         self.output_dir = Path(output_dir)
@@ -119,7 +122,8 @@ class TaskRun(ABC):
                 self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-        trainer = self.build_trainer(model)
+        with _naming_packages(RuntimeError):
+            trainer = self.build_trainer(model)
         trainer.run_record = self.record
         seconds = self._train(trainer, checkpoint)
         if self.args.average_last > 1:
@@ -141,7 +145,8 @@ class TaskRun(ABC):
             _load_finished(trainer, checkpoint)
             return _earlier_seconds(self.output_dir)
         started = time.perf_counter()
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with _naming_packages():
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return {} if checkpoint else {"training_seconds": round(time.perf_counter() - started, 1)}
 
     def _find_checkpoint(self, resume: str | Path | None) -> tuple[Path | None, dict[str, Any]]:
@@ -189,6 +194,28 @@ class TaskRun(ABC):
                 return
             path.replace(self.output_dir / EARLIER_LOG_FILE)
         write_json(path, log)
+
+
+@contextmanager
+def _naming_packages(*kinds: type[Exception]) -> Iterator[None]:
+    """Put into a line that an argument, such as `report_to` or `optim`, needs a package that is not installed."""
+    try:
+        yield
+    except (ImportError, *kinds) as error:
+        raise UserError(f"training: {describe_error(error)}") from error
+
+
+def _check_launch() -> None:
+    """Refuse to train in one process where several were asked for.
+
+    Raises:
+        UserError: `accelerate launch --cpu` was told of several processes, of which it starts one.
+    """
+    if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            "accelerate launch was asked for several processes, but starts one on the CPU: use "
+            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node N scripts/train.py …"
+        )
 
 
 def _earlier_seconds(folder: Path) -> dict[str, float]:

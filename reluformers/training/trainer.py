@@ -1,5 +1,6 @@
 """What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
 
+import logging
 import math
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
@@ -25,12 +28,14 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
-from reluformers.errors import DivergenceError
+from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
 from .weight_average import WeightAverage
+
+logger = logging.getLogger(__name__)
 
 
 class TaskTrainer(Trainer):
@@ -85,6 +90,30 @@ class TaskTrainer(Trainer):
             dataset: what to evaluate on.
             options: what `evaluate` was given beside its own arguments.
         """
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Make the schedule; a warm-up that training never leaves is a warning.
+
+        Raises:
+            UserError: the options do not go with the schedule.
+        """
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        if self.lr_scheduler is None and warmup_steps > num_training_steps:
+            logger.warning(
+                "training.warmup_steps is %d, but there are only %d updates: the learning rate never reaches its peak",
+                warmup_steps,
+                num_training_steps,
+            )
+        try:
+            return self.make_scheduler(num_training_steps, optimizer)
+        except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+            raise UserError(
+                f"training.lr_scheduler_type or its lr_scheduler_kwargs: {describe_error(error)}"
+            ) from error
+
+    def make_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> LRScheduler:
+        """The schedule that the arguments name; a task may know more of them than `Trainer`."""
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
         """Collect the batches of one update; the meter's clock starts here."""

@@ -1,5 +1,6 @@
 """One run in a folder at a time, and runs that leave the finite numbers."""
 
+import errno
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, training_logs, write_toy_files
 from reluformers.errors import DivergenceError, UserError
 from reluformers.files import write_json
@@ -137,3 +139,41 @@ def test_json_has_no_numbers_that_it_does_not_know(tmp_path):
 
     read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refuse)
     assert read == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN", "e": [1, None, True]}
+
+
+def test_a_warm_up_longer_than_the_training_is_said(files, tmp_path, caplog):
+    train_translation(make_recipe(files, max_steps=1, warmup_steps=5), tmp_path / "run")
+    assert "training.warmup_steps is 5, but there are only 1 updates" in caplog.text
+    caplog.clear()
+    train_translation(make_recipe(files, max_steps=2, warmup_steps=1), tmp_path / "other")
+    assert "warmup_steps" not in caplog.text
+
+
+def test_one_process_where_several_were_asked_for_is_refused(files, tmp_path, monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` leaves in the environment."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match=r"asked for several processes, but starts one on the CPU: use .*torchrun"):
+        train_translation(make_recipe(files), tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_advice_on_a_full_disk_is_a_command_that_succeeds(files, tmp_path, monkeypatch, capsys, error):
+    recipe = make_recipe(files, max_steps=3, save_strategy="steps", save_steps=1, max_tokens=200)
+    recipe.save(tmp_path / "recipe.yaml")
+    command = ["train", tmp_path / "recipe.yaml", "--output_dir", tmp_path / "run"]
+    save = TranslationTrainer._save_optimizer_and_scheduler
+
+    def fail(self, folder):
+        if self.state.global_step == 2:
+            raise OSError(error, os.strerror(error), "optimizer.pt")
+        save(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationTrainer, "_save_optimizer_and_scheduler", fail)
+        line = refusal_of(capsys, *command)
+    assert line.endswith("free some space, then run the same command again with --resume auto")
+    assert ("quota" in line) == (error == errno.EDQUOT)
+    run_command(*command, "--resume", "auto")
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
