@@ -26,6 +26,8 @@ Activation = Literal[
 ACTIVATIONS = get_args(Activation)
 # φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
+# φ that give the same weights whatever is subtracted from all scores of a row
+SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
 DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
 
 # Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
@@ -117,6 +119,10 @@ class AttentionConfig:
             check_number(owner, name, getattr(self, name), minimum=0, open_minimum=True)
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
+        if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+            raise ValueError(
+                f"{owner}.learned_threshold is True, but θ cancels in {self.activation}, so there is nothing to learn"
+            )
 
     @classmethod
     def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":

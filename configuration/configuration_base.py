@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving."""
 
+import difflib
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal, get_args
@@ -93,8 +94,20 @@ class TransformerConfig(PreTrainedConfig):
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
             if isinstance(value, dict):
                 value = self._with_preset(value)
-            value = AttentionConfig.parse(value)
+            try:
+                value = AttentionConfig.parse(value)
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         super().__setattr__(name, value)
+
+    def __post_init__(self, **kwargs):
+        # transformers keeps names that it does not know as attributes, which nothing would read
+        fields = [*self.__dataclass_fields__, *self.attribute_map]
+        for name in kwargs:
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
+            if near and name not in self.attribute_map and not hasattr(type(self), name):
+                raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
+        super().__post_init__(**kwargs)
 
     def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
         """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
@@ -129,7 +142,9 @@ class TransformerConfig(PreTrainedConfig):
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
-        AttentionConfig.parse(self.attention)  # refuses None
+        check_number(owner, "format_version", self.format_version, minimum=1, maximum=FORMAT_VERSION, integer=True)
+        if self.attention is None:
+            raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         for name in _PROBABILITIES:
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, maximum=1, open_maximum=True)
         for name in _WEIGHTS:

@@ -154,6 +154,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for name in _TOKEN_IDS:
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             value = getattr(self, name)
+            if value == []:
+                raise ValueError(f"{owner}.{name} is [], but must be a token, tokens or None")
             tokens = value if isinstance(value, list) else [value]
             for token in tokens if value is not None else []:  # by type, only eos_token_id is a list or None
                 check_number(owner, name, token, minimum=0, maximum=size - 1, integer=True)

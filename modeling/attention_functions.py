@@ -191,4 +191,10 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
 def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
     if function is None:
         raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
-    return lambda logits: function(logits, dim=-1)
+
+    def normalize(logits: Tensor) -> Tensor:
+        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
+        unknown = logits.isnan().any(-1, keepdim=True)
+        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
+
+    return normalize

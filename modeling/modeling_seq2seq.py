@@ -490,8 +490,8 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         )
         num_tokens = labels.ne(-100).sum()
         num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
-        if isinstance(num_items, Tensor):
-            num_items = num_items.to(logits.device).clamp_min(1)
+        # of a batch without a target the loss is 0
+        num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
         return loss if regularization_loss is None else loss + regularization_loss * (num_tokens / num_items)
 

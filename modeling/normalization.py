@@ -23,8 +23,10 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16."""
-    return functional.normalize(at_least_float32(states), dim=-1, eps=eps).to(states.dtype)
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
+    wide = at_least_float32(states)
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return (wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)).to(states.dtype)
 
 
 class RMSNorm(nn.RMSNorm):

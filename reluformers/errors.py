@@ -17,6 +17,7 @@ EXIT_TERMINATED = 143
 
 # Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
 _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
+_OVER_QUOTA = "Disk quota exceeded"
 
 
 class UserError(ValueError):
@@ -25,6 +26,10 @@ class UserError(ValueError):
     def __init__(self, message: str):
         # a DataLoader builds the error of a worker anew, with the worker's traceback before the message
         super().__init__(message.rpartition(f"{__name__}.UserError: ")[2].rstrip())
+
+
+class DivergenceError(UserError):
+    """Training has left the finite numbers, from where nothing leads back."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -53,7 +58,7 @@ def run_main(main: Callable[[], None]) -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        if not isinstance(error, ValueError | OSError) and not _is_disk_full(error):
+        if not isinstance(error, ValueError | OSError) and not is_disk_full(error):
             raise
         logger.debug("the error in full", exc_info=True)
         sys.stderr.write(f"error: {describe_error(error)}\n")
@@ -70,12 +75,19 @@ def describe_error(error: BaseException) -> str:
         Its message without line breaks; a full disk and errors about a file are put into words.
     """
     path = getattr(error, "filename", None)
-    if _is_disk_full(error):
+    if is_disk_full(error):
         place = f" while writing {path}" if path else ""
-        return f"no space left on the disk{place}; free some space, then run the same command again"
+        what = "the disk quota is used up" if _is_over_quota(error) else "no space left on the disk"
+        return f"{what}{place}; free some space, then run the same command again"
     if isinstance(error, OSError) and error.strerror and path:
         return f"{path}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception says that nothing more can be written, for want of space or quota."""
+    is_full = getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in _DISK_FULL)
+    return is_full or _is_over_quota(error)
 
 
 @contextmanager
@@ -101,5 +113,5 @@ def _stopping_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    return getattr(error, "errno", None) == errno.ENOSPC or any(words in str(error) for words in _DISK_FULL)
+def _is_over_quota(error: BaseException) -> bool:
+    return getattr(error, "errno", None) == errno.EDQUOT or _OVER_QUOTA in str(error)

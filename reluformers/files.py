@@ -1,14 +1,17 @@
 """Files that are whole or absent, and text that is UTF-8."""
 
 import gzip
+import json
+import math
 import os
 import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import UserError
 
@@ -28,6 +31,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     temporary = _beside(target)
     try:
         yield temporary
+        sync(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -57,9 +61,21 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
     temporary.mkdir()
     try:
         yield temporary
-        _swap(temporary, target)
+        replace_directory(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Write a JSON file, whole or not at all; numbers that JSON does not know, NaN and infinities, become null.
+
+    Args:
+        path: The file to write.
+        content: What JSON can hold, and numbers of numpy.
+    """
+    with atomic_write(path) as temporary:
+        text = json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def check_output_files(*paths: str | os.PathLike | None) -> None:
@@ -122,23 +138,17 @@ def read_text_lines(path: str | os.PathLike) -> list[str]:
     return list(iterate_lines(path))
 
 
-def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
+def sync(path: str | os.PathLike) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk and outlasts a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        # a byte order mark is no part of the first sentence
-        return line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
-        ) from error
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _beside(target: Path) -> Path:
-    # the ending stays, because many writers choose the format by it
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")
-
-
-def _swap(new: Path, target: Path) -> None:
+def replace_directory(new: Path, target: Path) -> None:
+    """Let a folder take the place of another, which may be missing, on the same disk."""
     if not target.exists():
         new.rename(target)
         return
@@ -150,3 +160,28 @@ def _swap(new: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old)
+
+
+def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
+    try:
+        # a byte order mark is no part of the first sentence
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
+        ) from error
+
+
+def _as_json(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _as_json(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_as_json(value) for value in content]
+    value = content.item() if hasattr(content, "item") else content
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _beside(target: Path) -> Path:
+    # the ending stays, because many writers choose the format by it
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")

@@ -17,7 +17,7 @@ from .checked_fields import build, check_fields, check_mapping, check_name
 from .circumstances import Circumstances
 from .data_names import source_name
 from .errors import UserError, describe_error
-from .files import atomic_write
+from .files import write_json
 
 EVALUATION_FILE = "evaluation.json"
 FORMAT_VERSION = 2
@@ -60,12 +60,13 @@ class Score:
     """One score.
 
     Args:
-        value: in the unit of its metric: BLEU and chrF 0 to 100, accuracies 0 to 1, loss in nats.
+        value: in the unit of its metric: BLEU and chrF 0 to 100, accuracies 0 to 1, loss in nats; None for one
+            that was not finite.
         signature: how it was computed, as sacreBLEU writes it.
         details: parts of it, such as the precisions of BLEU.
     """
 
-    value: float
+    value: float | None
     signature: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -206,9 +207,7 @@ class Evaluation:
 
     def save(self, path: str | Path) -> None:
         """Write the record; the file is complete or as it was."""
-        with atomic_write(path) as temporary:
-            text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, default=_plain)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "Evaluation":
@@ -257,11 +256,6 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
-
-
-def _plain(value: Any) -> Any:
-    """A number of numpy as one of Python."""
-    return value.item()
 
 
 def _score(name: str, values: Any) -> Score:

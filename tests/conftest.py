@@ -25,6 +25,14 @@ def fixed_seeds():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk():
+    """What tests write need not outlast a loss of power, and each file would cost milliseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_is_short():
     """Sequences of tests are short: what computes the long ones must not leave them to the reference."""
     from reluformers.modeling import attention

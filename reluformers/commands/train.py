@@ -9,6 +9,7 @@ Example:
 
 import argparse
 
+from reluformers.errors import UserError, describe_error, is_disk_full
 from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import load_recipe, task_named
 
@@ -34,4 +35,9 @@ def run(options: argparse.Namespace) -> None:
     """Train."""
     hide_unwatched_progress()
     recipe = load_recipe(options.recipe, options.overrides)
-    task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=print)
+    try:
+        task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=print)
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise UserError(f"{describe_error(error)} with --resume auto") from error

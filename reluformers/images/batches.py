@@ -1,18 +1,21 @@
 """Batches of images whose random changes depend on the batch alone, and errors that come whole out of workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from reluformers.errors import UserError
 from reluformers.training.batching import SeededBatch
 
 from .augmentation import ImageCollator
+from .loading import IMAGE, PLACE
+from .processing import decode_image
 
 _ERROR = "error"
 
@@ -62,7 +65,7 @@ class CarryErrorsCollator:
         collator: makes a batch of rows.
     """
 
-    collator: ImageCollator
+    collator: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """A batch, or the error in its place (see `check_batch`)."""
@@ -70,6 +73,28 @@ class CarryErrorsCollator:
             return self.collator(rows)
         except UserError as error:
             return {_ERROR: str(error)}
+
+
+def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:
+    """Decode every image.
+
+    Args:
+        dataset: rows of `load_image_split`.
+        num_workers: processes that decode.
+        show_progress: whether to draw a bar.
+
+    Raises:
+        UserError: one is broken; names its split, row and path.
+    """
+    rows = DataLoader(dataset, 64, num_workers=num_workers, collate_fn=CarryErrorsCollator(_decode_all))
+    for batch in tqdm(rows, "checking images", disable=not show_progress):
+        check_batch(batch)
+
+
+def _decode_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    for row in rows:
+        decode_image(row[IMAGE], row[PLACE])
+    return {}
 
 
 def check_batch(batch: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -1,5 +1,6 @@
 """Labelled images from the Hub or from local files, checked before anything is trained on them."""
 
+import hashlib
 import logging
 import os
 import random
@@ -111,6 +112,26 @@ def class_names(*datasets: Dataset) -> list[str]:
         what = f"only one has the class {odd[0]!r}" if odd else "the same in another order"
         raise UserError(f"the splits have different classes ({what}); give them one list of classes")
     return first
+
+
+def describe_images(dataset: Dataset, sample: int = 1000) -> dict[str, Any]:
+    """Number of rows, SHA-256 of all labels, and of the files of some images, evenly spread.
+
+    Args:
+        dataset: rows of `load_image_split`.
+        sample: number of images; all of a big set would take as long to read as an epoch.
+    """
+    labels = dataset.select_columns([LABEL]).with_format("numpy")[:][LABEL]
+    rows = dataset.select(range(0, len(dataset), -(-len(dataset) // sample))).select_columns([IMAGE])
+    images = hashlib.sha256()
+    for row in rows:
+        image = row[IMAGE]
+        images.update(image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes())
+    return {
+        "rows": len(dataset),
+        "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
+        "images": images.hexdigest(),
+    }
 
 
 def _resolve(source: Any, name: str) -> tuple[str | list[str] | Path, dict[str, Any]]:

@@ -36,6 +36,7 @@ class ImageDataSection:
             `"train"` by default. Without `validation` nothing is evaluated in training, without `test` nothing
             afterwards; the test set chooses nothing.
         image_column, label_column: of the data set; None for the only one of that type.
+        check_images: decode every image before training, so that a broken one is found then and not hours later.
     """
 
     path: str | None = None
@@ -46,6 +47,7 @@ class ImageDataSection:
     test: str | list[str] | None = None
     image_column: str | None = None
     label_column: str | None = None
+    check_images: bool = False
 
     def __post_init__(self):
         for name, source in self.sources().items():

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.run import TaskRun
+from reluformers.training.sources import naming
 
-from .loading import class_names, load_image_split
+from .batches import check_images
+from .loading import class_names, describe_images, load_image_split
 from .processing import build_image_processor
 from .recipe import ImageDataSection, ImageRecipe
 from .trainer import ImageTrainer
@@ -68,12 +70,13 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     splits: dict[str, Dataset] = {}
     for name, source in sources.items():
         where = (location, source) if data.path is not None else ({name: source}, name)
-        splits[name] = load_image_split(
-            *where,
-            image_column=data.image_column,
-            label_column=data.label_column,
-            classes=class_names(splits["train"]) if splits else None,
-        )
+        with naming(f"data.{name}"):
+            splits[name] = load_image_split(
+                *where,
+                image_column=data.image_column,
+                label_column=data.label_column,
+                classes=class_names(splits["train"]) if splits else None,
+            )
     return splits
 
 
@@ -86,8 +89,14 @@ class _ImageRun(TaskRun):
         """Splits and the names of their classes."""
         splits = load_splits(self.recipe.data)
         self.classes = class_names(splits["train"])
+        if len(self.classes) < 2:
+            raise UserError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         self.report(f"images of {len(self.classes)} classes: {counts}")
+        if self.recipe.data.check_images:
+            for name, split in splits.items():
+                with naming(f"data.{name}"):
+                    check_images(split, self.args.dataloader_num_workers, show_progress=not self.args.disable_tqdm)
         self.train, self.evaluation = splits.pop("train"), splits
 
     def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
@@ -109,15 +118,14 @@ class _ImageRun(TaskRun):
             augmentation=self.recipe.augmentation,
         )
 
-    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
-        """The classes must be those that the checkpoint was trained with."""
-        before, now = AutoConfig.from_pretrained(checkpoint).id2label, config.id2label
-        if before != now:
-            label = next(label for label in range(len(before) + 1) if before.get(label) != now.get(label))
-            raise UserError(
-                f"{checkpoint}: its class {label} is {before.get(label)!r}, but {now.get(label)!r} in the data; "
-                "resume with the same data, or choose another output folder"
-            )
+    def describe_data(self) -> dict[str, dict[str, Any]]:
+        """Classes, labels and a sample of the images."""
+        splits = {"train": self.train, "validation": self.evaluation.get("validation")}
+        return {
+            name: {"classes": self.classes, **describe_images(split)}
+            for name, split in splits.items()
+            if split is not None
+        }
 
     def evaluate(self, trainer: ImageTrainer) -> dict[str, Any]:
         """Accuracy and loss of every evaluation split, and the speed of training."""

@@ -1,6 +1,7 @@
 """Training arguments: transformers' own and a few more."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 
 import torch
 from transformers import TrainingArguments
@@ -27,6 +28,7 @@ class TaskTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for idle parameters."})
 
     def __post_init__(self):
+        self._check_finite()
         # transformers takes bf16 for a mistake where there is no accelerator, unless the CPU is asked for
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True
@@ -43,6 +45,16 @@ class TaskTrainingArguments(TrainingArguments):
         self._check_final_weights()
         self._check_checkpoint_averaging()
         self._check_moving_average()
+
+    def _check_finite(self) -> None:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if isinstance(self.lr_scheduler_kwargs, dict):
+            values |= {f"lr_scheduler_kwargs.{name}": value for name, value in self.lr_scheduler_kwargs.items()}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is {value}, but must be finite")
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}, but must be 0 or more")
 
     def _check_final_weights(self) -> None:
         choices = {

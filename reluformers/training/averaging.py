@@ -15,6 +15,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory
 
+from .checkpoints import MANIFEST_FILE
+
 # what belongs to the training of one checkpoint, or holds its weights in another form
 _LEFT_BEHIND = shutil.ignore_patterns(
     "*.safetensors",
@@ -23,6 +25,7 @@ _LEFT_BEHIND = shutil.ignore_patterns(
     "*.pth",
     "*.distcp",
     "trainer_state.json",
+    MANIFEST_FILE,
     "global_step*",
     "latest",
     "runs",

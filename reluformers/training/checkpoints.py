@@ -1,62 +1,121 @@
-"""Checks the checkpoints of a run before it goes on from one."""
+"""The checkpoints of a run: written whole or not at all, verified before the run goes on from one.
 
+A checkpoint holds `manifest.json`: size and SHA-256 of each of its files and the record of its run. It is filled in a
+folder beside, brought to the disk and renamed, so that no kill leaves a part of one under its name.
+"""
+
+import hashlib
 import json
 import logging
 import re
-import zipfile
+import shutil
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import sort_checkpoints
+from huggingface_hub.utils.sha import sha_fileobj
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from reluformers.errors import UserError
+from reluformers.files import atomic_write, replace_directory, sync
 
-from .weight_average import WEIGHT_AVERAGE_FILE
+from .lock import LOCK_FILE, OWNER_FILE
 
 logger = logging.getLogger(__name__)
 
+MANIFEST_FILE = "manifest.json"
+FORMAT_VERSION = 1
+# where checkpoints lie until they are whole
+UNFINISHED_FOLDER = ".unfinished"
 # all that a run writes before its first checkpoint
-_WRITTEN_AT_START = {"recipe.yaml", "tokenizer.json", "tokenizer_config.json", "target_tokenizer"}
+_WRITTEN_AT_START = {
+    LOCK_FILE,
+    OWNER_FILE,
+    UNFINISHED_FOLDER,
+    "recipe.yaml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "target_tokenizer",
+}
 
 
-def check_checkpoint(folder: str | Path) -> None:
-    """Make sure that training can go on from a checkpoint: every file is there and complete.
+def step_of(folder: str | Path) -> int | None:
+    """The update that a folder `checkpoint-<step>` is named after; None for other names."""
+    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(folder).absolute().name)
+    return int(match[1]) if match else None
+
+
+def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> None:
+    """Seal a checkpoint with its manifest and put it in its place; both outlast a loss of power.
+
+    Args:
+        unfinished: folder with all files of the checkpoint, on the disk of `target`.
+        target: `checkpoint-<step>`; one that is there is replaced.
+        run: record of the run; see `read_manifest`.
+    """
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
+    for path in (*files, *(path for path in unfinished.rglob("*") if path.is_dir())):
+        sync(path)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "step": step_of(target),
+        "run": run,
+        "files": {path.relative_to(unfinished).as_posix(): _fingerprint(path) for path in files},
+    }
+    with atomic_write(unfinished / MANIFEST_FILE) as temporary:
+        temporary.write_text(json.dumps({"sha256": _digest(content), **content}, indent=1) + "\n", encoding="utf-8")
+    sync(unfinished)
+    replace_directory(unfinished, target)
+    sync(target.parent)
+
+
+def check_checkpoint(folder: str | Path) -> dict[str, Any]:
+    """Make sure that every file of a checkpoint is as it was written.
+
+    Returns:
+        The record of its run.
 
     Raises:
-        UserError: a file is missing or cut short, as after a crash while it was written.
+        UserError: a file is missing, cut short or changed; names it and the fault.
     """
     folder = Path(folder)
-    weights, states = sorted(folder.glob("*.safetensors")), sorted(folder.glob("rng_state*.pth"))
-    for file, found in (("model.safetensors", weights), ("rng_state.pth", states)):
-        if not found:
-            raise _damaged(folder / file, "is missing")
-    # there only if the run keeps a moving average
-    averages = folder.glob(WEIGHT_AVERAGE_FILE)
-    for path in (folder / OPTIMIZER_NAME, folder / SCHEDULER_NAME, *states, *averages):
-        # torch.save writes a zip archive, whose table of contents comes last
-        if not zipfile.is_zipfile(path):
-            raise _damaged(path, "is cut short" if path.exists() else "is missing")
-    for path in weights:
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise _damaged(path, "is cut short") from error
+    manifest = read_manifest(folder)
+    if manifest["step"] != step_of(folder):
+        raise _damaged(folder, f"is a copy of {PREFIX_CHECKPOINT_DIR}-{manifest['step']} under another name")
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise _damaged(path, "is missing")
+        if (size := path.stat().st_size) != expected["size"]:
+            what = "is cut short" if size < expected["size"] else "is too long"
+            raise _damaged(path, f"{what} ({size} bytes instead of {expected['size']})")
+        if _fingerprint(path) != expected:
+            raise _damaged(path, "is not what was written (another SHA-256)")
+    return manifest["run"]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint: `step`, `run` (what `TaskRun.record` says), and `files` with size and SHA-256.
+
+    Raises:
+        UserError: it is missing, damaged or of a later version.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise _damaged(path, "is missing")
     try:
-        json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(folder / TRAINER_STATE_NAME, "is missing or cut short") from error
-
-
-def _damaged(path: Path, what: str) -> UserError:
-    return UserError(
-        f"{path}: {what}; resume from another checkpoint, or delete {path.parent} to use the one before it"
-    )
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        digest = manifest.pop("sha256")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise _damaged(path, "is damaged") from error
+    if digest != _digest(manifest):
+        raise _damaged(path, "is damaged")
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise _damaged(path, f"has format_version {manifest['format_version']!r}, this version reads {FORMAT_VERSION}")
+    return manifest
 
 
 def last_intact_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None; damaged ones are passed over with a warning."""
+    """The newest whole checkpoint of a run, or None; damaged ones are passed over with a warning."""
     for folder in reversed(sort_checkpoints(str(output_dir))):
         try:
             check_checkpoint(folder)
@@ -73,32 +132,69 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     Args:
         output_dir: folder of the run.
         resume: None starts anew and refuses a folder with files of anything but a run that saved nothing yet;
-            `"last"` takes the newest complete checkpoint; `"auto"` does so too, and starts anew if there is none;
+            `"last"` takes the newest whole checkpoint; `"auto"` does so too, and starts anew if there is none;
             anything else is a checkpoint's path.
 
     Returns:
         Folder of the checkpoint; None to start anew.
 
     Raises:
-        UserError: the folder is not empty, holds no complete checkpoint, or the given one is none or damaged.
+        UserError: the folder is not empty, holds no whole checkpoint, or the given one is none or damaged.
     """
     output_dir = Path(output_dir)
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"{output_dir}: is a file, but the output must be a folder")
     if resume is None:
         if output_dir.exists() and any(path.name not in _WRITTEN_AT_START for path in output_dir.iterdir()):
             raise UserError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
     if str(resume) not in ("last", "auto"):
         path = Path(resume)
-        if not path.is_dir() or not re.fullmatch(r"checkpoint-\d+", path.absolute().name):
+        if not path.is_dir() or step_of(path) is None:
             raise UserError(
                 f"{resume}: is no checkpoint; --resume takes a folder checkpoint-<step> of a run, or no value for the "
                 "last one, at the end of the command"
             )
         check_checkpoint(path)
-        return Path(resume)
+        return path
     found = last_intact_checkpoint(output_dir) if output_dir.exists() else None
     if found is None and resume == "last":
         raise UserError(f"{output_dir}: holds no complete checkpoint to resume from")
     return found
+
+
+def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | None:
+    """Move away what training will not go on from, so that rotation, averages and later starts see one run alone.
+
+    Args:
+        output_dir: folder of the run.
+        checkpoint: where the run goes on, here or in another folder; None if it starts anew.
+
+    Returns:
+        Where the checkpoints lie now; None if there were none.
+    """
+    output_dir = Path(output_dir)
+    shutil.rmtree(output_dir / UNFINISHED_FOLDER, ignore_errors=True)
+    is_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
+    last = step_of(checkpoint) if is_here else -1
+    later = [Path(folder) for folder in sort_checkpoints(str(output_dir)) if (step_of(folder) or 0) > last]
+    if not later:
+        return None
+    number = 1
+    while (aside := output_dir / f"set_aside-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for folder in later:
+        folder.rename(aside / folder.name)
+    return aside
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": sha_fileobj(file).hex()}
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: {what}; resume from another checkpoint, or from the newest whole one by --resume alone")

@@ -76,7 +76,7 @@ class Recipe(ABC):
         values = {**self.model, **fields}
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"model: {_one_line(error)}") from error
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
@@ -98,15 +98,15 @@ class Recipe(ABC):
         return args
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as it is written in YAML."""
-        return {"task": self.task, **dataclasses.asdict(self)}
+        """The recipe as it is written in YAML, without access tokens."""
+        sections = {"task": self.task, **dataclasses.asdict(self)}
+        sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
+        return sections
 
     def save(self, path: str | Path) -> None:
         """Write the recipe so that `load` reads the same, without access tokens."""
-        sections = self.to_dict()
-        sections["training"] = {name: value for name, value in self.training.items() if not name.endswith("_token")}
         with atomic_write(path) as temporary:
-            temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            temporary.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
@@ -177,6 +177,8 @@ class Recipe(ABC):
         preset = values.get("preset", "softmax")
         if preset not in list(ATTENTION_PRESETS):
             raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+        if not isinstance(values.get("dtype"), str | None):
+            raise UserError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
         for name, reason in cls.decided_fields.items():
             if name in values:
                 raise UserError(f"model.{name} {reason}")

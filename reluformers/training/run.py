@@ -2,25 +2,29 @@
 
 import json
 import logging
-import re
+import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
-from transformers import PreTrainedConfig, PreTrainedModel, TrainerState, set_seed
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
-from reluformers.errors import UserError
-from reluformers.files import atomic_write
+from reluformers.errors import UserError, describe_error
+from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
 
 from .averaging import average_checkpoints
-from .checkpoints import checkpoint_to_resume
+from .checkpoints import check_checkpoint, checkpoint_to_resume, read_manifest, set_aside_later, step_of
+from .identity import check_same_run, run_record
+from .lock import only_run
 from .recipe import Recipe
 from .trainer import TaskTrainer
 
@@ -28,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log_history.json"
+EARLIER_LOG_FILE = "log_history_earlier.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 
@@ -46,14 +51,13 @@ class TaskRun(ABC):
         UserError: training arguments of the recipe are not usable.
     """
 
-    # sections that a checkpoint was made with and is of no use without
-    fixed_sections: tuple[str, ...] = ("model",)
-
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
+        _check_launch()
         self.recipe = recipe
         self.args = self.recipe.training_arguments(output_dir)
         self.output_dir = Path(output_dir)
         self.report = report if self.args.process_index == 0 else logger.debug
+        self.record = run_record(recipe, self.args)
 
     @abstractmethod
     def prepare(self, checkpoint: Path | None) -> None:
@@ -80,12 +84,8 @@ class TaskRun(ABC):
         """Measure the final weights: what `results.json` holds beside parameters and steps."""
 
     @abstractmethod
-    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
-        """Make sure that the data, as they are now, go with a checkpoint.
-
-        Raises:
-            UserError: they do not.
-        """
+    def describe_data(self) -> dict[str, dict[str, Any]]:
+        """What tells the training and validation rows from others: split → its number of rows, checksums, names."""
 
     def has_ended(self, trainer: TaskTrainer, checkpoint: Path) -> bool:
         """Whether something but the number of updates ended training at a checkpoint."""
@@ -103,17 +103,28 @@ class TaskRun(ABC):
         Raises:
             UserError: the data, the folder or the checkpoint is not usable; the message says why.
         """
+        with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext():
+            return self._run(resume)
+
+    def _run(self, resume: str | Path | None) -> dict[str, Any]:
+        checkpoint, earlier = self._find_checkpoint(resume)
+        if checkpoint is not None:
+            check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
         with self.args.main_process_first(local=False):
-            checkpoint = self._find_checkpoint(resume)
             self.prepare(checkpoint)
+        self.record["data"] = self.describe_data()
+        if checkpoint is not None:
+            check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
         set_seed(self.args.seed)
         model = self.build_model(checkpoint)
-        if checkpoint is not None:
-            self.check_checkpoint_fits(model.config, checkpoint)
         if self.args.process_index == 0:
+            if aside := set_aside_later(self.output_dir, checkpoint):
+                self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-        trainer = self.build_trainer(model)
+        with _naming_packages(RuntimeError):
+            trainer = self.build_trainer(model)
+        trainer.run_record = self.record
         seconds = self._train(trainer, checkpoint)
         if self.args.average_last > 1:
             _load_average(trainer)
@@ -134,32 +145,17 @@ class TaskRun(ABC):
             _load_finished(trainer, checkpoint)
             return _earlier_seconds(self.output_dir)
         started = time.perf_counter()
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with _naming_packages():
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return {} if checkpoint else {"training_seconds": round(time.perf_counter() - started, 1)}
 
-    def _find_checkpoint(self, resume: str | Path | None) -> Path | None:
-        # further processes come second and must not take the first one's files for an old run
-        checkpoint = checkpoint_to_resume(
-            self.output_dir, resume if self.args.process_index == 0 or resume else "auto"
-        )
-        if checkpoint is not None:
-            self._check_same_run(checkpoint.parent)
-        return checkpoint
-
-    def _check_same_run(self, folder: Path) -> None:
-        """A checkpoint only fits the recipe that it was made with, as far as `fixed_sections` go."""
-        path = folder / RECIPE_FILE
-        if not path.exists():
-            return
-        earlier = self.recipe.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-        for section in self.fixed_sections:
-            before, now = earlier.to_dict()[section], self.recipe.to_dict()[section]
-            for key in sorted(before.keys() | now.keys()):
-                if before.get(key) != now.get(key):
-                    raise UserError(
-                        f"{path}: the run has {section}.{key} {before.get(key)!r}, but {now.get(key)!r} is asked for; "
-                        f"resume with the same {' and '.join(self.fixed_sections)}, or choose another output folder"
-                    )
+    def _find_checkpoint(self, resume: str | Path | None) -> tuple[Path | None, dict[str, Any]]:
+        """Where the run goes on and its record, as the first process sees it."""
+        found: list[Any] = [None, {}]
+        if self.args.process_index == 0:
+            checkpoint = checkpoint_to_resume(self.output_dir, resume)
+            found = [checkpoint, {} if checkpoint is None else read_manifest(checkpoint)["run"]]
+        return tuple(broadcast_object_list(found))
 
     def _is_finished(self, trainer: TaskTrainer, checkpoint: Path) -> bool:
         """Whether a checkpoint holds the last update of the run."""
@@ -181,14 +177,45 @@ class TaskRun(ABC):
                 shutil.rmtree(target)
             path.replace(target)
         unfinished.rmdir()
-        for name, content in ((LOG_FILE, trainer.state.log_history), (RESULTS_FILE, results)):
-            with atomic_write(self.output_dir / name) as temporary:
-                temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        self._save_log(trainer)
+        write_json(self.output_dir / RESULTS_FILE, results)
         evaluated = {f"eval_{name}" for name in self.recipe.metrics(self.args)}
         if any({"loss", *evaluated} & entry.keys() for entry in trainer.state.log_history):
             plot_training_curves(trainer.state.log_history, self.output_dir / CURVES_FILE)
         else:
             self.report(f"no {CURVES_FILE}: the run was too short for logging_steps, so its log holds no loss")
+
+    def _save_log(self, trainer: TaskTrainer) -> None:
+        """Write the log; a longer one stays, under another name where it is of another course."""
+        path, log = self.output_dir / LOG_FILE, trainer.state.log_history
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        if len(earlier) > len(log):
+            if trainer.is_resumed_at_end:
+                return
+            path.replace(self.output_dir / EARLIER_LOG_FILE)
+        write_json(path, log)
+
+
+@contextmanager
+def _naming_packages(*kinds: type[Exception]) -> Iterator[None]:
+    """Put into a line that an argument, such as `report_to` or `optim`, needs a package that is not installed."""
+    try:
+        yield
+    except (ImportError, *kinds) as error:
+        raise UserError(f"training: {describe_error(error)}") from error
+
+
+def _check_launch() -> None:
+    """Refuse to train in one process where several were asked for.
+
+    Raises:
+        UserError: `accelerate launch --cpu` was told of several processes, of which it starts one.
+    """
+    if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            "accelerate launch was asked for several processes, but starts one on the CPU: use "
+            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node N scripts/train.py …"
+        )
 
 
 def _earlier_seconds(folder: Path) -> dict[str, float]:
@@ -204,6 +231,7 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
     state.is_local_process_zero = trainer.is_local_process_zero()
     state.is_world_process_zero = trainer.is_world_process_zero()
     trainer.state = state
+    trainer.is_resumed_at_end = True
     best = Path(state.best_model_checkpoint or checkpoint)
     _load_weights(trainer, best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint)
     if trainer.weight_average:
@@ -221,15 +249,12 @@ def _load_average(trainer: TaskTrainer) -> None:
     output_dir, count = Path(trainer.args.output_dir), trainer.args.average_last
     averaged = output_dir / "averaged"
     if trainer.is_world_process_zero():
-        # a run that was resumed earlier may have left later checkpoints
-        steps = {
-            int(match[1]): path
-            for path in output_dir.iterdir()
-            if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
-        }
-        folders = [steps[step] for step in sorted(steps) if step <= trainer.state.global_step][-count:]
+        folders = [Path(folder) for folder in sort_checkpoints(str(output_dir))]
+        folders = [folder for folder in folders if step_of(folder) <= trainer.state.global_step][-count:]
         if len(folders) < count:
             logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
+        for folder in folders:
+            check_checkpoint(folder)
         if folders:
             average_checkpoints(folders, averaged, overwrite=True)
     trainer.accelerator.wait_for_everyone()

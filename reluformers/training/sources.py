@@ -17,6 +17,15 @@ from reluformers.errors import UserError, describe_error
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Put the key of a recipe in front of the errors of what it names."""
+    try:
+        yield
+    except UserError as error:
+        raise error if key in str(error) else UserError(f"{key}: {error}") from error
+
+
 def split_name(split: str) -> str:
     """Name of a split without its slice: "train" of "train[:1000]"."""
     return split.partition("[")[0]

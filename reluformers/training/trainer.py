@@ -1,29 +1,50 @@
 """What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
 
+import logging
+import math
+import os
+import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint, speed_metrics
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    IntervalStrategy,
+    TrainOutput,
+    get_last_checkpoint,
+    rotate_checkpoints,
+    speed_metrics,
+)
+
+from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
+from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
 from .weight_average import WeightAverage
+
+logger = logging.getLogger(__name__)
 
 
 class TaskTrainer(Trainer):
     """`Trainer` whose log also holds the speed, and the regulariser and null rate of models that report them.
 
-    With `args.ema_decay` it keeps a moving average of the weights, which evaluations use and checkpoints hold beside
-    the weights themselves. A task says what a batch holds (`count`, `count_tokens`) and what an evaluation measures
-    (`measure`).
+    A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
+    deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
+    evaluations use and checkpoints hold beside the weights themselves. A task says what a batch holds (`count`,
+    `count_tokens`) and what an evaluation measures (`measure`).
 
     Args:
         options: of `Trainer`.
@@ -36,12 +57,17 @@ class TaskTrainer(Trainer):
 
     def __init__(self, *arguments: Any, **options: Any):
         self.meter = TrainingMeter(self.count)
+        self.run_record: dict[str, Any] = {}
+        self._is_saving = False
+        # whether there was nothing left to train, so that the log is no longer than its checkpoint
+        self.is_resumed_at_end = False
         super().__init__(*arguments, **options)
         if self.compute_metrics is not None:
             raise ValueError(
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
         self.add_callback(_StopMeter(self.meter))
+        self.add_callback(_EndOfEpoch())
         self.weight_average = None
         if self.args.ema_decay is not None:
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
@@ -64,6 +90,30 @@ class TaskTrainer(Trainer):
             dataset: what to evaluate on.
             options: what `evaluate` was given beside its own arguments.
         """
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Make the schedule; a warm-up that training never leaves is a warning.
+
+        Raises:
+            UserError: the options do not go with the schedule.
+        """
+        warmup_steps = self.args.get_warmup_steps(num_training_steps)
+        if self.lr_scheduler is None and warmup_steps > num_training_steps:
+            logger.warning(
+                "training.warmup_steps is %d, but there are only %d updates: the learning rate never reaches its peak",
+                warmup_steps,
+                num_training_steps,
+            )
+        try:
+            return self.make_scheduler(num_training_steps, optimizer)
+        except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+            raise UserError(
+                f"training.lr_scheduler_type or its lr_scheduler_kwargs: {describe_error(error)}"
+            ) from error
+
+    def make_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> LRScheduler:
+        """The schedule that the arguments name; a task may know more of them than `Trainer`."""
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
         """Collect the batches of one update; the meter's clock starts here."""
@@ -90,6 +140,8 @@ class TaskTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen if these are training logs."""
         if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                raise self._divergence(f"the loss is {logs['loss']}")
             is_distributed = self.args.world_size > 1
             logs.update(
                 self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
@@ -138,7 +190,28 @@ class TaskTrainer(Trainer):
             folder = resume_from_checkpoint if is_path else get_last_checkpoint(self.args.output_dir)
             if folder is not None:
                 self.weight_average.load(folder)
-        return super().train(resume_from_checkpoint, *args, **options)
+        output = super().train(resume_from_checkpoint, *args, **options)
+        self._check_finite()
+        return output
+
+    def _check_finite(self) -> None:
+        """Make sure of loss and weights before they are kept.
+
+        Raises:
+            DivergenceError: on every process, if they are not finite on one.
+        """
+        weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters())
+        faults = torch.stack([~self._tr_loss.isfinite().all(), *(~weight.isfinite().all() for weight in weights)])
+        if self.accelerator.reduce(faults.any().float(), reduction="sum"):
+            raise self._divergence("loss or weights are not finite")
+
+    def _divergence(self, what: str) -> DivergenceError:
+        last = get_last_checkpoint(self.args.output_dir)
+        kept = f"{last} is the last checkpoint with finite weights" if last else "there is no checkpoint yet"
+        return DivergenceError(
+            f"training diverged: {what} at update {self.state.global_step}; {kept}; train in another output folder "
+            "with a lower training.learning_rate, more training.warmup_steps or a lower training.max_grad_norm"
+        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights."""
@@ -146,6 +219,56 @@ class TaskTrainer(Trainer):
         # the Trainer's own calls name a folder for checkpoints alone
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save into a folder beside, which takes its place when everything is in it."""
+        self._check_finite()
+        run_dir = self._get_output_dir(trial)
+        unfinished, target = (
+            Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            for folder in (os.path.join(run_dir, UNFINISHED_FOLDER), run_dir)
+        )
+        with self._saving(unfinished):
+            super()._save_checkpoint(model, trial)
+            self._note_best(Path(run_dir))
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
+                complete_checkpoint(unfinished, target, self.run_record)
+        if self.args.should_save:
+            rotate_checkpoints(
+                run_dir, self.args.save_total_limit, best_model_checkpoint=self.state.best_model_checkpoint
+            )
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(target))
+
+    @contextmanager
+    def _saving(self, unfinished: Path) -> Iterator[None]:
+        self._is_saving = True
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        finally:
+            self._is_saving = False
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED_FOLDER) if self._is_saving else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._is_saving:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _note_best(self, run_dir: Path) -> None:
+        """Name the best checkpoint by the place that it has or is about to take."""
+        if self.state.best_global_step is None:
+            return
+        best = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        if self.state.best_global_step == self.state.global_step or best.is_dir():
+            self.state.best_model_checkpoint = str(best)
 
     def loader_options(self) -> dict[str, Any]:
         """What the arguments say of data loaders, for loaders of one process's batches."""
@@ -168,3 +291,28 @@ class _StopMeter(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.meter.stop()
+
+
+class _EndOfEpoch(TrainerCallback):
+    """Evaluates and logs for an epoch at its last update, before a checkpoint of that update is saved.
+
+    `Trainer` does so after it, and a run that goes on from there would never see that score. The intervals in steps
+    are those of the arguments, also where `Trainer` took those of a checkpoint.
+    """
+
+    evaluated = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        state.compute_steps(args, state.max_steps)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not state.epoch.is_integer() and state.global_step < state.max_steps:
+            return
+        control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
+        control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay <= state.epoch
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluated = state.global_step
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_evaluate &= self.evaluated != state.global_step

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, Pr
 
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.errors import UserError
+from reluformers.training.sources import naming
 
 from .cleaning import clean
 from .loading import load_translation_split
@@ -66,7 +67,8 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset]:
             if split == "test":
                 continue
             raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
-        splits[split] = _load_split(data, split, source)
+        with naming(f"data.{split}"):
+            splits[split] = _load_split(data, split, source)
     return splits
 
 

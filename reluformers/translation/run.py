@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from sacrebleu.metrics import BLEU
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
-from reluformers.errors import UserError
+from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
 
 from .alignment import measure_layers
@@ -58,7 +58,6 @@ class _TranslationRun(TaskRun):
     """What is peculiar to translation: tokenizers, the measured scale of cosine attention, BLEU."""
 
     recipe: TranslationRecipe
-    fixed_sections = ("model", "tokenizer")
 
     def prepare(self, checkpoint: Path | None) -> None:
         """Data with tokenizers of their own, or those of this run's first process or of the checkpoint."""
@@ -84,16 +83,10 @@ class _TranslationRun(TaskRun):
             decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
         )
 
-    def check_checkpoint_fits(self, config: PreTrainedConfig, checkpoint: Path) -> None:
-        """The tokenizer in the folder must be the one that the checkpoint was trained with."""
-        earlier = AutoConfig.from_pretrained(checkpoint)
-        for name in ("vocab_size", "decoder_vocab_size"):
-            before, now = getattr(earlier, name), getattr(config, name)
-            if before != now:
-                raise UserError(
-                    f"{checkpoint}: its model has {name} {before}, but the tokenizer beside it makes {now}; "
-                    "put the tokenizer back that it was saved with"
-                )
+    def describe_data(self) -> dict[str, dict[str, Any]]:
+        """Token ids of both sides."""
+        splits = {"train": self.prepared.train, "validation": self.prepared.evaluation["validation"]}
+        return {name: describe_tokens(split) for name, split in splits.items()}
 
     def has_ended(self, trainer: TranslationTrainer, checkpoint: Path) -> bool:
         """Whether the plateau schedule had come to its end."""

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -26,6 +27,8 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
 TARGET_FOLDER = "target_tokenizer"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 ROWS_PER_BLOCK = 100_000
+LONGEST_WORD = 1000
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
 def train_tokenizer(
@@ -62,6 +65,7 @@ def train_tokenizer(
         UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
     """
     tokenizer = _untrained(max_digits)
+    texts = map(_cut_long_words, texts)
     if limit_alphabet is not None:
         texts = list(texts)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
@@ -259,6 +263,13 @@ def _most_frequent_characters(tokenizer: Tokenizer, texts: list, limit: int) -> 
         # every word begins with the mark
         counts["▁"] = counts.total()
     return [character for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:limit]]
+
+
+def _cut_long_words(item: str | list[str]) -> str | list[str]:
+    """Text with a blank in words that no language has, on which training takes time by the square of their length."""
+    if not isinstance(item, str):
+        return [_cut_long_words(text) for text in item]
+    return _LONG_WORD.sub(r"\g<0> ", item) if len(item) > LONGEST_WORD else item
 
 
 def _flat(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[str]:

@@ -105,10 +105,10 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             **self.loader_options(),
         )
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+    def make_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> LRScheduler:
         """Make the schedule that `args.schedule` or `args.lr_scheduler_type` names."""
         if self.lr_scheduler is not None or self.args.schedule is None:
-            return super().create_scheduler(num_training_steps, optimizer)
+            return super().make_scheduler(num_training_steps, optimizer)
         optimizer = self.optimizer if optimizer is None else optimizer
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
         options = self.args.lr_scheduler_kwargs or {}

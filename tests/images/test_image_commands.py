@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, Image
 from safetensors.torch import load_file
 
 from builders.commands import launch, refusal_of, run_command
-from builders.image_runs import make_image_recipe, write_images
+from builders.image_runs import CLASSES, make_image_recipe, write_images
 from builders.translation_runs import training_logs
 
 
@@ -50,6 +51,30 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
 )
 def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypatch, capsys, arguments, message):
     assert message in refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
+
+
+def test_a_part_without_rows_is_named_by_its_key(recipe_file, tmp_path, capsys):
+    options = [f"data.path={tmp_path}", "data.train=train[500:]", "data.validation=validation"]
+    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
+    assert line.startswith("error: data.train: split 'train[500:]': this part of 61 rows is empty")
+
+
+def test_broken_images_are_found_before_training(recipe_file, tmp_path, capsys):
+    rows = Dataset.from_parquet(str(tmp_path / "train.parquet")).cast_column("image", Image(decode=False)).to_list()
+    rows[50]["image"]["bytes"] = rows[50]["image"]["bytes"][:-40]
+    features = Features({"image": Image(decode=False), "label": ClassLabel(names=CLASSES)})
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "broken.parquet")
+    options = [f"data.train={tmp_path / 'broken.parquet'}", "data.check_images=true"]
+    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
+    assert line.startswith("error: data.train: split 'train', row 51 (train-50.png): ")
+    assert not list((tmp_path / "out").rglob("model.safetensors"))
+
+
+def test_one_class_is_refused_at_once(recipe_file, tmp_path, capsys):
+    files = {name: write_images(tmp_path, f"{name}_of_one", 8, ["cat"]) for name in ("train", "validation")}
+    options = [f"data.{name}={file}" for name, file in files.items()]
+    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
+    assert "data.train has one class, 'cat'" in line
 
 
 @pytest.mark.slow

@@ -168,3 +168,18 @@ def test_missing_package_is_named(name, monkeypatch):
     monkeypatch.setattr(attention_functions, f"_{name}", None)
     with pytest.raises(ImportError, match="pip install entmax"):
         ATTENTION_ACTIVATIONS[name](torch.zeros(1, 1, 1, 1), None)
+
+
+@all_activations
+def test_a_nan_is_not_hidden(name):
+    scores, mask = draw(4, 6)
+    with torch.no_grad():
+        scores[0, 0, 1, 2] = torch.nan
+    for seen in (None, mask | True):
+        weights = ATTENTION_ACTIVATIONS[name](scores, seen)
+        assert weights[0, 0, 1].isnan().any()
+        assert weights[0, 0, 2].isfinite().all()
+    hidden = torch.ones_like(mask).expand_as(scores).clone()
+    hidden[0, 0, 1, 2] = False
+    # unless its key is masked
+    assert ATTENTION_ACTIVATIONS[name](scores, hidden).isfinite().all()

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from transformers import AutoConfig
 from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs, write_toy_files
 from reluformers.errors import UserError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
+from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
 from reluformers.translation import TranslationTrainer, preparation, train_translation
-from reluformers.translation.tokenization import train_tokenizer
 
 PLATEAU = {
     "eval_strategy": "steps",
@@ -60,6 +61,113 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
     assert rates[0] == rates[1]
 
 
+def test_an_evaluation_due_at_a_checkpoint_is_saved_with_it(files, tmp_path):
+    """A stop at the end of an epoch loses neither its score, on which the rate depends, nor its line of the log."""
+    options = PLATEAU | {"eval_strategy": "epoch", "logging_strategy": "epoch", "num_train_epochs": 3}
+    options |= {"lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0, "factor": 0.1}}
+    options |= {"save_strategy": "steps", "save_steps": 1}
+    recipe = make_recipe(files, **options)
+    train_translation(recipe, tmp_path / "whole")
+    state = json.loads((tmp_path / "whole" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["epoch"] == 1
+    assert [entry["step"] for entry in state["log_history"] if "eval_bleu" in entry] == [3]
+    log = json.loads((tmp_path / "whole" / "log_history.json").read_text())
+    assert [entry["step"] for entry in log if "eval_bleu" in entry] == [3, 6, 9]
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for step in range(4, 10):
+        shutil.rmtree(tmp_path / "resumed" / f"checkpoint-{step}")
+    train_translation(recipe, tmp_path / "resumed", resume="last")
+    scores = [torch.load(tmp_path / name / "checkpoint-9" / "scheduler.pt")["scores"] for name in ("whole", "resumed")]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 3
+    resumed = json.loads((tmp_path / "resumed" / "log_history.json").read_text())
+    timeless = [
+        [{k: v for k, v in e.items() if k in ("step", "loss", "eval_bleu")} for e in x] for x in (log, resumed)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+CHANGES = [
+    ({"learning_rate": 1e-3}, "training.learning_rate 0.005, but 0.001 is asked for"),
+    ({"optim": "adafactor"}, "training.optim 'adamw_torch_fused', but 'adafactor' is asked for"),
+    ({"optim": "sgd"}, "training.optim 'adamw_torch_fused', but 'sgd'"),
+    ({"seed": 4}, "training.seed 3, but 4"),
+    ({"max_tokens": 200}, "training.max_tokens 400, but 200"),
+    ({"gradient_accumulation_steps": 2}, "training.gradient_accumulation_steps 1, but 2"),
+    ({"warmup_steps": 2}, "training.warmup_steps 0, but 2"),
+    ({"schedule": "noam"}, "training.schedule None, but 'noam'"),
+    ({"bf16": True}, "training.bf16 False, but True"),
+    ({"ema_decay": 0.5}, "training.ema_decay None, but 0.5"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), CHANGES, ids=lambda value: value if isinstance(value, str) else "")
+def test_another_training_is_refused_by_name(files, finished, options, message):
+    before = (finished[0] / "recipe.yaml").read_bytes()
+    with pytest.raises(UserError) as caught:
+        train_translation(make_recipe(files, **options), finished[0], resume="last")
+    assert message in str(caught.value)
+    assert (finished[0] / "recipe.yaml").read_bytes() == before
+
+
+def test_other_data_are_refused_by_name(files, finished, tmp_path):
+    moved = copy.deepcopy(files)
+    for split, sides in moved.items():
+        for side, path in sides.items():
+            moved[split][side] = shutil.copy(path, tmp_path)
+    changes = {
+        "data.train (rows) 120, but 119": ("train", lambda lines: lines[:-1]),
+        "data.train (sha256)": ("train", lambda lines: lines[::-1]),
+        "data.validation (sha256)": ("validation", lambda lines: [lines[-1], *lines[:-1]]),
+    }
+    for message, (split, change) in changes.items():
+        contents = {path: Path(path).read_text() for path in moved[split].values()}
+        for path, text in contents.items():
+            Path(path).write_text("\n".join(change(text.splitlines())) + "\n")
+        with pytest.raises(UserError) as caught:
+            train_translation(make_recipe(moved), finished[0], resume="last")
+        assert message in str(caught.value)
+        for path, text in contents.items():
+            Path(path).write_text(text)
+    recipe = make_recipe(moved)
+    recipe.data.source_lang = "fr"
+    with pytest.raises(UserError, match=r"data.source_lang 'en', but 'fr'"):
+        train_translation(recipe, finished[0], resume="last")
+    # the same rows under other names are the same data
+    shutil.copytree(finished[0], tmp_path / "run")
+    assert train_translation(make_recipe(moved), tmp_path / "run", resume="last") == finished[1]
+
+
+def test_what_may_change_takes_effect(files, finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
+    train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
+    steps = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
+    assert steps == {f"checkpoint-{step}" for step in (3, 6, 8, 10, 12)}
+    logs = training_logs(tmp_path / "run")
+    assert [entry["step"] for entry in logs] == [1, 2, 3, 4, 5, 6, 9, 12]
+    # the schedule is that of the new length: 5e-3 · (1 − updates before / 12)
+    assert [entry["learning_rate"] for entry in logs[-2:]] == pytest.approx([5e-3 * 4 / 12, 5e-3 / 12])
+
+
+def test_other_versions_are_said_and_another_number_of_processes_is_refused(files, finished, tmp_path, caplog):
+    checkpoint = finished[0] / "checkpoint-6"
+    now = check_checkpoint(checkpoint)
+    owner = type(make_recipe(files)).arguments_class
+    before = {**now, "versions": {**now["versions"], "torch": "1.0"}}
+    assert not caplog.text
+    check_same_run(checkpoint, before, {key: value for key, value in now.items() if key != "data"}, owner)
+    assert f"was written by torch 1.0 (now {torch.__version__})" in caplog.text
+    with pytest.raises(UserError, match="the run has processes 2, but 1 is asked for"):
+        check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
+
+
+def test_the_guide_lists_what_may_change():
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for name in (*MAY_CHANGE, *MAY_CHANGE_SECTIONS):
+        assert f"`{name.removeprefix('training.').removeprefix('data.')}`" in guide, name
+
+
 def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
     with pytest.raises(UserError, match="is not empty; go on with --resume"):
         train_translation(make_recipe(files), finished[0])
@@ -86,15 +194,6 @@ def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
     weights = load_file(tmp_path / "run" / "model.safetensors")
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         assert torch.equal(weights[name], weight), name
-
-
-def test_resuming_with_another_tokenizer_is_refused(files, finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "run")
-    for checkpoint in (tmp_path / "run").glob("checkpoint-*"):
-        train_tokenizer([["a b c"]], 30).save_pretrained(checkpoint)
-    recipe = make_recipe(files)
-    with pytest.raises(UserError, match="vocab_size 100, but the tokenizer beside it makes"):
-        train_translation(recipe, tmp_path / "run", resume="last")
 
 
 def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
@@ -143,23 +242,3 @@ def test_only_a_checkpoint_is_one(finished, tmp_path):
         with pytest.raises(UserError, match="is no checkpoint") as caught:
             checkpoint_to_resume(tmp_path, wrong)
         assert "delete" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
-)
-@pytest.mark.parametrize("damage", ["cut short", "missing"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(finished, tmp_path, caplog, name, damage):
-    shutil.copytree(finished[0], tmp_path / "run")
-    *_, intact, newest = sorted((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    check_checkpoint(newest)
-    if damage == "missing":
-        (newest / name).unlink()
-    else:
-        content = (newest / name).read_bytes()
-        (newest / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=rf"{name}: is (missing|cut short).*resume from another") as caught:
-        checkpoint_to_resume(tmp_path / "run", newest)
-    assert "\n" not in str(caught.value)
-    assert checkpoint_to_resume(tmp_path / "run", "last") == intact
-    assert "passing over a damaged checkpoint" in caplog.text

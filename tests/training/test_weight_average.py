@@ -112,16 +112,19 @@ def test_a_checkpoint_without_or_with_half_an_average(finished, files, tmp_path,
     path.write_bytes(path.read_bytes()[:500])
     assert checkpoint_to_resume(tmp_path / "run", "last") == tmp_path / "run" / "checkpoint-3"
     assert f"{WEIGHT_AVERAGE_FILE}: is cut short" in caplog.text
+    without = {name: value for name, value in options.items() if name != "ema_decay"}
+    with pytest.raises(UserError, match=r"the run has training\.ema_decay 0.7, but None is asked for"):
+        train_image_classification(make_image_recipe(files, **without), tmp_path / "run", resume="last")
     path.unlink()
     with pytest.raises(UserError, match=r"was trained without training\.ema_decay"):
-        train_image_classification(make_image_recipe(files, **options), tmp_path / "run", resume="last")
+        WeightAverage(torch.nn.Linear(1, 1), 0.5).load(path.parent)
 
 
 def test_other_classes_are_no_resuming(finished, tmp_path):
     folder, _, options = finished
     shutil.copytree(folder, tmp_path / "run")
     other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
-    with pytest.raises(UserError, match="checkpoint-4: its class 0 is 'dark', but 'a' in the data"):
+    with pytest.raises(UserError, match=r"the run has data.train \(classes\) \['dark', .*, but \['a', 'b'\]"):
         train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")
 
 

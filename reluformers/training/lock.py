@@ -1,0 +1,48 @@
+"""One run in a folder at a time."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from reluformers.errors import UserError
+
+LOCK_FILE = ".lock"
+OWNER_FILE = ".owner"
+# the workers of a killed run hold its lock until they notice
+_PATIENCE = 10.0  # seconds
+
+
+@contextmanager
+def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
+    """Keep other runs out of a folder for the time of a block.
+
+    The system frees the lock when its process ends, however it ends, so none is ever stale.
+
+    Args:
+        folder: of the run; it is made.
+        patience: how long to wait for another run to end, in seconds.
+
+    Raises:
+        UserError: another run is there; names its process and machine.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file, but the output must be a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = folder / OWNER_FILE
+    try:
+        lock = FileLock(folder / LOCK_FILE).acquire(timeout=patience)
+    except Timeout:
+        name = owner.read_text(encoding="utf-8").strip() if owner.is_file() else "another process"
+        raise UserError(
+            f"{folder}: {name} is training here; wait for it or end it, or choose another --output_dir"
+        ) from None
+    with lock:
+        owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        try:
+            yield
+        finally:
+            owner.unlink(missing_ok=True)

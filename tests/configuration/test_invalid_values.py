@@ -1,0 +1,114 @@
+"""Values and names that no configuration takes, over all fields, and what none may keep from training in DDP."""
+
+import math
+import types
+import typing
+
+import pytest
+import torch
+from reluformers.configuration.configuration_attention import (
+    ACTIVATIONS,
+    SHIFT_INVARIANT_ACTIVATIONS,
+    AttentionConfig,
+)
+from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig
+from reluformers.configuration.configuration_vision import ReLUViTConfig
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
+from transformers.generation import GenerationConfig
+
+from reluformers import seq2seq_config
+
+WRONG = [None, "x", "1", math.nan, math.inf, -math.inf, [], {}, object(), True]
+SIZES = {
+    **{"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 8},
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
+}
+
+
+def wrong_values(owner):
+    """Each field of a class with the values that its type excludes."""
+    for name, field in owner.__dataclass_fields__.items():
+        hint = field.type
+        kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        if typing.get_origin(hint) is typing.ClassVar or typing.Any in kinds:
+            continue
+        if issubclass(owner, PreTrainedConfig) and name in PreTrainedConfig.__dataclass_fields__:
+            continue
+        for value in WRONG:
+            allowed = [kind for kind in kinds if isinstance(kind, type) and isinstance(value, kind)]
+            if not allowed or (isinstance(value, float) and not math.isfinite(value)):
+                yield name, value
+
+
+@pytest.mark.parametrize("owner", [ReLUFormerConfig, QKNormConfig, ReLUViTConfig])
+def test_a_value_of_the_wrong_kind_is_refused_by_the_name_of_its_field(owner):
+    tried = list(wrong_values(owner))
+    assert len(tried) > 200
+    for name, value in tried:
+        with pytest.raises(ValueError, match=rf"\b{name}\b") as caught:
+            owner(**{name: value})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("site", ["attention", "encoder_attention", "decoder_attention", "cross_attention"])
+def test_the_error_of_an_attention_names_its_site(site):
+    tried = list(wrong_values(AttentionConfig))
+    assert len(tried) > 100
+    for name, value in tried:
+        with pytest.raises(ValueError, match=rf"^ReLUFormerConfig\.{site}: AttentionConfig\.{name} is "):
+            seq2seq_config("reluformer", **{site: {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("d_modl", "d_model"),
+        ("cross_atention", "cross_attention"),
+        ("droput", "dropout"),
+        ("hidden_sise", "hidden_size"),
+    ],
+)
+def test_a_name_that_is_mistyped_is_refused(name, meant):
+    with pytest.raises(ValueError, match=f"ReLUFormerConfig has no field '{name}'; did you mean '{meant}'"):
+        seq2seq_config("reluformer", **{name: 0.5})
+
+
+def test_names_of_transformers_pass():
+    names = {*GenerationConfig._get_default_generation_params(), "sep_token_id", "cls_token_id", "mask_token_id"}
+    names |= {"output_attentions", "attn_implementation", "name_or_path", "forced_bos_token_id"}
+    for name in sorted(names - set(ReLUFormerConfig.__dataclass_fields__)):
+        seq2seq_config("reluformer", **{name: None})
+    assert seq2seq_config("reluformer", hidden_size=64, num_labels=3).d_model == 64
+
+
+@pytest.mark.parametrize("version", [0, -1, 2, 99, True, None])
+def test_a_format_version_that_there_is_not_is_refused(version):
+    with pytest.raises(ValueError, match="format_version"):
+        seq2seq_config("reluformer", format_version=version)
+
+
+@pytest.mark.parametrize("activation", sorted(SHIFT_INVARIANT_ACTIVATIONS))
+def test_a_threshold_that_cancels_is_not_learned(activation):
+    with pytest.raises(ValueError, match=f"learned_threshold is True, but θ cancels in {activation}"):
+        AttentionConfig(activation=activation, learned_threshold=True)
+
+
+LEARNED = [
+    {"learned_scale": True, "learned_threshold": True, "learned_length_exponent": True},
+    {"score": "cosine", "learned_scale": True, "scale_form": "log_length"},
+    {"output_norm": "gated_rms_norm", "output_gate": "silu", "query_key_norm": "layer_norm", "value_norm": "l2"},
+]
+
+
+@pytest.mark.parametrize("options", LEARNED, ids="-".join)
+def test_every_parameter_of_a_valid_configuration_has_a_gradient(options):
+    """DDP waits for the gradient of every parameter."""
+    tokens = torch.randint(4, 20, (2, 5))
+    for activation in ACTIVATIONS:
+        cancels = {"learned_threshold"} if activation in SHIFT_INVARIANT_ACTIVATIONS else set()
+        attention = {name: value for name, value in options.items() if name not in cancels}
+        config = seq2seq_config("softmax", **SIZES, attention={"activation": activation, **attention})
+        model = AutoModelForSeq2SeqLM.from_config(config)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        assert [name for name, weight in model.named_parameters() if weight.grad is None] == [], activation

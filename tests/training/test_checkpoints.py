@@ -1,0 +1,221 @@
+"""Checkpoints: whole or absent, every damage named and passed over, deleted by their steps."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from builders.image_runs import make_image_recipe, write_images
+from builders.translation_runs import make_recipe, write_toy_files
+from reluformers.errors import UserError
+from reluformers.images import train_image_classification
+from reluformers.training import checkpoints, trainer
+from reluformers.training.checkpoints import (
+    MANIFEST_FILE,
+    UNFINISHED_FOLDER,
+    check_checkpoint,
+    checkpoint_to_resume,
+    set_aside_later,
+)
+from reluformers.translation import train_translation
+
+EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_toy_files(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def translation(files, tmp_path_factory):
+    """A run with two tokenizers and a moving average, with checkpoints 2 and 3."""
+    recipe = make_recipe(files, max_steps=3, save_total_limit=2, ema_decay=0.5, **EACH_STEP)
+    recipe.model["tying"] = "decoder"
+    recipe.tokenizer.shared = False
+    folder = tmp_path_factory.mktemp("runs") / "translation"
+    train_translation(recipe, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    data = {"train": write_images(folder, "train", 24)}
+    recipe = make_image_recipe(data, max_steps=3, save_total_limit=2, save_strategy="steps", save_steps=1)
+    train_image_classification(recipe, folder / "run")
+    return folder / "run"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def zero_tail(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
+
+
+DAMAGES = {"flipped bit": flip, "zeroed tail": zero_tail, "cut short": cut, "emptied": lambda p: p.write_bytes(b"")}
+DAMAGES["missing"] = Path.unlink
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["translation", "images"])
+def test_any_damage_of_any_file_is_named_and_passed_over(request, tmp_path, caplog, kind, damage):
+    whole = request.getfixturevalue(kind)
+    names = sorted(path.relative_to(whole / "checkpoint-3") for path in (whole / "checkpoint-3").rglob("*.*"))
+    assert {"config.json", "scheduler.pt", "model.safetensors", "optimizer.pt"} < set(map(str, names))
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    for name in names:
+        path = run / "checkpoint-3" / name
+        content = path.read_bytes()
+        DAMAGES[damage](path)
+        with pytest.raises(UserError) as caught:
+            checkpoint_to_resume(run, run / "checkpoint-3")
+        assert str(caught.value).startswith(f"{path}: is ")
+        assert "\n" not in str(caught.value)
+        caplog.clear()
+        assert checkpoint_to_resume(run, "last") == run / "checkpoint-2"
+        assert str(path) in caplog.text
+        path.write_bytes(content)
+    check_checkpoint(run / "checkpoint-3")
+
+
+def test_other_weights_of_the_same_size_are_not_taken(translation, tmp_path):
+    shutil.copytree(translation, tmp_path / "run")
+    newest, before = (tmp_path / "run" / f"checkpoint-{step}" for step in (3, 2))
+    shutil.copy(before / "model.safetensors", newest)
+    with pytest.raises(UserError, match=r"model.safetensors: is not what was written"):
+        check_checkpoint(newest)
+    assert checkpoint_to_resume(tmp_path / "run", "last") == before
+    shutil.copytree(before, tmp_path / "run" / "checkpoint-7")
+    with pytest.raises(UserError, match=r"checkpoint-7: is a copy of checkpoint-2"):
+        check_checkpoint(tmp_path / "run" / "checkpoint-7")
+
+
+def test_a_manifest_of_a_later_version_is_refused(translation, tmp_path):
+    shutil.copytree(translation / "checkpoint-3", tmp_path / "checkpoint-3")
+    path = tmp_path / "checkpoint-3" / MANIFEST_FILE
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    content["format_version"] = 99
+    path.write_text(json.dumps({"sha256": checkpoints._digest(content), **content}))
+    with pytest.raises(UserError, match="has format_version 99, this version reads 1"):
+        check_checkpoint(tmp_path / "checkpoint-3")
+
+
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(files, tmp_path):
+    recipe = make_recipe(files, max_steps=4, **EACH_STEP)
+    train_translation(recipe, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    flip(tmp_path / "run" / "checkpoint-3" / "optimizer.pt")
+    train_translation(recipe, tmp_path / "run", resume="last")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "whole" / "model.safetensors").items():
+        assert torch.equal(weights[name], weight), name
+    # the damaged one has made room for a new one
+    check_checkpoint(tmp_path / "run" / "checkpoint-3")
+    assert (tmp_path / "run" / "set_aside-1" / "checkpoint-3").is_dir()
+
+
+def test_everything_is_on_the_disk_before_a_checkpoint_gets_its_name(tmp_path, monkeypatch):
+    synced = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+    unfinished, target = tmp_path / UNFINISHED_FOLDER / "checkpoint-1", tmp_path / "checkpoint-1"
+    (unfinished / "inner").mkdir(parents=True)
+    for name in ("a", "inner/b"):
+        (unfinished / name).write_text(name)
+
+    def replace(new, place):
+        assert {path.stat().st_ino for path in (new, *new.rglob("*"))} <= synced
+        new.rename(place)
+
+    monkeypatch.setattr(checkpoints, "replace_directory", replace)
+    checkpoints.complete_checkpoint(unfinished, target, {"who": "test"})
+    assert check_checkpoint(target) == {"who": "test"}
+    assert target.parent.stat().st_ino in synced
+
+
+@pytest.mark.parametrize("part", ["weights", "state", "manifest"])
+def test_a_stop_while_saving_leaves_no_checkpoint(files, tmp_path, monkeypatch, part):
+    """As a kill would, at three places; nothing of the unfinished one is taken for a checkpoint."""
+
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    place = {
+        "weights": (trainer.Trainer, "_save_optimizer_and_scheduler"),
+        "state": (trainer.TaskTrainer, "_note_best"),
+        "manifest": (checkpoints, "replace_directory"),
+    }[part]
+    recipe = make_recipe(files, max_steps=2, **EACH_STEP)
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_translation(recipe, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("checkpoint-*"))
+    # what a kill would have left as well
+    (tmp_path / "run" / UNFINISHED_FOLDER / "checkpoint-1").mkdir(parents=True)
+    assert checkpoint_to_resume(tmp_path / "run", "auto") is None
+    assert train_translation(recipe, tmp_path / "run")["steps"] == 2
+    assert not any((tmp_path / "run" / UNFINISHED_FOLDER).glob("*"))
+
+
+def test_old_checkpoints_go_by_step_whatever_the_clock_says(files, tmp_path):
+    train_translation(make_recipe(files, max_steps=2, save_total_limit=2, **EACH_STEP), tmp_path / "run")
+    for folder in (tmp_path / "run").glob("checkpoint-*"):
+        os.utime(folder, (time.time() + 10**6,) * 2)
+    options = {"max_steps": 5, "save_total_limit": 2, "average_last": 2}
+    train_translation(make_recipe(files, **options, **EACH_STEP), tmp_path / "run", resume="last")
+    folders = sorted((tmp_path / "run").glob("checkpoint-*"))
+    assert [folder.name for folder in folders] == ["checkpoint-4", "checkpoint-5"]
+    first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
+        torch.testing.assert_close(weight, (first[name] + second[name]) / 2)
+
+
+def test_checkpoints_of_another_course_are_neither_counted_nor_averaged(files, tmp_path):
+    """Going on from checkpoint 1 leaves 2 to 4 behind, which are set aside and not deleted."""
+    train_translation(make_recipe(files, max_steps=4, **EACH_STEP), tmp_path / "run")
+    options = {"max_steps": 3, "save_total_limit": 2, "average_last": 2}
+    recipe = make_recipe(files, **options, **EACH_STEP)
+    train_translation(recipe, tmp_path / "run", resume=tmp_path / "run" / "checkpoint-1")
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    aside = tmp_path / "run" / "set_aside-1"
+    assert sorted(path.name for path in aside.iterdir()) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
+    for folder in aside.iterdir():
+        check_checkpoint(folder)
+    assert set_aside_later(tmp_path / "run", tmp_path / "run" / "checkpoint-3") is None
+    # and in another folder nothing goes on
+    assert set_aside_later(tmp_path / "run", aside / "checkpoint-2") == tmp_path / "run" / "set_aside-2"
+
+
+def test_a_damaged_checkpoint_is_not_averaged(files, tmp_path):
+    recipe = make_recipe(files, max_steps=3, average_last=2, **EACH_STEP)
+    train_translation(recipe, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"checkpoint-2/model.safetensors: is not what was written"):
+        train_translation(recipe, tmp_path / "run", resume="last")
+
+
+def test_the_best_checkpoint_is_named_by_its_place(files, tmp_path):
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps"}
+    options |= {"eval_steps": 1, "max_steps": 3, "save_total_limit": 1, **EACH_STEP}
+    train_translation(make_recipe(files, **options), tmp_path / "run")
+    [best] = (tmp_path / "run").glob("checkpoint-*")
+    assert json.loads((best / "trainer_state.json").read_text())["best_model_checkpoint"] == str(best)
