@@ -44,7 +44,7 @@ class AlignmentHead:
 
     @classmethod
     def of_config(cls, config: PreTrainedConfig) -> "AlignmentHead":
-        """That of the translation pipeline: the fields `alignment_…`, by default the mean of the last layer but one."""
+        """That of the translation pipeline, by the fields `alignment_…`; by default the mean of the last but one."""
         layer = getattr(config, "alignment_layer", None)
         return cls(
             max(decoder_layers(config) - 2, 0) if layer is None else layer,

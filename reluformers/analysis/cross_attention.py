@@ -32,8 +32,8 @@ class ForcedBatch:
     Args:
         texts: source and target of each pair.
         source_tokens, target_tokens: of each pair, without padding, which is on the right.
-        weights: cross-attention    [batch, layers, heads, target_len, source_len]; row t is that of the step that writes
-            token t.
+        weights: cross-attention    [batch, layers, heads, target_len, source_len]; row t is that of the step that
+            writes token t.
         labels: target tokens, padded with −100    [batch, target_len].
         logits: of the same steps    [batch, target_len, vocab_size].
     """

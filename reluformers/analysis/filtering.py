@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
+from reluformers.files import iterate_lines
 
 from .cross_attention import IGNORED_LABEL, MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
 from .parallel_text import ParallelRow, ParallelText
@@ -144,25 +145,20 @@ _SORTED_ROWS = 200_000
 def sort_rows(rows: Iterable[tuple[ParallelRow, float]]) -> Iterator[tuple[ParallelRow, float]]:
     """Rows from the smallest score to the largest, of equal ones the earlier first; more than a block goes to disk."""
     rows, runs = iter(rows), []
-    while block := list(islice(rows, _SORTED_ROWS)):
-        block.sort(key=lambda scored: scored[1])
-        runs.append(_stored(block))
-    return merge(*runs, key=lambda scored: scored[1])
+    with TemporaryDirectory() as folder:
+        while block := list(islice(rows, _SORTED_ROWS)):
+            block.sort(key=lambda scored: scored[1])
+            path = Path(folder, str(len(runs)))
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(scored) + "\n" for scored in block)
+            runs.append(_read_run(path))
+        yield from merge(*runs, key=lambda scored: scored[1])
 
 
-def _stored(block: list[tuple[ParallelRow, float]]) -> Iterator[tuple[ParallelRow, float]]:
-    file = TemporaryFile("w+", encoding="utf-8", newline="\n")
-    for row, score in block:
-        file.write(json.dumps([row, score]) + "\n")
-    file.seek(0)
-
-    def read() -> Iterator[tuple[ParallelRow, float]]:
-        with file:
-            for line in file:
-                row, score = json.loads(line)
-                yield ParallelRow(*row), score
-
-    return read()
+def _read_run(path: Path) -> Iterator[tuple[ParallelRow, float]]:
+    for line in iterate_lines(path):
+        row, score = json.loads(line)
+        yield ParallelRow(*row), score
 
 
 def identity_of(model: str, text: ParallelText) -> dict:

@@ -19,7 +19,7 @@ from .filtering import SCORES, score_pairs
 
 
 class NullAttentionFilter(FilterABC):
-    """Keeps pairs whose score, the null rate of cross-attention or the loss, is at most a threshold; see `score_pairs`.
+    """Keeps pairs whose null rate of cross-attention, or whose loss, is at most a threshold; see `score_pairs`.
 
     Args:
         model: folder of a saved model, or Hub id.
@@ -34,6 +34,7 @@ class NullAttentionFilter(FilterABC):
     """
 
     score_direction = CLEAN_LOW
+    # thresholds with which all pairs are kept, and none
     accept_threshold = float("inf")
     reject_threshold = -1.0
 

@@ -152,7 +152,8 @@ class ParallelText:
             files = [stack.enter_context(_open_to_write(stack.enter_context(atomic_write(path)))) for path in outputs]
             if self.kind == "tsv":
                 files[0].write(f"{next(iterate_lines(self.paths[0]))}\t{name}\n")
-            for count, (row, score) in enumerate(rows, start=1):
+            for row, score in rows:
+                count += 1
                 for file, line in zip(files, self._lines(row, name, score), strict=True):
                     file.write(f"{line}\n")
         return count

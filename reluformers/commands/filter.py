@@ -4,8 +4,8 @@ The score of a pair is the mean null rate of cross-attention: how often heads at
 target is written. It needs a model whose attention can be null (ReLU; not softmax). Pairs of a low null rate are good
 translations (ReLA, Zhang et al. 2021, §5.2). `--score loss`, the loss per target token, works with any model.
 
-DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output has
-the same format and the score beside each row; of plain text it takes three files: source, target and score.
+DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
+has the same format and the score beside each row; of plain text it takes three files: source, target and score.
 
 A call that was broken off goes on where it was: scores are kept in OUTPUT.scores until the output is whole.
 
