@@ -137,7 +137,7 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
     assert max(expected) > 0
     if kind == "text":
         assert output[0].read_text() == data[0].read_text()
-        assert output[1].read_text() == gzip.open(data[1], "rt").read()
+        assert output[1].read_bytes() == gzip.decompress(data[1].read_bytes())
         scores = list(map(float, output[2].read_text().splitlines()))
     elif kind == "tsv":
         lines = output[0].read_text().splitlines()
