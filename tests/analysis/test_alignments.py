@@ -167,6 +167,20 @@ def test_a_model_of_others(tokenizer, pairs):
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_commands_take_a_folder_of_others(tokenizer, tmp_path, capsys):
+    build_marian(len(tokenizer)).save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    data, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    data.write_text(json.dumps({"source": "Anna Oslo", "target": "Oslo Anna 12", "sure": [[0, 1], [1, 0]]}) + "\n")
+    run_command("align", tmp_path / "marian", data, "--development", data, "--save")
+    printed = capsys.readouterr()
+    assert len(printed.out.split()) == 3
+    assert "test, 1 pairs, layer" in printed.err
+    assert json.loads((tmp_path / "marian" / "config.json").read_text())["alignment_layer"] in (0, 1)
+    run_command("filter", tmp_path / "marian", data, "--score", "loss", "--output", output)
+    assert json.loads(output.read_text())["loss"] > 0
+
+
 def test_a_slow_tokenizer(tokenizer, pairs, monkeypatch):
     """It does not say where its tokens come from, but what they spell."""
     rows = list(zip(pairs["source"], pairs["target"], strict=True))
