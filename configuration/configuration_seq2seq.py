@@ -52,6 +52,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
         alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
+        alignment_head: its head, from 0, that gives them; None for the mean over all.
+        alignment_shifted: whether a token's alignment is that of the step that has it as input, not of the one before.
         initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
             map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
 
@@ -107,6 +109,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool | None = None
     alignment_layer: int | None = None
+    alignment_head: int | None = None
+    alignment_shifted: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -144,9 +148,12 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         for name in ("embedding_dropout", "word_dropout"):
             if getattr(self, name) is not None:
                 check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)
-        if self.alignment_layer is not None:
-            last = self.decoder_layers - 1
-            check_number(owner, "alignment_layer", self.alignment_layer, minimum=0, maximum=last, integer=True)
+        for name, count in (
+            ("alignment_layer", self.decoder_layers),
+            ("alignment_head", self.decoder_attention_heads),
+        ):
+            if getattr(self, name) is not None:
+                check_number(owner, name, getattr(self, name), minimum=0, maximum=count - 1, integer=True)
         self._check_tokens(owner)
         self._check_combinations(owner)
 

@@ -42,6 +42,7 @@ PARAMETERS = {
         "top_k": (int, 1, 1000),
         "top_p": (float, 0.001, 1),
         "return_alignments": (True, False),
+        "keep_tags": (True, False),
         "truncation": (True, False, "longest_first", "only_first", "do_not_truncate"),
         "clean_up_tokenization_spaces": (True, False),
         "src_lang": (str,),

@@ -7,6 +7,7 @@ transformers removed its own task of this name; a repository whose config.json n
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,12 +17,17 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .inline_tags import UNITS, TagProjection, take_tags
+
 logger = logging.get_logger(__name__)
 
 TARGET_FOLDER = "target_tokenizer"
 # a translation may be this much longer than its source
 EXTRA_TOKENS = 50
 NO_WORD = -1
+WORDS = r"\S+"
+# words, and for each token the place of its word
+Words = tuple[list[str], list[int]]
 # unknown characters that a warning names
 MOST_NAMED = 20
 
@@ -62,12 +68,14 @@ class TranslationPipeline(Pipeline):
         self.target_tokenizer = target_tokenizer or self._open_target_tokenizer()
 
     def _open_target_tokenizer(self) -> PreTrainedTokenizerBase:
-        if getattr(self.model.config, "decoder_vocab_size", None) is None:
+        config = self.model.config
+        # Marian, which does not know our tying, always names the field, and its tokenizer has both sides
+        if getattr(config, "decoder_vocab_size", None) is None or not hasattr(config, "tying"):
             return self.tokenizer
         place = self.tokenizer.name_or_path
         try:
             return AutoTokenizer.from_pretrained(
-                place, subfolder=TARGET_FOLDER, revision=getattr(self.model.config, "_commit_hash", None) or "main"
+                place, subfolder=TARGET_FOLDER, revision=getattr(config, "_commit_hash", None) or "main"
             )
         except (OSError, ValueError) as error:
             raise OSError(
@@ -87,7 +95,9 @@ class TranslationPipeline(Pipeline):
         An alignment names, for each word of the translation, the source word that the decoder looks at when it writes
         it: cross-attention weights of a second pass over source and translation, averaged over the heads of a layer
         and summed over the tokens of each word. The layer is `alignment_layer` of the configuration, which training
-        measures; where that is None it is the last but one (Garg et al. 2019). Words are what white space separates.
+        measures; where that is None it is the last but one (Garg et al. 2019). With `alignment_head` of the
+        configuration one head is read alone, and with `alignment_shifted` a token's weights are those of the step that
+        has it as its input (Chen et al. 2020). Words are what white space separates.
 
         Characters that the tokenizer does not know are named in one warning for a call.
 
@@ -95,6 +105,9 @@ class TranslationPipeline(Pipeline):
             inputs: a text or a list of texts; a generator, any other iterable or a dataset of texts is answered
                 one by one.
             return_alignments: whether to add `alignments`.
+            keep_tags: take inline tags, such as `<b>…</b>` and `<br/>`, for markup: the text is translated without
+                them, and by the alignment each goes once into the translation; see `TagProjection`. Words must be
+                separated by blanks.
             truncation: cut a source that is longer than `max_source_length`, with one warning for a call; False
                 raises instead.
             batch_size: texts that are translated at a time.
@@ -128,14 +141,23 @@ class TranslationPipeline(Pipeline):
         return (records[0] if len(records) == 1 else records for records in results)
 
     def _sanitize_parameters(
-        self, return_alignments: bool | None = None, truncation: bool | None = None, **generate_options
+        self,
+        return_alignments: bool | None = None,
+        keep_tags: bool | None = None,
+        truncation: bool | None = None,
+        **generate_options,
     ) -> tuple[dict, dict, dict]:
-        alignments = {} if return_alignments is None else {"return_alignments": return_alignments}
+        aligned = {"return_alignments": return_alignments, "keep_tags": keep_tags}
+        aligned = {name: value for name, value in aligned.items() if value is not None}
         cut = {} if truncation is None else {"truncation": truncation}
-        return {**alignments, **cut}, {**alignments, **generate_options}, {}
+        return {**aligned, **cut}, {**aligned, **generate_options}, {}
 
-    def preprocess(self, text: str, truncation: bool = True, return_alignments: bool = False) -> dict[str, Any]:
+    def preprocess(
+        self, text: str, truncation: bool = True, return_alignments: bool = False, keep_tags: bool = False
+    ) -> dict[str, Any]:
         check_text(text, "the text")
+        text, tags = take_tags(text) if keep_tags else (text, [])
+        check_text(text, "the text without its tags" if tags else "the text")
         limit = self.max_source_length
         length = len(self.tokenizer(text, verbose=False)["input_ids"])
         if length > limit and not truncation:
@@ -147,24 +169,28 @@ class TranslationPipeline(Pipeline):
             truncation=length > limit,
             max_length=limit if length > limit else None,
             return_attention_mask=True,
-            return_offsets_mapping=return_alignments,
         )
-        words = split_source(text, encoding["offset_mapping"]) if return_alignments else None
         return {
             "input_ids": torch.tensor([encoding["input_ids"]]),
             "attention_mask": torch.tensor([encoding["attention_mask"]]),
             "source": {
-                "words": words,
+                "words": split_text(self.tokenizer, text, encoding["input_ids"]) if return_alignments else None,
+                "units": split_text(self.tokenizer, text, encoding["input_ids"], UNITS) if tags else None,
+                "tags": tags,
+                "text": text,
                 "num_cut": max(length - limit, 0),
                 "unknown": unknown_characters(self.tokenizer, [text]),
             },
         }
 
-    def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
+    def _forward(
+        self, inputs: dict[str, Any], return_alignments: bool = False, keep_tags: bool = False, **options
+    ) -> dict[str, Any]:
         input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
         options = {**options, **self._length_option(input_ids.shape[1], options), "return_dict_in_generate": False}
         tokens = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **options)
-        weights = self.cross_weights(input_ids, attention_mask, tokens) if return_alignments else None
+        is_aligned = return_alignments or keep_tags
+        weights = self.cross_weights(input_ids, attention_mask, tokens) if is_aligned else None
         by_text = (input_ids.shape[0], -1)
         return {
             "tokens": tokens.unflatten(0, by_text),  # [batch, sequences, target_len]
@@ -192,24 +218,29 @@ class TranslationPipeline(Pipeline):
     def cross_weights(self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor) -> Tensor:
         """Attention of each target token but the first    [sequences, target_len - 1, source_len].
 
-        Row t is that of the step which writes token t + 1: the mean over the heads of the layer of alignments,
-        without negative weights.
+        Row t is that of the step which writes token t + 1, or, with `alignment_shifted`, of the step after it: of the
+        layer of alignments the head of alignments, or the mean over the heads, without negative weights.
 
         Args:
             input_ids, attention_mask: [batch, source_len].
             tokens: [sequences, target_len], the same number of sequences for each source, start tokens included.
         """
-        copies = tokens.shape[0] // input_ids.shape[0]
-        cross_attentions = self.model(
-            input_ids=input_ids.repeat_interleave(copies, 0),
-            attention_mask=attention_mask.repeat_interleave(copies, 0),
-            decoder_input_ids=tokens[:, :-1],
-            output_attentions=True,
-            use_cache=False,
-        ).cross_attentions
-        layer = getattr(self.model.config, "alignment_layer", None)
+        copies, config = tokens.shape[0] // input_ids.shape[0], self.model.config
+        length = tokens.shape[1] - 1
+        shift = int(getattr(config, "alignment_shifted", False))
+        with eager_attention(self.model):
+            cross_attentions = self.model(
+                input_ids=input_ids.repeat_interleave(copies, 0),
+                attention_mask=attention_mask.repeat_interleave(copies, 0),
+                # of a translation that is as long as can be the last token is no input
+                decoder_input_ids=tokens[:, : min(length + shift, config.max_position_embeddings)],
+                output_attentions=True,
+                use_cache=False,
+            ).cross_attentions
+        layer = getattr(config, "alignment_layer", None)
         layer = max(len(cross_attentions) - 2, 0) if layer is None else layer
-        return mean_over_heads(cross_attentions[layer])
+        weights = weights_of_heads(cross_attentions[layer], getattr(config, "alignment_head", None))[:, shift:]
+        return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
 
     def postprocess(self, outputs: dict[str, Any]) -> dict[str, Any]:
         source, records = outputs["source"], []
@@ -217,20 +248,16 @@ class TranslationPipeline(Pipeline):
             record = {"translation_text": self.target_tokenizer.decode(tokens, skip_special_tokens=True)}
             if outputs["weights"] is not None:
                 weights = outputs["weights"][0, row][:, outputs["attention_mask"][0].bool()]
-                record["alignments"] = align_words(weights, source["words"], self._split_target(tokens[1:]))
+                if source["words"]:
+                    words = split_tokens(self.target_tokenizer, tokens[1:])
+                    record["alignments"] = align_words(weights, source["words"], words)
+                if source["tags"]:
+                    units = split_tokens(self.target_tokenizer, tokens[1:], UNITS)
+                    links = [link["source_index"] for link in align_words(weights, source["units"], units)]
+                    projection = TagProjection(source["text"], record["translation_text"], links)
+                    record["translation_text"] = projection.insert(source["tags"])
             records.append(record)
         return {"records": records, "num_cut": source["num_cut"], "unknown": source["unknown"]}
-
-    def _split_target(self, tokens: list[int]) -> tuple[list[str], list[int]]:
-        """Words of a translation, and for each token the one that it belongs to."""
-        special = set(self.target_tokenizer.all_special_ids)
-        words = self.target_tokenizer.decode(tokens, skip_special_tokens=True).split()
-        places = []
-        for length, token in enumerate(tokens, start=1):
-            # the word that the text so far ends in; tokenizers differ in how they mark the beginning of one
-            begun = len(self.target_tokenizer.decode(tokens[:length], skip_special_tokens=True).split())
-            places.append(NO_WORD if token in special else min(max(begun, 1), len(words)) - 1)
-        return words, places
 
     def save_pretrained(self, save_directory: str, **kwargs) -> None:
         """Save model and tokenizers, and with the model this code."""
@@ -282,35 +309,98 @@ def describe_unknown(characters: list[str]) -> str:
     return f"the tokenizer does not know {named}: what the model writes for such characters is invented"
 
 
-def mean_over_heads(weights: Tensor) -> Tensor:
-    """Attention weights of a layer as alignments take them, without negative ones [batch, target_len, source_len]."""
-    return weights.float().clamp_min(0).mean(1)
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute with the attention that returns its weights, and go back."""
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
 
 
-def split_source(text: str, offsets: list[tuple[int, int]]) -> tuple[list[str], list[int]]:
-    """Words of a text, and for each token the one that it belongs to, `NO_WORD` for those of no characters."""
+def weights_of_heads(weights: Tensor, head: int | None = None) -> Tensor:
+    """Attention weights as alignments take them, without negative ones    [batch, target_len, source_len].
+
+    Args:
+        weights: of a layer    [batch, heads, target_len, source_len].
+        head: the one to read, from 0; None for the mean over all.
+    """
+    weights = weights.float().clamp_min(0)
+    return weights.mean(1) if head is None else weights[:, head]
+
+
+def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
+    """Words of a text, and for each of its tokens the one that it belongs to, `NO_WORD` for special ones.
+
+    Args:
+        tokenizer: one that is not fast says nothing of where a token comes from, so that the beginnings of the text
+            are decoded.
+        tokens: of the text, perhaps without the last ones.
+        pattern: what is a word.
+    """
+    if not tokenizer.is_fast:
+        words, (_, places) = re.findall(pattern, text), split_tokens(tokenizer, tokens, pattern)
+        # a decoded text may have other words
+        return words, [min(place, len(words) - 1) for place in places]
+    offsets = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    # of a text that is cut the last token is </s>
+    return split_source(text, [*offsets[: len(tokens) - 1], offsets[-1]], pattern)
+
+
+def split_source(text: str, offsets: list[tuple[int, int]], pattern: str = WORDS) -> Words:
+    """Words of a text, and for each token the one that it begins in or before, `NO_WORD` for special ones."""
     words, word_of_character = [], [NO_WORD] * len(text)
-    for match in re.finditer(r"\S+", text):
+    for match in re.finditer(pattern, text):
         word_of_character[match.start() : match.end()] = [len(words)] * len(match[0])
         words.append(match[0])
-    return words, [max(word_of_character[start:end], default=NO_WORD) for start, end in offsets]
+    following = [NO_WORD] * (len(text) + 1)
+    for place in range(len(text) - 1, -1, -1):
+        following[place] = following[place + 1] if word_of_character[place] == NO_WORD else word_of_character[place]
+    return words, [following[start] if start < end else NO_WORD for start, end in offsets]
 
 
-def align_words(
-    weights: Tensor, source: tuple[list[str], list[int]], target: tuple[list[str], list[int]]
-) -> list[dict[str, Any]]:
+def split_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS) -> Words:
+    """Words of a decoded text, and for each token the one that it begins in or before, `NO_WORD` for special ones."""
+    special = set(tokenizer.all_special_ids)
+    words = re.findall(pattern, tokenizer.decode(tokens, skip_special_tokens=True))
+    texts = [tokenizer.decode(tokens[:length], skip_special_tokens=True) for length in range(len(tokens) + 1)]
+    places, following = [], len(words) - 1
+    for token, before, text in zip(tokens[::-1], texts[-2::-1], texts[:0:-1], strict=True):
+        # tokenizers differ in how they mark words, so it is the text that says where one begins
+        new = text[len(before) :].lstrip()
+        if new:
+            begun = len(re.findall(pattern, text[: len(text) - len(new) + 1]))
+            following = min(max(begun, 1), len(words)) - 1
+        places.append(NO_WORD if token in special else following)
+    return words, places[::-1]
+
+
+def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
+    """Weights of words: sums over their tokens    [..., target words, source words + 1], the first of no word.
+
+    Args:
+        weights: of target tokens on source tokens    [..., target_len, source_len].
+        source, target: words, and for each token the place of its word.
+    """
+    columns, rows = (
+        functional.one_hot(torch.tensor(places) + 1, len(words) + 1) for words, places in (source, target)
+    )
+    return rows[:, 1:].T.float() @ weights @ columns.float()
+
+
+def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str, Any]]:
     """For each target word the source word with most of its attention; see `TranslationPipeline.__call__`.
 
     Args:
         weights: at least 0, of target tokens on source tokens    [target_len, source_len].
         source, target: words, and for each token the place of its word.
     """
-    (source_words, source_places), (target_words, target_places) = source, target
+    (source_words, _), (target_words, _) = source, target
     if not target_words:
         return []
-    columns = functional.one_hot(torch.tensor(source_places) + 1, len(source_words) + 1)  # the first: of no word
-    rows = functional.one_hot(torch.tensor(target_places) + 1, len(target_words) + 1)[:, 1:]
-    sums = rows.T.float() @ weights @ columns.float()  # [target words, source words + 1]
+    sums = sum_over_words(weights, source, target)
     shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
     best, places = shares[:, 1:].max(-1)
     return [

@@ -18,6 +18,8 @@ COMMANDS = {
     "evaluate": "score a saved model",
     "compare": "put finished runs side by side",
     "table": "run the rows of a paper's table and judge its claims",
+    "align": "align the words of parallel text",
+    "filter": "rank parallel text, or keep the best of it",
     "average": "average the last checkpoints of a run",
     "card": "write the model card of a finished run",
     "push": "push a saved model to the Hub",

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.errors import UserError
+from reluformers.length_batches import length_batches
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.saved_models import load_model
 
@@ -105,7 +106,7 @@ def translate(
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
     with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=not progress) as bar:
-        for rows in _batches(lengths, max_tokens):
+        for rows in length_batches(lengths, max_tokens):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
             for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
                 translations[row] = text
@@ -184,16 +185,6 @@ def _generate(
         max_new_tokens=None,
         **options,
     )
-
-
-def _batches(lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the row numbers of batches of at most `max_tokens` padded tokens, longest rows first."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    start = 0
-    while start < len(order):
-        size = max(1, max_tokens // lengths[order[start]])
-        yield order[start : start + size]
-        start += size
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.base import Score as MetricScore
 
+from reluformers.in_memory_metric import InMemoryMetric
+
 _INPUTS_DESCRIPTION = """
 Args:
     predictions: list of str, detokenised system output.
@@ -16,18 +18,11 @@ Args:
 """
 
 
-class _SacreMetric(evaluate.Metric):
-    """Feeds one sacreBLEU metric; predictions and references stay in memory, so processes cannot collide."""
+class _SacreMetric(InMemoryMetric):
+    """Feeds one sacreBLEU metric."""
 
     description: str
     citation: str
-
-    def __init__(self, config_name: str | None = None, **kwargs):
-        super().__init__(config_name, **{"keep_in_memory": True, **kwargs})
-
-    def _build_data_dir(self) -> str:
-        # in memory no folder is needed, and the home folder may be read-only
-        return "" if self.keep_in_memory else super()._build_data_dir()
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")

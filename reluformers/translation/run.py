@@ -11,10 +11,10 @@ from sacrebleu.metrics import BLEU
 from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
+from reluformers.analysis.alignments import measure_layers
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
 
-from .alignment import measure_layers
 from .examples import choose_examples
 from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data

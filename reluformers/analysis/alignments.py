@@ -1,0 +1,327 @@
+"""Word alignments from cross-attention: of every layer and head, the best of them, and formats that others read."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from reluformers.errors import UserError
+from reluformers.modeling.pipeline_translation import split_text, sum_over_words
+
+from .cross_attention import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
+
+NO_LINK = -1
+MEASURED_ROWS = 500
+# fewer links say nothing about the layers
+LEAST_LINKS = 50
+
+# places of words, from 0: in the source, in the target
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AlignmentHead:
+    """Which cross-attention gives the alignments.
+
+    Args:
+        layer: decoder layer, from 0.
+        head: from 0; None for the mean over the heads.
+        shifted: whether a token's weights are those of the step that has it as input and writes the next one, instead
+            of the step that writes it (Chen et al. 2020; ReLA §5).
+    """
+
+    layer: int
+    head: int | None = None
+    shifted: bool = False
+
+    @classmethod
+    def of_config(cls, config: PreTrainedConfig) -> "AlignmentHead":
+        """That of the translation pipeline, by the fields `alignment_…`; by default the mean of the last but one."""
+        layer = getattr(config, "alignment_layer", None)
+        return cls(
+            max(decoder_layers(config) - 2, 0) if layer is None else layer,
+            getattr(config, "alignment_head", None),
+            getattr(config, "alignment_shifted", False),
+        )
+
+    def config_fields(self) -> dict[str, Any]:
+        """What config.json holds of it."""
+        return {f"alignment_{name}": value for name, value in asdict(self).items()}
+
+    def __str__(self) -> str:
+        heads = "mean of the heads" if self.head is None else f"head {self.head}"
+        return f"layer {self.layer}, {heads}, {'shifted' if self.shifted else 'normal'} attention"
+
+
+def decoder_layers(config: PreTrainedConfig) -> int:
+    """Number of decoder layers, by either name that transformers has for it."""
+    layers = getattr(config, "decoder_layers", None)
+    return config.num_decoder_layers if layers is None else layers
+
+
+class WordAlignments(NamedTuple):
+    """Alignments of a pair by every layer and head.
+
+    Args:
+        source, target: words, which white space separates.
+        links: for each target word the place of its source word, −1 for none    int64 [2, layers, heads + 1, target
+            words]; of the first axis normal and shifted attention, of the heads the last is the mean of all.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: Tensor
+
+    def of(self, head: AlignmentHead) -> list[Link]:
+        """Links of one head, in the order of the target."""
+        places = self.links[int(head.shifted), head.layer, -1 if head.head is None else head.head].tolist()
+        return [(place, number) for number, place in enumerate(places) if place != NO_LINK]
+
+
+def word_alignments(
+    model: PreTrainedModel,
+    tokenizers: Tokenizers,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    max_tokens: int = MAX_TOKENS,
+) -> Iterator[WordAlignments]:
+    """Align the words of given translations, by every layer and head.
+
+    With α ≥ 0 the cross-attention of target token t on source token s, summed over the tokens of words T and S:
+        a(T) = argmax_S Σ_{t ∈ T} Σ_{s ∈ S} α_ts
+    The end token takes part in nothing, and a word whose weights are all zero has no link (null attention).
+
+    Args:
+        model: any encoder–decoder that returns cross-attention.
+        tokenizers: of source and target.
+        pairs: source and target texts.
+        max_tokens: tokens of a batch with padding, of the longer side.
+
+    Yields:
+        The alignments of each pair, in their order.
+    """
+    return measure_pairs(
+        model, tokenizers, pairs, lambda batch: _align_batch(tokenizers, batch), max_tokens=max_tokens
+    )
+
+
+def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignments]:
+    weights = batch.weights.float().clamp_min(0).cpu()
+    weights = torch.cat([weights, weights.mean(2, keepdim=True)], 2)
+    aligned = []
+    for row, texts in enumerate(batch.texts):
+        tokens = batch.source_tokens[row], batch.target_tokens[row]
+        source, target = (split_text(*side) for side in zip(tokenizers, texts, tokens, strict=True))
+        normal = weights[row, :, :, : len(tokens[1]), : len(tokens[0])]
+        shifted = functional.pad(normal[:, :, 1:], (0, 0, 0, 1))
+        sums = sum_over_words(torch.stack([normal, shifted]), source, target)[..., 1:]
+        best, links = functional.pad(sums, (0, 1)).max(-1)  # a text may have no words
+        aligned.append(WordAlignments(source[0], target[0], links.masked_fill(best == 0, NO_LINK)))
+    return aligned
+
+
+class GoldAlignment(NamedTuple):
+    """Alignment made by hand.
+
+    Args:
+        sure: links that must be there.
+        possible: further links that may be there.
+    """
+
+    sure: list[Link]
+    possible: list[Link]
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], place: str) -> "GoldAlignment | None":
+        """Of a row with `sure` and perhaps `possible`, lists of [source, target] from 0; None if it has no `sure`.
+
+        Raises:
+            UserError: they are something else.
+        """
+        if "sure" not in row:
+            return None
+        sides = []
+        for name in ("sure", "possible"):
+            links = row.get(name) or []
+            if not isinstance(links, list) or not all(_is_link(link) for link in links):
+                raise UserError(f"{place}: {name!r} must be a list of [source word, target word], counted from 0")
+            sides.append([tuple(link) for link in links])
+        return cls(*sides)
+
+
+def _is_link(link: Any) -> bool:
+    return isinstance(link, list) and len(link) == 2 and all(type(place) is int and place >= 0 for place in link)
+
+
+class LinkCounts:
+    """Links of every layer and head, counted against those made by hand over a data set.
+
+    With A the links of a model, S the sure ones and P ⊇ S the possible ones, all summed over the pairs:
+        AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)
+    in [0, 1], 0 at best. Source: Och and Ney 2000; ReLA §5, Figure 4 and Table 5.
+    """
+
+    def __init__(self):
+        # |A|, |A ∩ S|, |A ∩ P|    [2, layers, heads + 1, 3]
+        self.counts: Tensor | int = 0
+        self.sure = 0
+        self.pairs = 0
+
+    def add(self, aligned: WordAlignments, gold: GoldAlignment, place: str = "the row") -> None:
+        """Count one pair.
+
+        Args:
+            aligned: by the model.
+            gold: by hand.
+            place: of the row, for the error.
+
+        Raises:
+            UserError: a link leads to no word.
+        """
+        sizes = len(aligned.source), len(aligned.target)
+        for link in (*gold.sure, *gold.possible):
+            if link[0] >= sizes[0] or link[1] >= sizes[1]:
+                raise UserError(f"{place}: link {list(link)} leads to no word, there are {sizes[0]} and {sizes[1]}")
+        found = aligned.links != NO_LINK
+        is_gold = torch.zeros(2, sizes[1], max(sizes[0], 1), dtype=torch.bool)
+        for kind, links in enumerate((gold.sure, [*gold.sure, *gold.possible])):
+            for source, target in links:
+                is_gold[kind, target, source] = True
+        targets = torch.arange(sizes[1])
+        hits = [found & of_kind[targets, aligned.links.clamp_min(0)] for of_kind in is_gold]
+        self.counts = self.counts + torch.stack([part.sum(-1) for part in (found, *hits)], -1)
+        self.sure += len(set(gold.sure))
+        self.pairs += 1
+
+    def error_rates(self) -> Tensor:
+        """AER of each    float64 [2, layers, heads + 1]: normal and shifted; the last head is the mean.
+
+        Raises:
+            UserError: there is not one sure link.
+        """
+        if not self.sure:
+            raise UserError("there are no sure links to measure alignments by")
+        links, sure, possible = self.counts.double().unbind(-1)
+        return 1 - (sure + possible) / (links + self.sure)
+
+    def of(self, head: AlignmentHead) -> dict[str, float]:
+        """AER, precision |A ∩ P| / |A| and recall |A ∩ S| / |S| of one head."""
+        counts = self.counts[int(head.shifted), head.layer, -1 if head.head is None else head.head].tolist()
+        return alignment_scores(*counts, self.sure)
+
+    def best(self) -> AlignmentHead:
+        """That of the smallest AER; of equal ones normal before shifted, then the lower layer, then the mean."""
+        rates = self.error_rates().roll(1, -1)  # the mean goes first
+        shifted, layer, head = (int(place) for place in torch.unravel_index(rates.argmin(), rates.shape))
+        return AlignmentHead(layer, head - 1 if head else None, bool(shifted))
+
+    def error_rates_by_layer(self) -> dict[str, dict[str, list]]:
+        """AER by layer: for normal and shifted attention of the mean of the heads, and of each head."""
+        rates = self.error_rates()
+        return {
+            name: {"mean": kind[:, -1].tolist(), "heads": kind[:, :-1].tolist()}
+            for name, kind in zip(("normal", "shifted"), rates, strict=True)
+        }
+
+
+def alignment_scores(links: int, sure_hits: int, possible_hits: int, sure: int) -> dict[str, float]:
+    """Scores of counts summed over a data set: |A|, |A ∩ S|, |A ∩ P| and |S|; see `LinkCounts`.
+
+    Raises:
+        ValueError: there are no links and no sure ones.
+    """
+    if links + sure == 0:
+        raise ValueError("there are no links and no sure ones to compare")
+    return {
+        "aer": 1 - (sure_hits + possible_hits) / (links + sure),
+        "precision": possible_hits / links if links else 1.0,
+        "recall": sure_hits / sure if sure else 1.0,
+    }
+
+
+def pharaoh_line(number: int, aligned: WordAlignments, links: Sequence[Link]) -> str:
+    """As Moses and fast_align write it: `source-target`, counted from 0, a line for each pair."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links)) + "\n"
+
+
+def naacl_line(number: int, aligned: WordAlignments, links: Sequence[Link]) -> str:
+    """As the shared task of NAACL 2003 has it: pair, source and target word, a line for each link, counted from 1."""
+    return "".join(f"{number + 1} {source + 1} {target + 1}\n" for source, target in sorted(links))
+
+
+def json_line(number: int, aligned: WordAlignments, links: Sequence[Link]) -> str:
+    """A JSON object for each pair: its words, `alignment` as [source, target], and the `index_base` of these, 0."""
+    values = {"source": aligned.source, "target": aligned.target, "alignment": sorted(links), "index_base": 0}
+    return json.dumps(values, ensure_ascii=False) + "\n"
+
+
+FORMATS = {"pharaoh": pharaoh_line, "naacl": naacl_line, "json": json_line}
+
+
+class LayerAgreement(NamedTuple):
+    """How well the layers link words that are the same on both sides.
+
+    Args:
+        shares: of such words that each layer links to each other, in [0, 1].
+        links: number of such words.
+        layer: that of the largest share, of equal ones the last but one and else the first; None if there are too few
+            links to tell.
+    """
+
+    shares: list[float]
+    links: int
+
+    @property
+    def layer(self) -> int | None:
+        if self.links < LEAST_LINKS:
+            return None
+        best = [layer for layer, share in enumerate(self.shares) if share == max(self.shares)]
+        usual = max(len(self.shares) - 2, 0)
+        return usual if usual in best else best[0]
+
+
+def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Dataset) -> LayerAgreement:
+    """Compare the decoder's layers by the words that a translation takes over: names, numbers.
+
+    A word with a letter or a digit that stands once in the source x and once in the reference y is its own
+    translation, so the link (t, s) with y_t = x_s is known. With A the set of these links and a_l(t) the source word
+    to which word t is aligned by the mean of layer l's heads, as `word_alignments` does it:
+
+        share_l = |{(t, s) ∈ A : a_l(t) = s}| / |A|
+
+    Args:
+        model: with cross-attention; it stays in its mode.
+        tokenizers: of source and target.
+        pairs: columns `source` and `target`; the first 500 rows count.
+
+    Returns:
+        The shares.
+    """
+    hits, links = Counter(), 0
+    layers = range(decoder_layers(model.config))
+    rows = islice(zip(pairs["source"], pairs["target"], strict=True), MEASURED_ROWS)
+    for aligned in word_alignments(model, tokenizers, rows):
+        known = same_words(aligned.source, aligned.target)
+        links += len(known)
+        for layer in layers:
+            found = aligned.of(AlignmentHead(layer))
+            hits[layer] += len(set(found).intersection(known))
+    return LayerAgreement([hits[layer] / max(links, 1) for layer in layers], links)
+
+
+def same_words(source: list[str], target: list[str]) -> list[Link]:
+    """Links of words that both sides have, each once, and that are no punctuation."""
+    counts = Counter(source), Counter(target)
+    return [
+        (source.index(word), place)
+        for place, word in enumerate(target)
+        if counts[0][word] == counts[1][word] == 1 and any(map(str.isalnum, word))
+    ]

@@ -1,0 +1,205 @@
+"""Files of sentence pairs, read as a stream and written again in their own format with a score."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from reluformers.errors import UserError
+from reluformers.files import atomic_write, iterate_lines
+
+KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
+_SLICE = re.compile(r"(?P<path>.+)\[(?P<start>\d*):(?P<stop>\d*)\]")
+
+
+class ParallelRow(NamedTuple):
+    """One pair.
+
+    Args:
+        source, target: texts; tokens of a list are joined by blanks.
+        lines: of the files that it comes from.
+        values: of a row of JSON all that it has, else empty.
+        place: file and line, for errors.
+    """
+
+    source: str
+    target: str
+    lines: tuple[str, ...]
+    values: dict[str, Any]
+    place: str
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Source and target."""
+        return self.source, self.target
+
+
+class ParallelText:
+    """Sentence pairs of a .jsonl or .tsv file, or of two plain text files with a sentence per line; also .gz.
+
+    Rows of JSON hold both sentences in a dict under `translation`, keyed by language, or under two keys of their own;
+    the first line of a .tsv file names its columns, and quotation marks are ordinary characters in it. A file of rows
+    may have a slice behind its name: `rows.jsonl[:100]` are the first hundred.
+
+    Args:
+        paths: one file of rows, or two of plain text.
+        source_lang, target_lang: keys or columns of the sentences; of plain text they are not needed.
+
+    Raises:
+        UserError: there is no such file, or it is of another kind.
+    """
+
+    def __init__(self, paths: Sequence[str], source_lang: str = "source", target_lang: str = "target"):
+        if len(paths) not in (1, 2):
+            raise UserError(f"{len(paths)} data files: give one of rows, or two of plain text, source and target")
+        slices = [split_slice(path) for path in paths]
+        self.paths = [path for path, _ in slices]
+        self.rows = slices[0][1]
+        if any(rows != self.rows for _, rows in slices):
+            raise UserError(f"{' and '.join(paths)}: the two have different slices; give both the same")
+        self.keys = source_lang, target_lang
+        self.kind = "text" if len(paths) == 2 else kind_of(self.paths[0])
+        for path in self.paths:
+            if not Path(path).is_file():
+                raise UserError(f"{path}: no such file; check the path")
+
+    def __str__(self) -> str:
+        return " and ".join(self.paths)
+
+    def __iter__(self) -> Iterator[ParallelRow]:
+        """Yield the rows.
+
+        Raises:
+            UserError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
+        """
+        read = {"jsonl": self._json_rows, "tsv": self._table_rows, "text": self._text_rows}[self.kind]
+        return islice(read(), self.rows.start, self.rows.stop)
+
+    def count(self) -> int:
+        """Number of rows, by reading the file once."""
+        lines = sum(1 for line in iterate_lines(self.paths[0]) if self.kind != "jsonl" or line.strip())
+        return len(range(lines - (self.kind == "tsv"))[self.rows])
+
+    def _json_rows(self) -> Iterator[ParallelRow]:
+        for number, line in enumerate(iterate_lines(self.paths[0]), start=1):
+            if not line.strip():
+                continue
+            place = f"{self.paths[0]}, line {number}"
+            try:
+                values = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{place}, character {error.colno}: not JSON ({error.msg})") from error
+            sentences = values.get("translation", values) if isinstance(values, dict) else values
+            if not isinstance(sentences, dict):
+                raise UserError(f"{place}: not an object with two sentences")
+            yield ParallelRow(*(_sentence(sentences, key, place) for key in self.keys), (line,), values, place)
+
+    def _table_rows(self) -> Iterator[ParallelRow]:
+        columns: list[str] = []
+        for number, line in enumerate(iterate_lines(self.paths[0]), start=1):
+            fields, place = line.split("\t"), f"{self.paths[0]}, line {number}"
+            if number == 1:
+                columns = fields
+                missing = [key for key in self.keys if key not in columns]
+                if missing:
+                    raise UserError(f"{place}: no column {missing[0]!r}; found {', '.join(map(repr, columns))}")
+                continue
+            if len(fields) != len(columns):
+                raise UserError(f"{place}: {len(fields)} fields, but {len(columns)} columns")
+            sentences = (fields[columns.index(key)] for key in self.keys)
+            yield ParallelRow(*sentences, (line,), {}, place)
+
+    def _text_rows(self) -> Iterator[ParallelRow]:
+        sides = [iterate_lines(path) for path in self.paths]
+        number = 0
+        while (lines := [next(side, None) for side in sides]) != [None, None]:
+            number += 1
+            if None in lines:
+                raise UserError(
+                    f"{self.paths[lines.index(None)]} has {number - 1} lines, but the other file more; line n of the "
+                    "one must be the translation of line n of the other"
+                )
+            yield ParallelRow(*lines, tuple(lines), {}, f"{self}, line {number}")
+
+    def check_outputs(self, outputs: Sequence[str]) -> None:
+        """Refuse output files that rows with a score cannot be written to.
+
+        Raises:
+            UserError: their number or kind is another one.
+        """
+        if self.kind == "text" and len(outputs) != 3:
+            raise UserError(f"{len(outputs)} output files: two plain text files need three, source, target and score")
+        if self.kind != "text" and (len(outputs) != 1 or kind_of(outputs[0]) != self.kind):
+            raise UserError(f"output {' '.join(outputs)}: must be one .{self.kind} or .{self.kind}.gz, as {self} is")
+
+    def write(self, outputs: Sequence[str], name: str, rows: Iterable[tuple[ParallelRow, float]]) -> int:
+        """Write rows with a score, whole files or none.
+
+        Args:
+            outputs: as `check_outputs` has them.
+            name: of the score: a key, or the name of the last column.
+            rows: of this text, each with its score.
+
+        Returns:
+            Number of rows.
+        """
+        count = 0
+        with ExitStack() as stack:
+            files = [stack.enter_context(_open_to_write(stack.enter_context(atomic_write(path)))) for path in outputs]
+            if self.kind == "tsv":
+                files[0].write(f"{next(iterate_lines(self.paths[0]))}\t{name}\n")
+            for row, score in rows:
+                count += 1
+                for file, line in zip(files, self._lines(row, name, score), strict=True):
+                    file.write(f"{line}\n")
+        return count
+
+    def _lines(self, row: ParallelRow, name: str, score: float) -> tuple[str, ...]:
+        if self.kind == "jsonl":
+            return (json.dumps({**row.values, name: score}, ensure_ascii=False),)
+        return (f"{row.lines[0]}\t{score}",) if self.kind == "tsv" else (*row.lines, str(score))
+
+
+def kind_of(path: str) -> str:
+    """Kind of a file of rows, by its name.
+
+    Raises:
+        UserError: it is none.
+    """
+    ending = Path(path.removesuffix(".gz")).suffix
+    if ending not in KINDS:
+        raise UserError(f"{path}: must be {' or '.join(KINDS)}, also with .gz, or two plain text files")
+    return KINDS[ending]
+
+
+def split_slice(name: str) -> tuple[str, slice]:
+    """A path and the rows of it that are meant, all if its name has no slice behind it."""
+    match = _SLICE.fullmatch(name)
+    if match is None or Path(name).exists():
+        return str(Path(name).expanduser()), slice(0, None)
+    start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
+    return str(Path(match["path"]).expanduser()), slice(start or 0, stop)
+
+
+def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
+    text = sentences.get(key)
+    if isinstance(text, list):
+        for word in text:
+            if not isinstance(word, str) or len(word.split()) != 1:
+                raise UserError(f"{place}: {key!r} holds {word!r}, which is not one word")
+        return " ".join(text)
+    if not isinstance(text, str):
+        found = ", ".join(map(repr, sentences))
+        raise UserError(f"{place}: {key!r} holds no sentence; found {found}")
+    return text
+
+
+def _open_to_write(path: Path) -> TextIO:
+    # the ending of the path that is written to is that of the file
+    if path.suffix == ".gz":
+        return gzip.open(path, "wt", encoding="utf-8", newline="\n")
+    return path.open("w", encoding="utf-8", newline="\n")
