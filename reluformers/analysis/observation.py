@@ -405,7 +405,9 @@ def _add_hooked(model: PreTrainedModel, seen: dict[Any, Any], observed: Observed
                 query, key = (_split_heads(seen[module, name], rows) for name in ("query", "key"))
                 if module.query_norm is not None:
                     query, key = module.query_norm(query), module.key_norm(key)
-                rows.cosines = functional.normalize(query, dim=-1) @ functional.normalize(key, dim=-1).transpose(-1, -2)
+                rows.cosines = functional.normalize(query, dim=-1) @ functional.normalize(key, dim=-1).transpose(
+                    -1, -2
+                )
     for site, layer in _layers(model):
         if (layer, "branch") in seen:
             real = observed.attention[site][0].real.squeeze(1)  # [batch, length]

@@ -1,4 +1,4 @@
-"""Classes of tokens: what punctuation, stop words, numbers and parts of words get, and how often they attend to nothing."""
+"""Classes of tokens, such as punctuation and stop words, by which attention is counted."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -32,13 +32,14 @@ def token_classes(tokenizer: PreTrainedTokenizerBase, stop_words: Iterable[str] 
         int64 [vocab_size].
     """
     stop_words = {word.lower() for word in stop_words}
-    pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    marks_parts = any(piece.startswith(_CONTINUED) for piece in pieces if piece)
+    pieces = [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
+    marks_parts = any(piece.startswith(_CONTINUED) for piece in pieces)
     special = set(tokenizer.all_special_ids)
     classes = []
     for number, piece in enumerate(pieces):
-        text = _text(piece or "")
-        begins = not piece.startswith(_CONTINUED) if marks_parts and piece else (piece or "").startswith(_MARKS)
+        # decoded, as byte-level pieces are spelled in other letters
+        text = tokenizer.decode([number]).removeprefix(_CONTINUED).strip("".join(_MARKS) + " ")
+        begins = not piece.startswith(_CONTINUED) if marks_parts else piece.startswith(_MARKS)
         if number in special or not text:
             name = "special"
         elif not any(map(str.isalnum, text)):
@@ -64,8 +65,13 @@ def frequent_words(texts: Iterable[str], number: int = STOP_WORDS) -> list[str]:
     return [word for word, _ in counts.most_common() if any(map(str.isalpha, word))][:number]
 
 
-def _text(piece: str) -> str:
-    return piece.removeprefix(_CONTINUED).lstrip("".join(_MARKS))
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
+    """Tokens as somebody can read them, with "▁" for a blank before one."""
+    ids, texts = list(ids), []
+    for number, piece in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+        mark = "▁" if piece.startswith(_MARKS) else ""
+        texts.append((mark + tokenizer.decode([number]).strip()) or piece)
+    return texts
 
 
 def _bare(word: str) -> str:

@@ -144,7 +144,9 @@ def test_vision_models(name):
     for module, output in seen.items():
         site = "pooling" if "pooler" in module else "encoder"
         rows = observed.attention[site][int(module.split(".")[2]) if site == "encoder" else 0]
-        torch.testing.assert_close((rows.weights @ rows.values).transpose(1, 2).flatten(2), output, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            (rows.weights @ rows.values).transpose(1, 2).flatten(2), output, rtol=1e-4, atol=1e-5
+        )
     places = observed.attention["encoder"][0].places
     assert places[-6:].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     assert len(places) == (7 if name in ("vit", "cls") else 6)
@@ -255,7 +257,9 @@ def test_a_batch_at_a_time_or_all_at_once():
                 values, others = ([part["overall"], *part["heads"]] for part in (layer, other))
                 assert [value is None for value in values] == [value is None for value in others], name
                 known = [value for value in values if value is not None]
-                assert known == pytest.approx([value for value in others if value is not None], rel=1e-4, abs=1e-5), name
+                assert known == pytest.approx([value for value in others if value is not None], rel=1e-4, abs=1e-5), (
+                    name
+                )
 
 
 def test_heads_are_in_the_order_of_the_weights():

@@ -42,7 +42,11 @@ def test_statistics_of_parameters():
     model = AutoModelForSeq2SeqLM.from_config(seq2seq_config("qknorm", **TINY))
     statistics = parameter_statistics(model)
     assert set(statistics) == {"ffn_anisotropy", "scale"}
-    assert {site: len(layers) for site, layers in statistics["scale"].items()} == {"encoder": 1, "decoder": 2, "cross": 2}
+    assert {site: len(layers) for site, layers in statistics["scale"].items()} == {
+        "encoder": 1,
+        "decoder": 2,
+        "cross": 2,
+    }
     with torch.no_grad():
         model.model.decoder.layers[1].cross_attn.scale.fill_(7.0)
     assert parameter_statistics(model)["scale"]["cross"][1] == {"overall": 7.0, "heads": []}
@@ -73,9 +77,7 @@ def test_parameters_are_those_of_a_model(preset):
     model = AutoModelForSeq2SeqLM.from_config(config)
     module = model.model.decoder.layers[0].cross_attn
     assert sum(parameter.numel() for parameter in module.parameters()) == attention_parameters(preset, width=8)
-    counted = transformer_parameters(
-        preset, vocab_size=50, width=8, ffn_width=12, encoder_layers=2, decoder_layers=3
-    )
+    counted = transformer_parameters(preset, vocab_size=50, width=8, ffn_width=12, encoder_layers=2, decoder_layers=3)
     # of the embeddings' side, configurations may add a bias or a head's bias, which no formula of the paper has
     others = sum(p.numel() for name, p in model.named_parameters() if "bias" in name and ".layers." not in name)
     assert model.num_parameters() == counted + others

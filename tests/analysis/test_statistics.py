@@ -286,7 +286,9 @@ def test_head_diversity_by_hand():
     visible = torch.ones(1, 1, 2, dtype=torch.bool)
 
     def diversity(*heads) -> dict:
-        results = measured(HeadDiversity((1.0,)), Rows.of(torch.tensor([[[row] for row in heads]]), visible, visible[..., 0]))
+        results = measured(
+            HeadDiversity((1.0,)), Rows.of(torch.tensor([[[row] for row in heads]]), visible, visible[..., 0])
+        )
         return {name: layer["overall"] for name, layer in results.items()}
 
     assert diversity([1.0, 0.0], [0.0, 1.0]) == {"head_diversity": pytest.approx(math.log(2))}
@@ -301,7 +303,9 @@ def test_head_diversity_by_hand():
 
 def test_cosine_saturation():
     def naive(batches, heads):
-        sizes = [[abs(rows.cosines[b, h, i, j].item()) for j in keys] for rows, h, b, i, keys, *_ in over(batches, heads)]
+        sizes = [
+            [abs(rows.cosines[b, h, i, j].item()) for j in keys] for rows, h, b, i, keys, *_ in over(batches, heads)
+        ]
         return {
             "cosine_max": mean(map(max, sizes)),
             "cosine_saturated": mean(size >= 0.9 for row in sizes for size in row),
@@ -342,7 +346,13 @@ def test_what_nothing_was_seen_of_is_not_reported():
     results = {}
     for statistic in all_statistics():
         results |= measured(statistic, Rows.of(weights, visible, visible[..., 0]))
-    assert set(results) == {"zeros", "null_rate", "row_sum", "head_diversity", *(f"head_diversity.{t}" for t in (1, 0.5, 0.25, 0.1))}
+    assert set(results) == {
+        "zeros",
+        "null_rate",
+        "row_sum",
+        "head_diversity",
+        *(f"head_diversity.{t}" for t in (1, 0.5, 0.25, 0.1)),
+    }
     assert results["null_rate"] == {"overall": 1.0, "heads": [1.0, 1.0]}
 
 
@@ -358,5 +368,7 @@ def test_memory_does_not_grow_with_the_data():
     for seed in range(3):
         for statistic in statistics:
             statistic.update(Observed({}, {"encoder": [random_rows(seed)]}, {"encoder": [random_feed_forward(seed)]}))
-        sizes.append([sums.numel() for statistic in statistics for layers in statistic.sums.values() for sums in layers])
+        sizes.append(
+            [sums.numel() for statistic in statistics for layers in statistic.sums.values() for sums in layers]
+        )
     assert sizes[0] == sizes[1] == sizes[2]
