@@ -22,6 +22,8 @@ EXTRAS_REQUIRE = {
     ],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
+    # the page of `reluformers analyse`
+    "analysis": ["jinja2>=3.1"],  # its template
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
     # what `make demo` trains on
@@ -79,6 +81,7 @@ setup(
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
+        "reluformers.analysis": ["report.html"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],

@@ -11,6 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from reluformers.attention_statistics import MISSING, SITE_NAMES
 
+from .tokens import CLASSES
+
 WIDTH, HEIGHT = 300, 170  # of a chart, in units of its view box
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 8, 24
 
@@ -68,7 +70,7 @@ SECTIONS = (
         "A row of zeros alone is a null row: the head adds nothing for this query. Only attention that does not force "
         "rows to sum to 1 can do so. Heads specialise by it: some are silent nearly always, and speak after a comma, "
         "say, or a verb.\n"
-        "Dashed: every source beside the translation of another one. If cross-attention finds less to attend to there, "
+        "Dashed: every source beside the translation of another one. If cross-attention finds less to look at there, "
         "its null rate tells wrong pairs from right ones.",
         {"null_rate": "null rows", "null_rate.variance": "variance of the null rate over heads"},
         {"null_rate": "null_rate.shuffled"},
@@ -78,9 +80,9 @@ SECTIONS = (
     ),
     Section(
         "How focused is a row?",
-        "Entropy is 0 when a row has one weight and log n when it has n equal ones (in nats). Below, the share of all "
-        "weight that the largest few percent of the keys get: the higher, the more it is centred on them. Null rows are "
-        "left out.",
+        "Entropy is 0 when a row has one weight and log n when it has n equal ones (in nats). Below, the share of the "
+        "weight that the largest few percent of the keys get: the higher, the more it is centred on them. Null rows "
+        "are left out.",
         {"entropy": "entropy in nats"},
         {},
         heads=("entropy",),
@@ -118,9 +120,9 @@ SECTIONS = (
     ),
     Section(
         "Do the heads of a layer do different things?",
-        "Jensen–Shannon divergence between the heads of a layer: 0 if all give the same weights, log H if H heads have "
-        "nothing in common. A null row counts as looking at a key of its own. Below, for weights that do not sum to 1, "
-        "as ReLA renormalises them, by its temperature τ.",
+        "Jensen–Shannon divergence between the heads of a layer: 0 if all give the same weights, log H if H heads "
+        "have nothing in common. A null row counts as looking at a key of its own. Below, for weights that do not sum "
+        "to 1, as ReLA renormalises them, by its temperature τ.",
         {"head_diversity": "divergence in nats"},
         {},
         curves={"head_diversity": "temperature τ"},
@@ -160,7 +162,7 @@ SECTIONS = (
 NAMES = {
     "zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy", "row_sum": "sum of a row",
     "sink": "share of the first key", "distance": "distance", "cosine_max": "largest cosine",
-    "mass": "weight by class",
+    "mass": "share of the weight",
 }  # fmt: skip
 _GLANCE = {
     "zeros": ("zero weights", percent),
@@ -169,7 +171,7 @@ _GLANCE = {
     "entropy": ("entropy", plain),
     "row_sum": ("row sum", plain),
     "sink": ("on the first key", percent),
-    "accuracy": ("next word right", percent),
+    "accuracy": ("right answers", percent),
 }
 
 
@@ -222,17 +224,17 @@ def _draw(section: Section, models: Analysis) -> dict[str, Any]:
     lines = []
     for name, title in section.lines.items():
         dashed = section.dashed.get(name)
-        charts = _charts(
-            lambda site, name=name, dashed=dashed: _layer_lines(models, name, dashed, site), section.text_of
-        )
+        text_of = plain if name.endswith("variance") else section.text_of
+        charts = _charts(lambda site, name=name, dashed=dashed: _layer_lines(models, name, dashed, site), text_of)
         if charts:
             lines.append({"title": f"{title}, by layer", "charts": charts})
     for prefix, axis in (section.curves or {}).items():
         charts = _charts(lambda site, prefix=prefix: _curves(models, prefix, site), section.text_of)
         if charts:
             lines.append({"title": f"by {axis} (mean over layers)", "charts": charts})
-    heads = [table for name in section.heads for table in _head_tables(models, name, section.text_of)]
-    classes = [bars for prefix, mark in (section.classes or {}).items() for bars in _class_bars(models, prefix, mark)]
+    heads = [_head_tables(models, name, section.text_of) for name in section.heads]
+    classes = [_class_bars(models, prefix, mark) for prefix, mark in (section.classes or {}).items()]
+    heads, classes = ([part for part in parts if part] for parts in (heads, classes))
     return {
         "title": section.title,
         "paragraphs": section.text.split("\n"),
@@ -307,47 +309,40 @@ def _charts(lines_of: Callable[[str], Lines], text_of: Callable[[float], str]) -
     return charts
 
 
-def _head_tables(models: Analysis, name: str, text_of: Callable[[float], str]) -> list[dict[str, Any]]:
-    """One for each site, with the layers and heads of every model; the deepest colour is the largest value of all."""
-    tables = []
-    for site in SITE_NAMES:
-        layers = {model: results["statistics"].get(name, {}).get(site, []) for model, results in models.items()}
-        values = [value for rows in layers.values() for row in rows for value in row["heads"] if value is not None]
-        # what is all zeros, as softmax's null rates are, is said by the lines above
-        if not values or max(values) <= 0:
-            continue
-        largest = max(values)
-        tables.append(
-            {
-                "title": f"{NAMES[name]} by head, {SITE_NAMES[site]}",
-                "models": {
-                    model: [
-                        [(value, text_of(value) if value is not None else MISSING) for value in row["heads"]]
-                        for row in rows
-                    ]
-                    for model, rows in layers.items()
-                    if any(row["heads"] for row in rows)
-                },
-                "largest": largest,
-            }
-        )
-    return tables
+def _head_tables(models: Analysis, name: str, text_of: Callable[[float], str]) -> dict[str, Any] | None:
+    """A table for each site of each model, layers by heads; the deepest colour is the largest value of all.
+
+    None where no head has a value above 0, as null rates of softmax: the lines say so.
+    """
+    tables = {
+        f"{SITE_NAMES[site]}, {model}": [row["heads"] for row in results["statistics"][name][site]]
+        for site in SITE_NAMES
+        for model, results in models.items()
+        if site in results["statistics"].get(name, {})
+    }
+    largest = max((value or 0 for rows in tables.values() for row in rows for value in row), default=0)
+    if largest <= 0:
+        return None
+
+    def cell(value: float | None) -> tuple[float, str]:
+        return (0.0, MISSING) if value is None else (max(value, 0.0) / largest, text_of(value))
+
+    cells = {caption: [list(map(cell, row)) for row in rows] for caption, rows in tables.items() if any(rows)}
+    return {"title": f"{NAMES[name]}, by head", "tables": cells}
 
 
-def _class_bars(models: Analysis, prefix: str, mark: str) -> list[dict[str, Any]]:
-    """One for each site: class → model → share, and the mark beside it; means over layers."""
-    charts = []
+def _class_bars(models: Analysis, prefix: str, mark: str) -> dict[str, Any] | None:
+    """Site → class → model, share and the mark beside it, means over layers; None where all shares are 0."""
+    charts: dict[str, dict[str, list[tuple[str, float, float | None]]]] = {}
     for site in SITE_NAMES:
-        rows: dict[str, list[tuple[str, float, float | None]]] = {}
         for model, results in models.items():
-            for name, sites in results["statistics"].items():
-                kind = name.removeprefix(f"{prefix}.")
-                if kind == name or kind in ("variance", "shuffled") or site not in sites:
-                    continue
-                value = _mean_over_layers({site: sites[site]})
-                beside = results["statistics"].get(f"{mark}.{kind}", {}).get(site, [])
+            for kind in CLASSES:
+                value, beside = (
+                    _mean_over_layers({site: results["statistics"].get(f"{name}.{kind}", {}).get(site, [])})
+                    for name in (prefix, mark)
+                )
                 if value is not None:
-                    rows.setdefault(kind, []).append((model, value, _mean_over_layers({site: beside})))
-        if any(value > 0 for parts in rows.values() for _, value, _ in parts):
-            charts.append({"title": f"{NAMES[prefix]}, {SITE_NAMES[site]}", "rows": rows})
-    return charts
+                    chart = charts.setdefault(SITE_NAMES[site], {kind: [] for kind in CLASSES})
+                    chart[kind].append((model, value, beside))
+    shares = [value for chart in charts.values() for parts in chart.values() for _, value, _ in parts]
+    return {"title": f"{NAMES[prefix]}, by class of token", "charts": charts} if any(shares) else None
