@@ -39,9 +39,8 @@ class Section:
         lines: statistics that go through the layers, name → what it is called.
         dashed: name in `lines` → statistic that is drawn dashed beside it.
         heads: statistics that are shown for each head.
-        curves: statistics with a number in their name, such as "top_share" → what the number is.
+        curves: statistics with a number in their name, such as "top_share" → what is shown by what.
         classes: statistics with a class of tokens in their name → one that is the mark beside it, or "".
-        text_of: how values are written.
     """
 
     title: str
@@ -51,7 +50,6 @@ class Section:
     heads: Sequence[str] = ()
     curves: Mapping[str, str] | None = None
     classes: Mapping[str, str] | None = None
-    text_of: Callable[[float], str] = plain
 
 
 SECTIONS = (
@@ -63,7 +61,6 @@ SECTIONS = (
         {"zeros": "zero weights"},
         {},
         heads=("zeros",),
-        text_of=percent,
     ),
     Section(
         "Which heads attend to nothing?",
@@ -76,7 +73,6 @@ SECTIONS = (
         {"null_rate": "null_rate.shuffled"},
         heads=("null_rate",),
         classes={"null_rate": ""},
-        text_of=percent,
     ),
     Section(
         "How focused is a row?",
@@ -86,7 +82,7 @@ SECTIONS = (
         {"entropy": "entropy in nats"},
         {},
         heads=("entropy",),
-        curves={"top_share": "largest % of the keys"},
+        curves={"top_share": "share of the weight on the largest % of the keys"},
     ),
     Section(
         "How much weight does a row give in all?",
@@ -116,7 +112,6 @@ SECTIONS = (
         {},
         {},
         classes={"mass": "keys"},
-        text_of=percent,
     ),
     Section(
         "Do the heads of a layer do different things?",
@@ -125,7 +120,7 @@ SECTIONS = (
         "to 1, as ReLA renormalises them, by its temperature τ.",
         {"head_diversity": "divergence in nats"},
         {},
-        curves={"head_diversity": "temperature τ"},
+        curves={"head_diversity": "divergence in nats by temperature τ"},
     ),
     Section(
         "Does the output grow with the length?",
@@ -133,7 +128,7 @@ SECTIONS = (
         "plain ReLU weights it grows like n/2, which is why ReLUFormer divides them by √(n/2).",
         {},
         {},
-        curves={"output_variance": "visible keys n, from"},
+        curves={"output_variance": "variance by the number of visible keys, each up to the next"},
     ),
     Section(
         "What do the feed-forward networks do?",
@@ -142,7 +137,7 @@ SECTIONS = (
         "they differ. Below, the share of all inner states that the largest few percent have.",
         {"ffn_variance_ratio": "variance ratio", "ffn_anisotropy": "anisotropy of the values"},
         {},
-        curves={"ffn_top_share": "largest % of the slots"},
+        curves={"ffn_top_share": "share of the largest % of the slots"},
     ),
     Section(
         "What was learned beside the weights?",
@@ -165,14 +160,12 @@ NAMES = {
     "mass": "share of the weight",
 }  # fmt: skip
 _GLANCE = {
-    "zeros": ("zero weights", percent),
-    "null_rate": ("null rows", percent),
-    "null_rate.shuffled": ("null rows, wrong pairs", percent),
-    "entropy": ("entropy", plain),
-    "row_sum": ("row sum", plain),
-    "sink": ("on the first key", percent),
-    "accuracy": ("right answers", percent),
-}
+    "zeros": "zero weights", "null_rate": "null rows", "null_rate.shuffled": "null rows, wrong pairs",
+    "entropy": "entropy", "row_sum": "row sum", "sink": "on the first key", "accuracy": "right answers",
+}  # fmt: skip
+_SHARES = {
+    "zeros", "null_rate", "null_rate.shuffled", "sink", "accuracy", "top_share", "ffn_top_share", "cosine_saturated",
+}  # fmt: skip
 
 
 def render_report(analysis: Analysis) -> str:
@@ -206,12 +199,17 @@ def _glance(models: Analysis) -> dict[str, Any]:
     }
     keys = [key for key in _GLANCE if any(row[key] is not None for row in rows.values())]
     return {
-        "columns": [_GLANCE[key][0] for key in keys],
+        "columns": [_GLANCE[key] for key in keys],
         "rows": {
-            name: [MISSING if row[key] is None else _GLANCE[key][1](row[key]) for key in keys]
+            name: [MISSING if row[key] is None else _text_of(key)(row[key]) for key in keys]
             for name, row in rows.items()
         },
     }
+
+
+def _text_of(name: str) -> Callable[[float], str]:
+    """How values of a statistic are written."""
+    return percent if name in _SHARES else plain
 
 
 def _mean_over_layers(sites: Mapping[str, Any]) -> float | None:
@@ -224,15 +222,16 @@ def _draw(section: Section, models: Analysis) -> dict[str, Any]:
     lines = []
     for name, title in section.lines.items():
         dashed = section.dashed.get(name)
-        text_of = plain if name.endswith("variance") else section.text_of
-        charts = _charts(lambda site, name=name, dashed=dashed: _layer_lines(models, name, dashed, site), text_of)
+        charts = _charts(
+            lambda site, name=name, dashed=dashed: _layer_lines(models, name, dashed, site), _text_of(name)
+        )
         if charts:
             lines.append({"title": f"{title}, by layer", "charts": charts})
-    for prefix, axis in (section.curves or {}).items():
-        charts = _charts(lambda site, prefix=prefix: _curves(models, prefix, site), section.text_of)
+    for prefix, title in (section.curves or {}).items():
+        charts = _charts(lambda site, prefix=prefix: _curves(models, prefix, site), _text_of(prefix))
         if charts:
-            lines.append({"title": f"by {axis} (mean over layers)", "charts": charts})
-    heads = [_head_tables(models, name, section.text_of) for name in section.heads]
+            lines.append({"title": f"{title} (mean over layers)", "charts": charts})
+    heads = [_head_tables(models, name) for name in section.heads]
     classes = [_class_bars(models, prefix, mark) for prefix, mark in (section.classes or {}).items()]
     heads, classes = ([part for part in parts if part] for parts in (heads, classes))
     return {
@@ -309,26 +308,29 @@ def _charts(lines_of: Callable[[str], Lines], text_of: Callable[[float], str]) -
     return charts
 
 
-def _head_tables(models: Analysis, name: str, text_of: Callable[[float], str]) -> dict[str, Any] | None:
-    """A table for each site of each model, layers by heads; the deepest colour is the largest value of all.
+def _head_tables(models: Analysis, name: str) -> dict[str, Any] | None:
+    """Site → model → layers by heads; the deepest colour is the largest value of all.
 
     None where no head has a value above 0, as null rates of softmax: the lines say so.
     """
-    tables = {
-        f"{SITE_NAMES[site]}, {model}": [row["heads"] for row in results["statistics"][name][site]]
-        for site in SITE_NAMES
-        for model, results in models.items()
-        if site in results["statistics"].get(name, {})
-    }
-    largest = max((value or 0 for rows in tables.values() for row in rows for value in row), default=0)
+    statistics = {model: results["statistics"].get(name, {}) for model, results in models.items()}
+    rows = [row for sites in statistics.values() for layers in sites.values() for row in layers]
+    largest = max((value or 0 for row in rows for value in row["heads"]), default=0)
     if largest <= 0:
         return None
 
     def cell(value: float | None) -> tuple[float, str]:
-        return (0.0, MISSING) if value is None else (max(value, 0.0) / largest, text_of(value))
+        return (0.0, MISSING) if value is None else (max(value, 0.0) / largest, _text_of(name)(value))
 
-    cells = {caption: [list(map(cell, row)) for row in rows] for caption, rows in tables.items() if any(rows)}
-    return {"title": f"{NAMES[name]}, by head", "tables": cells}
+    tables = {
+        SITE_NAMES[site]: {
+            model: [list(map(cell, row["heads"])) for row in sites[site]]
+            for model, sites in statistics.items()
+            if any(row["heads"] for row in sites.get(site, []))
+        }
+        for site in SITE_NAMES
+    }
+    return {"title": f"{NAMES[name]}, by head", "sites": {site: shown for site, shown in tables.items() if shown}}
 
 
 def _class_bars(models: Analysis, prefix: str, mark: str) -> dict[str, Any] | None:

@@ -61,9 +61,10 @@ def run(options: argparse.Namespace) -> None:
     page = output.with_suffix(".html")
     check_output_files(output, page)
     task = common_task(options)
-    names = run_names([Path(model) for model in options.models])
+    models = dict.fromkeys(options.models)
+    names = run_names([Path(model) for model in models])
     analysis: dict[str, Any] = {"format_version": FORMAT_VERSION, "task": task.name, "models": {}}
-    for model in options.models:
+    for model in models:
         results, about = measure(model, task, options)
         analysis |= about
         analysis["models"][names[Path(model)]] = results
