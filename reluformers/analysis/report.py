@@ -65,8 +65,8 @@ SECTIONS = (
     Section(
         "Which heads attend to nothing?",
         "A row of zeros alone is a null row: the head adds nothing for this query. Only attention that does not force "
-        "rows to sum to 1 can do so. Heads specialise by it: some are silent nearly always, and speak after a comma, "
-        "say, or a verb.\n"
+        "rows to sum to 1 can do so. The authors of ReLA saw heads specialise by it: silent nearly always, but not "
+        "after a comma, say, or a verb.\n"
         "Dashed: every source beside the translation of another one. If cross-attention finds less to look at there, "
         "its null rate tells wrong pairs from right ones.",
         {"null_rate": "null rows", "null_rate.variance": "variance of the null rate over heads"},
