@@ -12,11 +12,9 @@ Examples:
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 import transformers
 from tqdm.auto import tqdm
@@ -28,7 +26,7 @@ from reluformers.data_names import source_name
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import load_config
-from reluformers.scorer import shows_progress
+from reluformers.scorer import hide_unwatched_progress, shows_progress
 from reluformers.tasks import TASKS, Task, task_of
 
 from .compare import run_names
@@ -53,8 +51,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure and write."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    hide_unwatched_progress()
     output = Path(options.output)
     if output.suffix != ".json":
         raise UserError(f"--output is {options.output}, but must end in .json")
