@@ -24,6 +24,8 @@ EXTRAS_REQUIRE = {
     "slurm": ["submitit>=1.5.1"],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
+    # the page of `reluformers analyse`
+    "analysis": ["jinja2>=3.1"],  # its template
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
     # what `make demo` trains on
@@ -88,6 +90,7 @@ setup(
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
+        "reluformers.analysis": ["report.html"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],

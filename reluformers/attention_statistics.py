@@ -1,14 +1,14 @@
 """How sparse, how empty and how spread out the attention of a model was, as it is written down."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .checked_fields import build, check_mapping
 from .errors import UserError
 
 MISSING = "–"  # in a cell, what is not known
-SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention", "pooling": "pooling query"}
 
 
 @dataclass
@@ -41,10 +41,17 @@ class AttentionStatistics:
 
 @dataclass
 class SiteStatistics:
-    """Statistics of one attention site: of each layer, from the first, and of all of them."""
+    """Statistics of one attention site.
+
+    Args:
+        layers: of each layer, from the first.
+        overall: of all of them.
+        heads: of each head of each layer; empty where it was not written down.
+    """
 
     layers: list[AttentionStatistics]
     overall: AttentionStatistics
+    heads: list[list[AttentionStatistics]] = field(default_factory=list)
 
 
 @dataclass
@@ -52,7 +59,7 @@ class AttentionReport:
     """Statistics of a model's attention.
 
     Args:
-        sites: "encoder", "decoder", "cross", as far as the model has them → statistics.
+        sites: "encoder", "decoder", "cross", "pooling", as far as the model has them → statistics.
         overall: of all sites.
     """
 
@@ -73,14 +80,18 @@ class AttentionReport:
         parts = {site: check_mapping(f"attention.{site}", part) for site, part in values.items() if site != "overall"}
         sites = {}
         for site, part in parts.items():
-            layers = part.get("layers")
+            layers, heads = part.get("layers"), part.get("heads", [])
             if not isinstance(layers, list):
                 raise UserError(f"attention.{site}.layers is {layers!r}, but must be a list")
+            if not isinstance(heads, list) or not all(isinstance(layer, list) for layer in heads):
+                raise UserError(f"attention.{site}.heads is {heads!r}, but must be a list of lists")
             sites[site] = SiteStatistics(
-                [
-                    build(f"attention.{site}.layers[{number}]", AttentionStatistics, row)
-                    for number, row in enumerate(layers)
-                ],
+                _rows(f"attention.{site}.layers", layers),
                 build(f"attention.{site}.overall", AttentionStatistics, part.get("overall")),
+                [_rows(f"attention.{site}.heads[{number}]", layer) for number, layer in enumerate(heads)],
             )
         return cls(sites, build("attention.overall", AttentionStatistics, values.get("overall")))
+
+
+def _rows(name: str, rows: list[Any]) -> list[AttentionStatistics]:
+    return [build(f"{name}[{number}]", AttentionStatistics, row) for number, row in enumerate(rows)]

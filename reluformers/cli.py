@@ -16,6 +16,7 @@ from .errors import run_main
 COMMANDS = {
     "train": "train a model from a recipe",
     "evaluate": "score a saved model",
+    "analyse": "measure what the attention of saved models does, and draw it",
     "compare": "put finished runs side by side",
     "table": "run the rows of a paper's table and judge its claims",
     "align": "align the words of parallel text",

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .analysis.attention_report import attention_report
+from .analysis.model_analysis import Side
 from .circumstances import current_circumstances
 from .errors import UserError
 from .results import Evaluation, Score, ScoredData
@@ -58,8 +59,13 @@ class Scorer(ABC):
 
     @staticmethod
     @abstractmethod
-    def add_arguments(group: argparse._ActionsContainer) -> None:
-        """Add the options that this task has beside the common ones."""
+    def add_data_arguments(group: argparse._ActionsContainer) -> None:
+        """Add the options that say what the rows are and how they are batched."""
+
+    @classmethod
+    @abstractmethod
+    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
+        """Add all options that this task has beside the common ones."""
 
     @staticmethod
     @abstractmethod
@@ -94,6 +100,10 @@ class Scorer(ABC):
     @abstractmethod
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The rows as `attention_report` takes them."""
+
+    def sides(self) -> Sequence[Side]:
+        """Tokenizers and texts of source and target; none of a task without texts."""
+        return ()
 
     @abstractmethod
     def write_files(self, answers: Any, evaluation: Evaluation) -> None:

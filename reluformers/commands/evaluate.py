@@ -62,10 +62,10 @@ def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
     Raises:
         UserError: one is given; names it.
     """
-    own = _defaults(task)
+    own = default_options(task)
     for other in TASKS.values():
-        for name, default in _defaults(other).items():
-            if name not in own and vars(options)[name] != default:
+        for name, default in default_options(other).items():
+            if name not in own and vars(options).get(name, default) != default:
                 raise UserError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
 
 
@@ -81,7 +81,7 @@ def describe(evaluation: Evaluation) -> list[str]:
     return [*lines, f"{data.rows} {data.unit}, {speed}"]
 
 
-def _defaults(task: Task) -> dict[str, object]:
+def default_options(task: Task) -> dict[str, object]:
     """Name → default of the options that are a task's own."""
     parser = argparse.ArgumentParser(add_help=False)
     task.scorer.add_arguments(parser)

@@ -24,12 +24,17 @@ class ImageScorer(Scorer):
     """Classifies a split and compares with its labels; see `Scorer`."""
 
     @staticmethod
-    def add_arguments(group: argparse._ActionsContainer) -> None:
-        """Columns, batches and the confusion matrix."""
+    def add_data_arguments(group: argparse._ActionsContainer) -> None:
+        """Columns and batches."""
         group.add_argument("--image_column", help="column of the images, if there are several")
         group.add_argument("--label_column", help="column of the classes, if there are several")
         group.add_argument("--batch_size", type=int, default=64, help="images of a batch")
         group.add_argument("--num_workers", type=int, default=0, help="processes that decode images; 0 = this one")
+
+    @classmethod
+    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
+        """Columns, batches and the confusion matrix."""
+        cls.add_data_arguments(group)
         group.add_argument("--confusion_matrix", help="picture of what was taken for what, .png or .svg")
 
     @staticmethod

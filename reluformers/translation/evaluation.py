@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
+from reluformers.analysis.model_analysis import Side
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
 from reluformers.results import Score, ScoredData, checksum
@@ -33,20 +34,25 @@ class TranslationScorer(Scorer):
     """Translates a split and compares with its references; see `Scorer`."""
 
     @staticmethod
-    def add_arguments(group: argparse._ActionsContainer) -> None:
-        """Languages, search and scoring."""
+    def add_data_arguments(group: argparse._ActionsContainer) -> None:
+        """Languages and batches."""
         group.add_argument("--source_lang", help="language to translate from, such as en; needed")
         group.add_argument("--target_lang", help="language to translate to, such as de; needed")
         group.add_argument("--document_column", help="column of the document's id, for --document_tokens")
         group.add_argument(
             "--document_tokens", type=int, help="join the sentences of a document up to so many tokens (ReLUFormer, B)"
         )
+        group.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
+
+    @classmethod
+    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
+        """Languages, batches, search and scoring."""
+        cls.add_data_arguments(group)
         group.add_argument("--num_beams", type=int, default=5, help="beams; 1 is greedy search")
         group.add_argument("--length_penalty", type=float, default=1.0, help="exponent a of the length penalty")
         group.add_argument("--penalty", choices=PENALTIES, default="hf", help="hf: len^a, wu: ((5 + len)/6)^a")
         group.add_argument("--early_stopping", choices=EARLY_STOPPING, default="false", help="end of a beam search")
         group.add_argument("--min_new_tokens", type=int, default=0, help="tokens; 1 forbids empty translations")
-        group.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
         group.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer; none for text in tokens")
         group.add_argument("--predictions", help="text file for the translations, one per line")
 
@@ -140,6 +146,13 @@ class TranslationScorer(Scorer):
             max_length=self.model.config.max_position_embeddings,
             max_tokens=self.options.max_tokens,
         )
+
+    def sides(self) -> list[Side]:
+        """Those of the pairs."""
+        return [
+            Side(tokenizer, self.pairs[column])
+            for tokenizer, column in zip(self.tokenizers, ("source", "target"), strict=True)
+        ]
 
     def write_files(self, answers: list[str], evaluation) -> None:
         """Write the translations, a line each."""

@@ -56,13 +56,13 @@ def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_sums_are_those_of_loops(seed):
     weights, visible, real = random_case(seed)
     expected = list(naive_counts(weights, visible, real).values())
-    torch.testing.assert_close(weight_sums(weights, visible, real), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(weight_sums(weights, visible, real).sum(0), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_known_values():
     weights = torch.tensor([[[[0.5, 0.5, 0.0, 9.0], [0.0, 0.0, 0.0, 9.0], [2.0, 0.0, 0.0, 9.0]]]])
     visible = torch.tensor([[[True, True, True, False]] * 3])
-    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0]).tolist()
+    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0])[0].tolist()
     assert (pairs, zeros, rows, null, spread) == (9, 6, 3, 1, 2)
     assert entropy == pytest.approx(math.log(2))
     assert row_sum == pytest.approx(3.0)
@@ -71,7 +71,7 @@ def test_known_values():
 def test_negative_weights_have_no_entropy_but_are_counted():
     weights = torch.tensor([[[[3.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]])
     visible = torch.ones(1, 3, 2, dtype=torch.bool)
-    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0]).tolist()
+    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0])[0].tolist()
     assert (pairs, zeros, rows, null, spread) == (6, 0, 3, 0, 1)
     assert entropy == pytest.approx(math.log(2))
     assert row_sum == pytest.approx(4.0)
@@ -141,16 +141,26 @@ def summed(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
-    """The same for images, where every pair is visible."""
+    """The same for images, where every pair is visible; the weights of the pooling query are seen by a hook."""
+    pooled = []
+    pooler = getattr(model, "vit", None) and model.vit.pooler
+    if hasattr(pooler, "attention"):
+        hook = pooler.attention.register_forward_hook(lambda _module, _inputs, outputs: pooled.append((outputs[1],)))
+        model.set_attn_implementation("eager")
     with torch.no_grad():
         results = [model(pixel_values=batch["pixel_values"], output_attentions=True).attentions for batch in batches]
-    layers = []
-    for parts in zip(*results, strict=True):
-        masks = [torch.ones_like(weights[:, 0], dtype=torch.bool) for weights in parts]
-        layers.append(
-            summed([naive_counts(part, mask, mask[:, :, 0]) for part, mask in zip(parts, masks, strict=True)])
-        )
-    return {"encoder": layers}
+    sites = {"encoder": results}
+    if pooled:
+        hook.remove()
+        sites["pooling"] = pooled
+    totals = {}
+    for site, batches_of_site in sites.items():
+        totals[site] = []
+        for parts in zip(*batches_of_site, strict=True):
+            masks = [torch.ones_like(weights[:, 0], dtype=torch.bool) for weights in parts]
+            counts = [naive_counts(part, mask, mask[:, :, 0]) for part, mask in zip(parts, masks, strict=True)]
+            totals[site].append(summed(counts))
+    return totals
 
 
 def check_report(model, batches, naive=naive_report) -> AttentionReport:
@@ -176,6 +186,7 @@ def test_report_of_a_softmax_model():
     assert [len(report.sites[site].layers) for site in ("encoder", "decoder", "cross")] == [2, 3, 3]
     # 5 + 3 + 3 source tokens, 2 heads
     assert report.sites["encoder"].layers[0].rows == 22
+    assert [[head.rows for head in layer] for layer in report.sites["encoder"].heads] == [[11, 11]] * 2
     assert AttentionReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
@@ -212,12 +223,13 @@ def test_report_of_vision_models(preset, pooling):
     report = check_report(model, image_batches(), naive_image_report)
     tokens = 5 if pooling == "cls" else 4
     assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
-    assert report.overall == report.sites["encoder"].overall
+    assert set(report.sites) == ({"encoder"} if pooling == "cls" else {"encoder", "pooling"})
     assert (report.overall.zeros > 0) == (preset in ("relu-vit", "rela-g"))
     if preset in ("softmax", "qknorm"):
         assert report.overall.row_sum == pytest.approx(1)
     assert [line.split()[:2] for line in format_attention_report(report).splitlines()[1:]] == [
-        ["encoder", "0"], ["encoder", "1"], ["encoder", "all"], ["all", "all"]
+        ["encoder", "0"], ["encoder", "1"], ["encoder", "all"],
+        *([["pooling", "0"], ["pooling", "all"]] if pooling == "attention" else []), ["all", "all"],
     ]  # fmt: skip
 
 
@@ -251,6 +263,22 @@ def test_model_comes_back_as_it_was():
         attention_report(model, [{"input_ids": torch.tensor([[4, 2]])}])
     assert model.training
     assert model.config._attn_implementation == implementation
+
+
+def test_heads_are_those_of_their_layer_and_files_without_them_are_read():
+    report = attention_report(marian(), BATCHES)
+    for site in report.sites.values():
+        for layer, heads in zip(site.layers, site.heads, strict=True):
+            assert layer.entropy == pytest.approx(sum(head.entropy for head in heads) / len(heads))
+            assert len({head.entropy for head in heads}) == len(heads)
+    values = report.to_dict()
+    for site in ("encoder", "decoder", "cross"):
+        del values[site]["heads"]
+    earlier = AttentionReport.from_dict(values)
+    assert earlier.sites["cross"].heads == []
+    assert earlier.sites["cross"].layers == report.sites["cross"].layers
+    with pytest.raises(ValueError, match=r"attention\.cross\.heads is \[1\], but must be a list of lists"):
+        AttentionReport.from_dict({**values, "cross": {**values["cross"], "heads": [1]}})
 
 
 def test_dropout_is_off():

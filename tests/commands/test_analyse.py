@@ -1,0 +1,158 @@
+"""`reluformers analyse`: models of this library and of transformers beside each other, in JSON and on a page."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+from builders.commands import refusal_of, run_command
+from builders.image_runs import write_images
+from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers.analysis.report import render_report
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+
+VOID = {"meta", "link", "br", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and gathers addresses and text."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.addresses, self.text, self.tags = [], [], "", []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def translators(tmp_path_factory):
+    """A ReLUFormer and a Marian model, both with a tokenizer, and sentence pairs."""
+    folder = tmp_path_factory.mktemp("translators")
+    torch.manual_seed(0)
+    save_translator(folder / "ours")
+    tokenizer = train_tokenizer(TEXTS, 120)
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, bos_token_id=1, forced_eos_token_id=None,
+    )  # fmt: skip
+    MarianMTModel(config).save_pretrained(folder / "marian")
+    save_tokenizers(folder / "marian", tokenizer, None)
+    pairs = [(TEXTS[0], TEXTS[2]), (TEXTS[1], "Zwei <b>Hunde</b> & Gras."), ("A dog runs.", "Ein Hund am Strand.")]
+    lines = [json.dumps({"translation": {"en": source, "de": target}}) for source, target in pairs]
+    (folder / "test.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_translation_models(translators, tmp_path, capsys):
+    run_command(
+        "analyse", translators / "ours", translators / "marian", translators / "test.jsonl", "--source_lang", "en",
+        "--target_lang", "de", "--output", tmp_path / "out" / "analysis.json",
+    )  # fmt: skip
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "ours: 3 sentences",
+        "marian: 3 sentences",
+        *(str(tmp_path / "out" / f"analysis.{end}") for end in ("json", "html")),
+    ]
+    analysis = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    assert analysis["data"] == analysis["data"] | {"source": "test.jsonl", "rows": 3, "source_lang": "en"}
+    assert str(tmp_path) not in json.dumps(analysis)
+    ours, marian = (analysis["models"][name]["statistics"] for name in ("ours", "marian"))
+    assert set(marian) - {"row_sum.right", "entropy.right"} <= set(ours)
+    assert {site: len(layers) for site, layers in ours["zeros"].items()} == {"encoder": 1, "decoder": 2, "cross": 2}
+    assert len(marian["zeros"]["encoder"][0]["heads"]) == 4
+    for name in (
+        "null_rate.shuffled",
+        "null_rate.punctuation",
+        "mass.stop word",
+        "ffn_anisotropy",
+        "null_rate.variance",
+    ):
+        assert name in ours
+    assert marian["row_sum"]["cross"][0]["overall"] == pytest.approx(1)
+    assert all(layer["overall"] == 0 for layer in marian["null_rate"]["cross"])
+    assert analysis["models"]["ours"]["stop_words"][0][0] == "a"
+
+    text = (tmp_path / "out" / "analysis.html").read_text()
+    page = Page(text)
+    assert page.addresses == []
+    assert not any(sign in text for sign in ("http", "url(", "<script", "@import"))
+    for word in ("ours", "marian", "Which heads attend to nothing?", "test.jsonl", "wrong pairs", "head 4"):
+        assert word in page.text
+    assert page.tags.count("svg") > 20
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_what_is_written_by_others_is_escaped(translators, tmp_path):
+    run_command(
+        "analyse", translators / "ours", translators / "test.jsonl", "--source_lang", "en", "--target_lang", "de",
+        "--output", tmp_path / "analysis.json",
+    )  # fmt: skip
+    analysis = json.loads((tmp_path / "analysis.json").read_text())
+    analysis["models"] = {"<script>alert(1)</script>": analysis["models"]["ours"]}
+    text = render_report(analysis)
+    Page(text)
+    assert "<script" not in text
+
+
+def test_image_models(tmp_path, capsys):
+    save_classifier(tmp_path / "ours", pooling="attention")
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    names = dict(enumerate(("cat", "dog", "horse")))
+    config = ViTConfig(**sizes, intermediate_size=16, id2label=names, label2id={name: n for n, name in names.items()})
+    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    data = write_images(tmp_path, "test", 9, list(names.values()))
+    run_command(
+        "analyse", tmp_path / "ours", tmp_path / "vit", data, "--batch_size", 4, "--output", tmp_path / "a.json"
+    )
+    analysis = json.loads((tmp_path / "a.json").read_text())
+    ours, vit = (analysis["models"][name] for name in ("ours", "vit"))
+    assert set(ours["statistics"]["zeros"]) == {"encoder", "pooling"}
+    assert set(vit["statistics"]["zeros"]) == {"encoder"}
+    assert len(ours["rollout"]["map"]) == 2
+    assert len(ours["rollout"]["map"][0]) == 3
+    assert "examples" not in ours
+    assert "null_rate.shuffled" not in ours["statistics"]
+    page = Page((tmp_path / "a.html").read_text())
+    assert "Which patches reach the end?" in page.text
+    assert "Sentences that stand out" not in page.text
+
+
+def test_what_cannot_be_analysed_is_refused(translators, tmp_path, capsys):
+    pairs = (translators / "test.jsonl", "--source_lang", "en")
+    classifier = save_classifier(tmp_path / "classifier")
+    assert "--output is a.html, but must end in .json" in refusal_of(
+        capsys, "analyse", classifier, "x", "--output", "a.html"
+    )
+    line = refusal_of(capsys, "analyse", translators / "ours", classifier, translators / "test.jsonl")
+    assert line.endswith("of image classification; analyse each task by itself")
+    line = refusal_of(capsys, "analyse", classifier, *pairs)
+    assert line.startswith("error: --source_lang is an option of translation")
+    assert "--target_lang is needed" in refusal_of(capsys, "analyse", translators / "ours", *pairs)
+    assert "no such folder" in refusal_of(capsys, "analyse", "./nowhere", "x")
+    assert "arguments are required: data" in refusal_of_usage(capsys, "analyse", translators / "ours")
+
+
+def refusal_of_usage(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit):
+        run_command(*arguments)
+    return capsys.readouterr().err
