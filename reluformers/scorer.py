@@ -67,6 +67,13 @@ class Scorer(ABC):
     def add_arguments(cls, group: argparse._ActionsContainer) -> None:
         """Add all options that this task has beside the common ones."""
 
+    @classmethod
+    def default_options(cls) -> dict[str, Any]:
+        """Name → default of the options that are the task's own."""
+        parser = argparse.ArgumentParser(add_help=False)
+        cls.add_arguments(parser)
+        return vars(parser.parse_args([]))
+
     @staticmethod
     @abstractmethod
     def recipe_options(recipe: Recipe) -> dict[str, Any]:

@@ -25,7 +25,7 @@ FLOORS = (
     ("clean_process",),
     ("training",),
     ("translation", "images"),
-    ("cards", "app"),
+    ("cards", "app", "evidence"),
     ("hub",),
     ("demo",),
     ("commands",),

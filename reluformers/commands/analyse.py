@@ -30,7 +30,7 @@ from reluformers.scorer import hide_unwatched_progress, shows_progress
 from reluformers.tasks import TASKS, Task, task_of
 
 from .compare import run_names
-from .evaluate import check_options_of_others, default_options
+from .evaluate import check_options_of_others
 
 FORMAT_VERSION = 1
 
@@ -96,7 +96,13 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     Raises:
         UserError: model or data cannot be loaded, or do not fit each other.
     """
-    values = {**default_options(task), **vars(options), "model": model, "task": task.name, "attention_report": False}
+    values = {
+        **task.scorer.default_options(),
+        **vars(options),
+        "model": model,
+        "task": task.name,
+        "attention_report": False,
+    }
     scorer = task.scorer(argparse.Namespace(**values))
     data = scorer.load()
     scorer.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")

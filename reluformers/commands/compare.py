@@ -9,7 +9,6 @@ Example:
 
 import argparse
 import json
-import statistics
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from reluformers.errors import UserError
 from reluformers.plotting import plot_training_curves, run_labels
 from reluformers.results import EVALUATION_FILE, METRICS, Evaluation
 from reluformers.tasks import Task, task_named
+from reluformers.training.meter import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
 ATTENTION_COLUMNS = ("zeros", "null rows", "entropy")
@@ -102,7 +102,7 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
         **evaluation.cells(),
         f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
         "parameters": f"{read_json(folder, RESULTS_FILE)['parameters']:,}",
-        task.speed_unit: median_speed(log, task.speeds),
+        task.speed_unit: speed_cell(log, task.speeds),
         **{column: attention[column] for column in ATTENTION_COLUMNS},
     }
 
@@ -114,16 +114,10 @@ def best_dev_score(task: Task, log: list[dict]) -> str:
     return f"{METRICS[task.main_metric].format(best[key])} ({best['epoch']:.0f})" if best else MISSING
 
 
-def median_speed(log: list[dict], keys: tuple[str, ...]) -> str:
-    """The cell of `median_log_speed`."""
-    speed = median_log_speed(log, keys)
+def speed_cell(log: list[dict], keys: tuple[str, ...]) -> str:
+    """The cell of `median_speed`."""
+    speed = median_speed(log, keys)
     return MISSING if speed is None else f"{speed:,.0f}"
-
-
-def median_log_speed(log: list[dict], keys: tuple[str, ...]) -> float | None:
-    """Median over the training log of the sum of `keys`, such as the real tokens of both sides a second."""
-    speeds = [sum(entry[key] for key in keys) for entry in log if all(key in entry for key in keys)]
-    return statistics.median(speeds) if speeds else None
 
 
 def footnotes(evaluations: dict[Path, Evaluation]) -> list[str]:

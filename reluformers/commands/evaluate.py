@@ -62,9 +62,9 @@ def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
     Raises:
         UserError: one is given; names it.
     """
-    own = default_options(task)
+    own = task.scorer.default_options()
     for other in TASKS.values():
-        for name, default in default_options(other).items():
+        for name, default in other.scorer.default_options().items():
             if name not in own and vars(options).get(name, default) != default:
                 raise UserError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
 
@@ -79,10 +79,3 @@ def describe(evaluation: Evaluation) -> list[str]:
     data = evaluation.data
     speed = f"{evaluation.rows_per_second:.1f} per second on {evaluation.circumstances.device}"
     return [*lines, f"{data.rows} {data.unit}, {speed}"]
-
-
-def default_options(task: Task) -> dict[str, object]:
-    """Name → default of the options that are a task's own."""
-    parser = argparse.ArgumentParser(add_help=False)
-    task.scorer.add_arguments(parser)
-    return vars(parser.parse_args([]))

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from reluformers.cli import build_parser
-from reluformers.commands.compare import median_log_speed
 from reluformers.data_names import source_name
-from reluformers.errors import UserError, run_main
+from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import Task, task_named
+from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 
@@ -81,7 +80,13 @@ def _run(job: Job) -> None:
     # scored below, from the saved folder, as anybody would
     trained = replace(recipe, data=replace(recipe.data, test=None))
     is_resumed = any(Path(job.folder).glob("checkpoint-*"))
-    results = task.train(trained, job.folder, resume="auto", report=print)
+    try:
+        results = task.train(trained, job.folder, resume="auto", report=print)
+    except DivergenceError as error:
+        # so it would every time
+        RunRecord(job.name, public_sections(recipe), job.evaluate, diverged=str(error)).save(Path(job.records))
+        print(f"{job.name}: {error}")
+        return
     scorer = task.scorer(scoring_options(task, recipe, job))
     evaluation = scorer.run()
     evaluation.model = None
@@ -99,7 +104,7 @@ def _run(job: Job) -> None:
         seconds=results.get("training_seconds"),
         processor_seconds=None if is_resumed else round(_processor_seconds(), 1),
         memory=round(_peak_memory() / 2**30, 3),
-        tokens_per_second=median_log_speed(log, task.speeds),
+        tokens_per_second=median_speed(log, task.speeds),
     )
     outputs = scorer.answers if isinstance(scorer.answers, list) else None
     record.save(Path(job.records), scorer.row_statistics(scorer.answers), outputs)
@@ -115,16 +120,16 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
     data = recipe.data
     if data.test is None:
         raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
-    parser, _ = build_parser("evaluate")
-    options = vars(parser.parse_args([job.folder, "--data", ""]))
-    places: dict[str, Any] = {"data": {"test": data.test}, "split": "test"}
+    places: dict[str, Any] = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
     if data.path is not None:
         places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
+    usual = task.scorer.default_options()
     for name in job.evaluate:
-        if name not in options:
-            raise UserError(f"evaluate.{name} is no option of `reluformers evaluate`")
-    own = task.scorer.recipe_options(recipe)
-    return Namespace(**{**options, **own, **places, "attention_report": True, "task": task.name, **job.evaluate})
+        if name not in usual:
+            raise UserError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
+    common = {"model": job.folder, "task": task.name, "attention_report": True, "output": None}
+    own = {**usual, **task.scorer.recipe_options(recipe), **job.evaluate}
+    return Namespace(**common, trust_remote_code=False, **places, **own)
 
 
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:

@@ -1,7 +1,9 @@
 """What the training log says beside the loss: speed, regulariser and null rate."""
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,3 +83,9 @@ class TrainingMeter:
                 logs[f"{name}_per_second"] = round(value / self._seconds, 1)
         self.reset()
         return logs
+
+
+def median_speed(log: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> float | None:
+    """Median over the training log of the sum of `keys`, such as the real tokens of both sides a second."""
+    speeds = [sum(entry[key] for key in keys) for entry in log if all(key in entry for key in keys)]
+    return statistics.median(speeds) if speeds else None
