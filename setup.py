@@ -1,8 +1,9 @@
 """Packaging of reluformers: names, requirements and the mapping of the two Hub folders under the import name."""
 
+import platform
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 # The library itself, and anything loaded from the Hub, needs these two and nothing else.
 INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.9,<3"]
@@ -67,6 +68,22 @@ EXTRAS_REQUIRE["test"] = [
     "onnxruntime>=1.31.1",
 ]
 
+# The compiled attention of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
+# the installation goes on, and attention is computed in PyTorch.
+INSTRUCTION_SETS = {"generic": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
+NATIVE = [
+    Extension(
+        f"reluformers_native._{name}",
+        ["native/attention.c"],
+        extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0", *flags],
+        py_limited_api=True,  # it knows nothing of Python at all
+        optional=True,
+    )
+    for name, flags in INSTRUCTION_SETS.items()
+]
+
 setup(
     name="reluformers",
     version="0.1.0.dev0",
@@ -80,13 +97,16 @@ setup(
         "reluformers.modeling": "modeling",
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
+        "reluformers_native": "native",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
         *find_packages(include=["reluformers", "reluformers.*"]),
+        "reluformers_native",
     ],
+    ext_modules=NATIVE,
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],

@@ -12,13 +12,16 @@ Example:
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
+from reluformers.modeling import computation
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from torch import Tensor
 from torch.nn import functional
@@ -79,6 +82,12 @@ def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
     return rectified_attention(query, key, value, key_padding_mask=real, is_causal=causal, **options)
 
 
+def blocks(*inputs, **options) -> Tensor:
+    """The same without compiled code."""
+    with mock.patch.object(computation, "native", None):
+        return fused(*inputs, **options)
+
+
 def eager(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, activation: str) -> Tensor:
     """Scores, weights, sum, each written out."""
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
@@ -119,6 +128,9 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         PEER: sdpa,
         "fused relu": fused,
         "fused relu, statistics": lambda *a: fused(*a, return_stats=True)[0],
+        "fused relu, dropout": partial(fused, dropout=0.1),
+        "fused relu, 12 % non-zero": partial(fused, threshold=1.175),  # of scores that are normally distributed
+        "blocks relu": blocks,
         "fused relu2": partial(fused, activation="relu2"),
         "fused gelu": partial(fused, activation="gelu"),
         "eager relu": partial(eager, activation="relu"),
@@ -166,11 +178,13 @@ def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple
     return states, torch.arange(length, device=DEVICE) < lengths
 
 
-def seconds(run: Callable[[], Tensor], job: str, gradient: Tensor) -> float:
+def seconds(run: partial, job: str, gradient: Tensor) -> float:
     """Time of one call, with its backward pass if there is one."""
     clock = time.process_time if DEVICE == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     if DEVICE == "cuda":
         torch.cuda.synchronize()
+    for states in run.args[:3]:
+        states.grad = None
     started = clock()
     output = run()
     if job == "both":
@@ -180,7 +194,7 @@ def seconds(run: Callable[[], Tensor], job: str, gradient: Tensor) -> float:
     return clock() - started
 
 
-def peak_megabytes(run: Callable[[], Tensor], job: str, gradient: Tensor) -> float:
+def peak_megabytes(run: partial, job: str, gradient: Tensor) -> float:
     """Most memory that a call holds beyond what there was before."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -280,12 +294,13 @@ def main() -> None:
     print(
         f"torch {torch.__version__} on {DEVICE}, {options.threads} threads, {options.dtype}, heads of {options.width}"
     )
+    print(f"compiled code: {'not installed' if computation.native is None else computation.native.explain()}")
     everything = []
     for job in options.passes:
         for mask in options.masks if job != "decode" else ["full"]:
             for length in options.lengths:
                 results = measure(length, job, mask, options)
-                print_table(f"{job}, {mask}, length {length}", results)
+                print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
                 everything.append({"pass": job, "mask": mask, "length": length, "results": results})
     if options.output:
         with atomic_write(options.output) as path:

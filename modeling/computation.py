@@ -10,6 +10,14 @@ from torch import Tensor
 from .attention_functions import ELEMENTWISE_GRADIENTS
 from .masks import AttentionMask
 
+try:
+    import reluformers_native as native
+except ImportError:
+    native = None
+else:
+    if native.INTERFACE != 1:  # compiled for another version of this code
+        native = None
+
 # φ that take each score by itself; the others normalise a row and need it whole
 ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
 
@@ -28,7 +36,8 @@ def choose_computation(
 
     Args:
         query, value, mask, activation, dropout, needed_statistics: of the call, in one dtype.
-        short_keys: up to so many keys weights are written out on a processor; None if they must never be.
+        short_keys: up to so many keys weights are written out on a processor without compiled code; None if they must
+            never be.
 
     Returns:
         `"eager"`, every weight kept: what needs whole rows (sparsemax and entmax, the entropy of softmax), masks that
@@ -36,16 +45,22 @@ def choose_computation(
             plain operators alone. Not returned for an elementwise φ, padding and causality with `short_keys` None.
         `"sdpa"`, PyTorch's own softmax attention.
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
+        `"native"`, compiled code on a processor, where the package `reluformers_native` is installed.
         `"triton"`, kernels on a GPU.
         `"blocks"`, block by block in PyTorch, on any device.
     """
-    if short_keys is not None and (torch.compiler.is_exporting() or _is_short(query, mask, activation, short_keys)):
+    if short_keys is not None and torch.compiler.is_exporting():
+        return "eager"
+    is_single = mask.query_len == 1 and dropout == 0 and needed_statistics == "none"
+    if not is_single and _is_native(query, value, mask, activation):
+        return "native"
+    if short_keys is not None and _is_short(query, mask, activation, short_keys):
         return "eager"
     if activation == "softmax":
         return "eager" if needed_statistics == "all" else "sdpa"
     if activation not in ELEMENTWISE_ACTIVATIONS or not mask.is_structured:
         return "eager"
-    if mask.query_len == 1 and dropout == 0 and needed_statistics == "none":
+    if is_single:
         return "single_query"
     if query.device.type == "cuda":
         from .triton_attention import can_take  # only where there is a GPU: triton takes long to import
@@ -53,6 +68,15 @@ def choose_computation(
         if can_take(query, value, activation):
             return "triton"
     return "blocks"
+
+
+def _is_native(query: Tensor, value: Tensor, mask: AttentionMask, activation: str) -> bool:
+    """Whether compiled code is installed for this; bf16 stays in PyTorch where the processor itself multiplies it."""
+    if native is None or query.device.type != "cpu" or not mask.is_structured:
+        return False
+    if query.dtype != torch.float32 and compute_dtype(query) == query.dtype:
+        return False
+    return native.can_take(query, value, activation)
 
 
 def _is_short(query: Tensor, mask: AttentionMask, activation: str, short_keys: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, choose_computation
+from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, choose_computation, native
 from .masks import AttentionMask
 from .normalization import wide_dtype
 from .regularization import RowStatistics
@@ -30,6 +30,8 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
         from .triton_attention import triton_backward, triton_forward  # only where there is a GPU: slow to import
 
         return triton_forward, triton_backward
+    if computation == "native":
+        return native.forward, native.backward
     return blockwise_forward, blockwise_backward
 
 
@@ -82,7 +84,7 @@ def _backward_operator(
 @_backward_operator.register_fake
 def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *_):
     grad_query = _empty_heads_inside(query)
-    if computation == "triton":
+    if computation in ("native", "triton"):
         grads = [_empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
@@ -207,7 +209,7 @@ def attend(
         query, key, value, activation, scale, threshold, dropout: as there, in one dtype.
         mask: `is_structured`.
         divisor: [batch or 1, 1, query_len or 1, 1] or of one element, a number, or None for 1.
-        computation: `"single_query"`, `"triton"` or `"blocks"`, as `choose_computation` says.
+        computation: `"single_query"`, `"native"`, `"triton"` or `"blocks"`, as `choose_computation` says.
         needed_statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
     """
     if isinstance(scale, Tensor):

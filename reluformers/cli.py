@@ -25,6 +25,7 @@ COMMANDS = {
     "card": "write the model card of a finished run",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",
+    "env": "say by which computation attention runs here, and why",
 }
 
 

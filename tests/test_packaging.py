@@ -1,8 +1,10 @@
 """What is installed under which name, and that the versions named in different files agree."""
 
 import ast
+import os
 import re
 import runpy
+import subprocess
 import sys
 from importlib.metadata import distribution
 from itertools import chain
@@ -50,14 +52,30 @@ def lower_bound(requirement: Requirement) -> Version:
 def test_hub_folders_are_parts_of_the_package():
     assert Path(configuration.__path__[0]) == ROOT / "configuration"
     assert Path(modeling.__path__[0]) == ROOT / "modeling"
-    assert distribution("reluformers").read_text("top_level.txt").split() == ["reluformers"]
+    names = distribution("reluformers").read_text("top_level.txt").split()
+    assert sorted(names) == ["reluformers", "reluformers_native"]
 
 
 def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
     mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
-    assert set(setup_arguments["packages"]) == expected
+    assert set(setup_arguments["packages"]) == expected | {"reluformers_native"}
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_without_a_compiler_nothing_is_built_and_nothing_fails(compiler, tmp_path):
+    places = ["--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
+    process = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", *places],
+        env={**os.environ, "CC": compiler},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "reluformers_native._generic" in process.stderr
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_hub_file_names_are_unique_and_flat():

@@ -28,6 +28,7 @@ MODULES = {
     "logging",
     "math",
     "re",
+    "reluformers_native",  # compiled beforehand: it is installed or not, never made
     "torch",
     "torch.nn",
     "torch.utils.data",

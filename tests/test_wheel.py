@@ -45,8 +45,8 @@ def installed(tmp_path_factory) -> Path:
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("configuration", "modeling", "model_cards", "reluformers"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configuration", "modeling", "model_cards", "native", "reluformers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     pip = [sys.executable, "-m", "pip"]
     subprocess.run(
         [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source],
@@ -71,5 +71,7 @@ def test_the_wheel_is_whole(installed, tmp_path):
     assert used.returncode == 0, used.stderr
     command = subprocess.run([environment / "bin" / "reluformers", "--version"], **run)
     assert command.stdout.startswith("reluformers 0."), command.stderr
+    if shutil.which("cc"):
+        assert list((installed / "reluformers_native").glob("_generic*"))
     # what stays at home
     assert not list(installed.glob("tests")) + list(installed.glob("modeling")) + list(installed.glob("scripts"))

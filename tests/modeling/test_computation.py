@@ -1,8 +1,10 @@
 """Which computation is taken for what, and that what layers share of a mask is made once."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from reluformers.modeling import attention
+from reluformers.modeling import attention, computation
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from reluformers.modeling.masks import AttentionMask
@@ -15,6 +17,19 @@ PADDED_AND_CAUSAL = AttentionMask(5, 7, CPU, torch.ones(2, 7, dtype=torch.bool),
 DENSE = AttentionMask(5, 7, CPU, given=torch.ones(2, 1, 5, 7, dtype=torch.bool))
 STATIC_CACHE = AttentionMask(5, 7, CPU, causal_offset=torch.tensor(2))
 SINGLE = AttentionMask(1, 7, CPU)
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code(monkeypatch):
+    monkeypatch.setattr(computation, "native", None)
+
+
+@pytest.fixture
+def compiled_code(monkeypatch):
+    """As if it were installed: what it takes is for test_native_attention.py to say."""
+    known = ("relu", "identity")
+    stand_in = SimpleNamespace(can_take=lambda query, value, activation: activation in known)
+    monkeypatch.setattr(computation, "native", stand_in)
 
 
 def choose(activation: str, mask=PADDED_AND_CAUSAL, *, needed="none", dropout=0.0, short_keys=0, dtype=torch.float32):
@@ -55,10 +70,35 @@ def test_choice(expected, options):
     assert choose(**options) == expected
 
 
-def test_exported_programs_hold_plain_operators(monkeypatch):
+@pytest.mark.parametrize(
+    ("expected", "options"),
+    [
+        ("native", {"activation": "relu", "needed": "all", "dropout": 0.1}),
+        ("native", {"activation": "relu", "short_keys": 7}),
+        ("native", {"activation": "relu", "dtype": torch.bfloat16}),
+        ("blocks", {"activation": "gelu"}),
+        ("single_query", {"activation": "relu", "mask": SINGLE}),
+        ("native", {"activation": "relu", "mask": SINGLE, "needed": "sums"}),
+        ("eager", {"activation": "relu", "mask": DENSE}),
+        ("sdpa", {"activation": "softmax"}),
+    ],
+    ids=str,
+)
+def test_compiled_code_goes_first(expected, options, compiled_code, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert choose(**options) == expected
+
+
+def test_bfloat16_stays_where_the_processor_multiplies_it(compiled_code, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert choose("relu", dtype=torch.bfloat16) == "blocks"
+    assert choose("relu") == "native"
+
+
+def test_exported_programs_hold_plain_operators(monkeypatch, compiled_code):
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
     assert choose("relu") == choose("softmax") == "eager"
-    assert choose("relu", short_keys=None) == "blocks"  # the caller wants the operator itself
+    assert choose("relu", short_keys=None) == "native"  # the caller wants the operator itself
 
 
 class MaskOperations(TorchDispatchMode):

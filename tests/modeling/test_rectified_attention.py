@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from reluformers.modeling import attention, blockwise_attention
+from reluformers.modeling import attention, blockwise_attention, computation
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -335,9 +335,10 @@ def test_masks_broadcast(preset, shape):
         ("softmax", torch.bfloat16, True),
     ],
 )
-def test_few_keys_stay_eager_on_a_processor(preset, dtype, stays, monkeypatch):
+def test_few_keys_stay_eager_on_a_processor_without_compiled_code(preset, dtype, stays, monkeypatch):
     has_bfloat16 = {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16)
+    monkeypatch.setattr(computation, "native", None)
     monkeypatch.setattr(attention, "SHORT_KEYS", 9)
     lengths, eager = [], attention.eager_attention
     monkeypatch.setattr(

@@ -1,0 +1,257 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with an elementwise φ by compiled code, on processors: the same mathematics as the block-wise computation.
+
+`attention.c` is built by setup.py once for each set of instructions, where there is a C compiler, and run on torch's
+own threads by `torch_parallel_for` of its stable interface. This package knows tensors and the operators' options
+alone, so that every copy of the models' code can use it, whichever version wrote it: see `INTERFACE`.
+"""
+
+import ctypes
+import functools
+import os
+import platform
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+INTERFACE = 1  # what callers must ask for; counts up when the arguments of the functions below change
+VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
+# set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
+INSTRUCTION_SETS = {"avx512": ("avx512_f", "fma3"), "avx2": ("avx2", "fma3"), "generic": ()}
+ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "identity")  # in the order of attention.c
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_HEAD_DIM = 256
+_QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
+_TASKS_OF_A_THREAD = 8
+
+
+class _States(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row"))]
+
+    @classmethod
+    def of(cls, states: Tensor) -> "_States":
+        return cls(states.data_ptr(), *states.stride()[:3])
+
+
+class _Call(ctypes.Structure):
+    """`Call` of attention.c."""
+
+    _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
+    _tensors = (
+        *("row_factors", "key_padding_mask", "row_sums", "weighted_logs", "nonzeros"),
+        *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "scratch"),
+    )
+    _sizes = (
+        *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
+        *("splits", "causal_offset", "row_factor_stride", "next_task"),
+    )
+    _fields_ = (
+        *((name, _States) for name in _states),
+        *((name, ctypes.c_void_p) for name in _tensors),
+        *((name, ctypes.c_int64) for name in _sizes),
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_float) for name in ("scale", "threshold", "dropout")),
+        *((name, ctypes.c_int32) for name in ("activation", "is_bfloat16")),
+    )
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, options) -> "_Call":
+        """What both passes need."""
+        batch, heads, query_len, width = query.shape
+        key_len = key.shape[2]
+        call = cls(_States.of(query), _States.of(key), _States.of(value), batch=batch, heads=heads)
+        call.query_len, call.key_len, call.width, call.value_width = query_len, key_len, width, value.shape[3]
+        call.keep(key_padding_mask=options.key_padding_mask, row_factors=options.row_factors)
+        if options.row_factors is not None:
+            call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
+        no_offset = key_len + query_len
+        offset = no_offset if options.causal_offset is None else options.causal_offset
+        call.causal_offset = max(-no_offset, min(offset, no_offset))
+        threshold = options.threshold if options.learned_threshold is None else options.learned_threshold.item()
+        call.scale, call.threshold, call.dropout = options.scale, threshold, options.dropout
+        call.seed = options.seed.item() if options.dropout > 0 else 0
+        call.activation = ACTIVATIONS.index(options.activation)
+        call.is_bfloat16 = query.dtype == torch.bfloat16
+        return call
+
+    def keep(self, **tensors: Tensor | None) -> None:
+        """Set pointers, and hold the tensors for as long as this lives."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensor = tensor.contiguous()
+                setattr(self, name, tensor.data_ptr())
+                setattr(self, f"_{name}", tensor)
+
+    def run(self, name: str) -> None:
+        """One pass on torch's threads."""
+        library, (threads, parallel_for) = _library(instruction_set()), (torch.get_num_threads(), _parallel_for())
+        threads = min(threads, self.batch * self.heads * self.splits)
+        if threads == 0:
+            return
+        place = ctypes.addressof(self)
+        self.scratch_size = getattr(library, f"{name}_scratch")(place)
+        self.keep(scratch=torch.empty(threads * self.scratch_size))
+        if parallel_for(0, threads, 1, getattr(library, name), place):
+            raise RuntimeError(f"torch_parallel_for could not run {name} on {threads} threads")
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, options
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Output, and for each row Σ_j w_ij, Σ_j w_ij·log w_ij and the number of w_ij that are not 0, or None.
+
+    Args:
+        query: [batch, heads, query_len, head_dim], one of `DTYPES`; of any strides, but copied if the last is not 1.
+        key, value: [batch, heads, key_len, …], likewise.
+        options: what to compute, with the fields of `PassOptions` in modeling/computation.py.
+
+    Returns:
+        output like `query`, in memory [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,
+        query_len].
+    """
+    query, key, value = (_with_dense_rows(states) for states in (query, key, value))
+    call = _Call.of(query, key, value, options)
+    output = _empty_states(query, value.shape[3])
+    call.output = _States.of(output)
+    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
+    sums = [torch.zeros(query.shape[:3]) if place < number else None for place in range(3)]
+    call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
+    call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
+    call.run("forward")
+    return output, *sums
+
+
+def backward(
+    grad_output: Tensor,
+    grad_row_sums: Tensor | None,
+    grad_weighted_logs: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and θ for those of the output and of the statistics.
+
+    The first three are in memory [batch, length, heads, width], the last float32 [], 0 where θ is a number.
+    """
+    splits, dtype = _splits(query, key.shape[2], _KEYS_OF_A_TASK), query.dtype
+    if splits > 1:  # gradients of queries are sums over tasks then, which take float32
+        grad_output, query, key, value = (states.float() for states in (grad_output, query, key, value))
+    grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
+    batch, heads, query_len, head_dim = query.shape
+    call = _Call.of(query, key, value, options)
+    call.splits = splits
+    grad_query = query.new_empty(splits * batch, query_len, heads, head_dim).transpose(1, 2)
+    grad_key, grad_value = (_empty_states(states, states.shape[3]) for states in (key, value))
+    if options.key_padding_mask is not None:  # what is hidden is never looked at
+        grad_key.zero_()
+        grad_value.zero_()
+    call.grad_output, call.grad_query = _States.of(grad_output), _States.of(grad_query)
+    call.grad_key, call.grad_value = _States.of(grad_key), _States.of(grad_value)
+    call.keep(grad_row_sums=_as_float32(grad_row_sums), grad_weighted_logs=_as_float32(grad_weighted_logs))
+    grad_threshold = torch.zeros(batch * heads * splits)
+    if options.learned_threshold is not None:
+        call.keep(grad_threshold=grad_threshold)
+    call.run("backward")
+    if splits > 1:
+        # a sum of views keeps their layout
+        grad_query = grad_query.unflatten(0, (splits, batch)).sum(0)
+        grad_query, grad_key, grad_value = (states.to(dtype) for states in (grad_query, grad_key, grad_value))
+    return grad_query, grad_key, grad_value, grad_threshold.sum()
+
+
+def _as_float32(numbers: Tensor | None) -> Tensor | None:
+    return None if numbers is None else numbers.float()
+
+
+def _splits(query: Tensor, length: int, least: int) -> int:
+    """Into how many tasks a head is divided, so that threads find enough of them."""
+    heads = query.shape[0] * query.shape[1]
+    wanted = -(-_TASKS_OF_A_THREAD * torch.get_num_threads() // max(1, heads))
+    return max(1, min(wanted, length // least))
+
+
+def _with_dense_rows(states: Tensor) -> Tensor:
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
+def _empty_states(states: Tensor, width: int) -> Tensor:
+    """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
+    batch, heads, length, _ = states.shape
+    return states.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
+    """Whether the compiled code can do this, with keys as wide as queries."""
+    widest = max(query.shape[-1], value.shape[-1])
+    return activation in ACTIVATIONS and query.dtype in DTYPES and widest <= MAX_HEAD_DIM and is_available()
+
+
+@torch.compiler.assume_constant_result
+def is_available() -> bool:
+    """Whether there is compiled code for this processor, and torch can run it."""
+    return instruction_set() is not None
+
+
+def explain() -> str:
+    """What is used, or why nothing is."""
+    built = [name for name in INSTRUCTION_SETS if _file(name).exists()]
+    if _parallel_for() is None:
+        return "this torch has no torch_parallel_for"
+    if not built:
+        return "not built: there was no C compiler (GCC or Clang) when reluformers was installed"
+    used = instruction_set()
+    if used is None:
+        wanted = os.environ.get(VARIABLE)
+        reason = f"{VARIABLE} is {wanted}" if wanted else "this processor has other instructions"
+        return f"not used: {reason}; built are {', '.join(built)}"
+    return f"compiled for {used}; built are {', '.join(built)}"
+
+
+@functools.cache
+def instruction_set() -> str | None:
+    """The one that is used: the fastest there is, or that of the environment variable."""
+    wanted = os.environ.get(VARIABLE)
+    usable = usable_instruction_sets()
+    if wanted is None:
+        return usable[0] if usable else None
+    if wanted != "off" and wanted not in INSTRUCTION_SETS:
+        raise ValueError(f"{VARIABLE} is {wanted!r}, but must be one of {[*INSTRUCTION_SETS, 'off']}")
+    return wanted if wanted in usable else None
+
+
+def usable_instruction_sets() -> list[str]:
+    """Those that this processor has and that were built, the fastest first."""
+    capabilities = torch.cpu.get_capabilities() if platform.machine() in ("x86_64", "AMD64") else {}
+    return [
+        name
+        for name, needed in INSTRUCTION_SETS.items()
+        if all(capabilities.get(feature, False) for feature in needed) and _file(name).exists() and _parallel_for()
+    ]
+
+
+def _file(name: str) -> Path:
+    return Path(__file__).with_name(f"_{name}.abi3.so")
+
+
+@functools.cache
+def _library(name: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_file(name)))
+    for function in (library.forward_scratch, library.backward_scratch):
+        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
+    return library
+
+
+@functools.cache
+def _parallel_for():
+    """`torch_parallel_for` of torch's stable interface, or None where this torch has none."""
+    suffix = "dylib" if platform.system() == "Darwin" else "so"
+    try:
+        function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}")).torch_parallel_for
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
+    function.restype = ctypes.c_int32
+    return function

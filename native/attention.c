@@ -1,0 +1,621 @@
+// Copyright 2026 the reluformers authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention with an elementwise φ on a processor, forward and backward: exact, and in memory linear in the length.
+//
+//     out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
+//
+// Plain C with the vector types that GCC and Clang share: the instruction set is that of the compiler's options, and
+// setup.py builds this file once for each. Torch's own threads call `forward` and `backward`, `__init__.py` fills `Call`.
+//
+// A task is some queries (forward) or some keys (backward) of one head; threads take the next one when they are done.
+// It copies what it needs to scratch memory in float32: the visible keys alone and side by side, so that padding is
+// gone and "row i sees the first limit_i of them" says all of a mask.
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#ifndef VECTOR_BYTES
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#endif
+
+// a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
+#if VECTOR_BYTES == 64 || defined(__aarch64__)
+#define VECTORS 4
+#else
+#define VECTORS 2
+#endif
+
+enum {
+  ROWS = 6,
+  LANES = VECTOR_BYTES / 4,
+  PANEL = LANES * VECTORS,
+  // a block of weights: with its operands it stays in the cache of a core
+  QUERIES = 96,
+  KEYS = 128,
+};
+
+// with a smaller share of weights that are not 0, those alone meet the values
+#define FEW 0.33
+
+typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD(pointer) (*(const vec *)(pointer))
+#define STORE(pointer, value) (*(vec *)(pointer) = (value))
+
+typedef struct {
+  void *data;
+  int64_t batch, head, row;  // strides in elements; that of the last dimension is 1
+} States;
+
+typedef struct {
+  States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
+  const float *row_factors;           // r [batch or 1, query_len], or NULL
+  const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
+  float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
+  const float *grad_row_sums, *grad_weighted_logs;   // likewise
+  float *grad_threshold;              // [tasks], or NULL
+  float *scratch;                     // [threads, scratch_size]
+  int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;
+  int64_t splits;                     // tasks of a head
+  int64_t causal_offset;              // key_len or more: none
+  int64_t row_factor_stride;          // 0 if all rows of the batch share them
+  int64_t next_task;
+  uint64_t seed;
+  float scale, threshold, dropout;
+  int32_t activation, is_bfloat16;
+} Call;
+
+enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
+
+// ---------------------------------------------------------------------------------------------------------- vectors
+
+INLINE int64_t round_up(int64_t length, int64_t step) { return (length + step - 1) / step * step; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE vec all(float number) { return number - (vec){0}; }
+INLINE vec only(ivec mask, vec numbers) { return (vec)((ivec)numbers & mask); }
+INLINE vec either(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
+
+INLINE ivec lane_numbers(void) {
+  ivec numbers;
+  for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
+INLINE float sum_of(vec numbers) {
+  float total = 0;
+  for (int lane = 0; lane < LANES; ++lane) total += numbers[lane];
+  return total;
+}
+
+// log max(x, smallest normal number), by the polynomial of Cephes' logf on [√½, √2)
+INLINE vec log_of(vec x) {
+  x = either(x > 1.17549435e-38f, x, all(1.17549435e-38f));
+  ivec bits = (ivec)x, exponent = (bits >> 23) - 127;
+  vec mantissa = (vec)((bits & 0x007fffff) | 0x3f800000);
+  ivec is_large = mantissa > 1.41421356f;
+  mantissa = either(is_large, mantissa * 0.5f, mantissa) - 1.0f;
+  vec power = __builtin_convertvector(exponent - is_large, vec);
+  vec sum = mantissa * 7.0376836292e-2f - 1.1514610310e-1f;
+  sum = sum * mantissa + 1.1676998740e-1f;
+  sum = sum * mantissa - 1.2420140846e-1f;
+  sum = sum * mantissa + 1.4249322787e-1f;
+  sum = sum * mantissa - 1.6668057665e-1f;
+  sum = sum * mantissa + 2.0000714765e-1f;
+  sum = sum * mantissa - 2.4999993993e-1f;
+  sum = sum * mantissa + 3.3333331174e-1f;
+  vec square = mantissa * mantissa;
+  vec small = sum * mantissa * square - power * 2.12194440e-4f - square * 0.5f;
+  return mantissa + small + power * 0.693359375f;
+}
+
+// φ; a z that is not a number stays so
+INLINE vec activated(vec z, int activation) {
+  vec positive = only(~(z <= 0), z);
+  switch (activation) {
+    case RELU: return positive;
+    case RELU2: return positive * positive;
+    case RELU6: return either(positive > 6, all(6), positive);
+    case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
+    default: return z;
+  }
+}
+
+// gradient · φ′(z)
+INLINE vec times_derivative(vec gradient, vec z, int activation) {
+  switch (activation) {
+    case RELU: return only(~(z <= 0), gradient);
+    case RELU2: return gradient * 2 * only(~(z <= 0), z);
+    case RELU6: return only(~((z <= 0) | (z >= 6)), gradient);
+    case LEAKY_RELU: return either(z > 0, gradient, gradient * 0.01f);
+    default: return gradient;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- dropout
+
+typedef struct {
+  uint32_t add, change, drop_below;
+  float kept;
+} Dropout;
+
+// Random numbers of a row of weights: those of a key are a hash of its place, with two words of the row's own. Both
+// passes and every division into tasks and blocks so draw the same.
+INLINE Dropout dropout_of(const Call *call, int64_t row) {
+  uint64_t word = call->seed + (uint64_t)(row + 1) * 0x9e3779b97f4a7c15u;
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+  word ^= word >> 31;
+  uint32_t drop_below = (uint32_t)(call->dropout * 4294967296.0);
+  return (Dropout){(uint32_t)word, (uint32_t)(word >> 32), drop_below, 1 / (1 - call->dropout)};
+}
+
+// D of the keys from `place` on
+INLINE vec kept(Dropout row, int64_t place) {
+  uvec x = ((uvec)lane_numbers() + (uint32_t)place) * 0x9e3779b9u + row.add;
+  x = (x ^ (x >> 16)) * 0x21f0aaadu;
+  x ^= row.change;
+  x = (x ^ (x >> 15)) * 0x735a2d97u;
+  x ^= x >> 15;
+  return only((ivec)(x >= row.drop_below), all(row.kept));
+}
+
+// --------------------------------------------------------------------------------------------------------- products
+
+// C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors]
+INLINE void tile(int rows, int vectors, int64_t steps, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                 int64_t b_step, float *c, int64_t c_row, int add) {
+  vec sums[ROWS][VECTORS];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) sums[r][v] = add ? LOAD(c + r * c_row + v * LANES) : all(0);
+  for (int64_t k = 0; k < steps; ++k, a += a_step, b += b_step) {
+    vec right[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) right[v] = LOAD(b + v * LANES);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+      vec left = all(a[r * a_row]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sums[r][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) STORE(c + r * c_row + v * LANES, sums[r][v]);
+}
+
+// The same for any size. `a_row` and `a_step` are those of Aᵀ to have it transposed; every PANEL columns of B begin
+// `b_panel` after those before.
+static __attribute__((noinline)) void multiply(int64_t rows, int64_t vectors, int64_t steps, const float *a,
+                                               int64_t a_row, int64_t a_step, const float *b, int64_t b_panel,
+                                               int64_t b_step, float *c, int64_t c_row, int add) {
+  for (int64_t r = 0; r < rows; r += ROWS, a += ROWS * a_row, c += ROWS * c_row) {
+    const float *right = b;
+    float *place = c;
+    for (int64_t v = 0; v < vectors; v += VECTORS, right += b_panel, place += PANEL) {
+#define TILE(R, V) tile(R, V, steps, a, a_row, a_step, right, b_step, place, c_row, add); break;
+#define TILES(V) \
+  switch (rows - r) { \
+    case 1: TILE(1, V) \
+    case 2: TILE(2, V) \
+    case 3: TILE(3, V) \
+    case 4: TILE(4, V) \
+    case 5: TILE(5, V) \
+    default: TILE(6, V) \
+  } \
+  break;
+      switch (vectors - v) {
+        case 1: TILES(1)
+#if VECTORS == 4
+        case 2: TILES(2)
+        case 3: TILES(3)
+#endif
+        default: TILES(VECTORS)
+      }
+    }
+  }
+}
+
+// Which of 64 numbers are not 0, or of fewer if `count` says so; those up to whole vectors must be there.
+INLINE uint64_t nonzero_bits(const float *numbers, int64_t count) {
+  uint64_t bits = 0;
+  for (int64_t k = 0; k < 64 && k < count; k += LANES) {
+#if defined(__AVX512F__)
+    uint64_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(numbers + k), _mm512_setzero_ps(), _CMP_NEQ_UQ);
+#elif defined(__AVX__) && VECTOR_BYTES == 32
+    uint64_t some = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(numbers + k), _mm256_setzero_ps(), _CMP_NEQ_UQ));
+#else
+    uint64_t some = 0;
+    for (int lane = 0; lane < LANES; ++lane) some |= (uint64_t)(numbers[k + lane] != 0) << lane;
+#endif
+    bits |= some << k;
+  }
+  return bits;
+}
+
+static int64_t count_nonzeros(const float *numbers, int64_t count) {
+  int64_t total = 0;
+  for (int64_t k = 0; k < count; k += 64) total += __builtin_popcountll(nonzero_bits(numbers + k, count - k));
+  return total;
+}
+
+// C [vectors] += a [steps] · B [steps, vectors], where most of a is 0
+INLINE void add_few(int vectors, int64_t steps, const float *a, const float *b, int64_t b_step, float *c) {
+  vec sums[8];
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) sums[v] = LOAD(c + v * LANES);
+  for (int64_t k = 0; k < steps; k += 64)
+    for (uint64_t bits = nonzero_bits(a + k, steps - k); bits; bits &= bits - 1) {
+      int64_t place = k + __builtin_ctzll(bits);
+      vec left = all(a[place]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) sums[v] += left * LOAD(b + place * b_step + v * LANES);
+    }
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) STORE(c + v * LANES, sums[v]);
+}
+
+static __attribute__((noinline)) void multiply_few(int64_t rows, int64_t vectors, int64_t steps, const float *a,
+                                                   int64_t a_row, const float *b, int64_t b_step, float *c) {
+  for (int64_t r = 0; r < rows; ++r, a += a_row, c += vectors * LANES)
+    for (int64_t v = 0; v < vectors;) {
+      int64_t left = vectors - v, place = v * LANES;
+      if (left >= 8) add_few(8, steps, a, b + place, b_step, c + place), v += 8;
+      else if (left >= 4) add_few(4, steps, a, b + place, b_step, c + place), v += 4;
+      else add_few(1, steps, a, b + place, b_step, c + place), v += 1;
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- copies
+
+INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t row) {
+  int64_t place = head / call->heads * states.batch + head % call->heads * states.head + row * states.row;
+  return (const char *)states.data + place * (call->is_bfloat16 ? 2 : 4);
+}
+
+// A row times a factor, followed by zeros up to whole vectors.
+static void read_row(const Call *call, const void *source, int64_t width, float factor, float *row) {
+  if (call->is_bfloat16) {
+    const uint16_t *numbers = source;
+    for (int64_t d = 0; d < width; ++d) {
+      union { uint32_t bits; float number; } wide = {(uint32_t)numbers[d] << 16};
+      row[d] = wide.number * factor;
+    }
+  } else {
+    const float *numbers = source;
+    for (int64_t d = 0; d < width; ++d) row[d] = numbers[d] * factor;
+  }
+  for (int64_t d = width; d % LANES; ++d) row[d] = 0;
+}
+
+static void write_row(const Call *call, void *target, int64_t width, float factor, const float *row) {
+  if (call->is_bfloat16) {
+    uint16_t *numbers = target;
+    for (int64_t d = 0; d < width; ++d) {
+      union { float number; uint32_t bits; } wide = {row[d] * factor};
+      // to the nearest, in a tie to the even one; what is not a number keeps a bit
+      numbers[d] = wide.number == wide.number ? (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16 : 0x7fc0;
+    }
+  } else {
+    float *numbers = target;
+    for (int64_t d = 0; d < width; ++d) numbers[d] = row[d] * factor;
+  }
+}
+
+// Rows [PANEL, padded width] as columns [width, PANEL].
+static void turn(const float *rows, int64_t padded, int64_t width, float *columns) {
+  for (int64_t d = 0; d < width; ++d)
+    for (int64_t j = 0; j < PANEL; ++j) columns[d * PANEL + j] = rows[j * padded + d];
+}
+
+// Some keys or values of a head, as rows or turned into panels or both; zeros fill the last panel.
+static void gather(const Call *call, States states, int64_t head, const int32_t *places, int64_t count, int64_t width,
+                   float *rows, float *panels, float *panel_rows) {
+  int64_t padded = round_up(width, LANES);
+  for (int64_t j = 0; j < count; j += PANEL) {
+    float *block = rows ? rows + j * padded : panel_rows;
+    for (int64_t k = 0; k < PANEL; ++k) {
+      if (j + k < count)
+        read_row(call, row_of(call, states, head, places[j + k]), width, 1, block + k * padded);
+      else
+        memset(block + k * padded, 0, padded * sizeof(float));
+    }
+    if (panels) turn(block, padded, width, panels + j * width);
+  }
+}
+
+// Places of the keys of a batch row that are no padding and not behind `end`; returns how many.
+static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t *places) {
+  const uint8_t *mask = call->key_padding_mask;
+  if (mask) mask += head / call->heads * call->key_len;
+  int64_t count = 0;
+  for (int64_t j = 0; j < end; ++j) {
+    places[count] = (int32_t)j;
+    count += !mask || mask[j];
+  }
+  return count;
+}
+
+// How many of the visible keys each of some rows sees; `limit` is the number that the row before saw.
+static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const int32_t *places, int64_t count,
+                           int64_t limit, int64_t *limits) {
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t last = first + r + call->causal_offset;
+    if (last >= call->key_len - 1) limit = count;
+    while (limit < count && places[limit] <= last) ++limit;
+    limits[r] = limit;
+  }
+  return limit;
+}
+
+// ---------------------------------------------------------------------------------------------------------- forward
+
+// Weights of one row in place of its scores, and its statistics. The row sees `limit` of these keys, the first of which
+// has the number `place`; what is behind, up to `width`, becomes 0.
+INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
+                  int activation) {
+  Dropout dropout = dropout_of(call, row);
+  vec row_sum = all(0), weighted_log = all(0);
+  ivec zeros = (ivec)all(0);
+  for (int64_t j = 0; j < width; j += LANES) {
+    vec weights = activated(LOAD(scores + j) - call->threshold, activation);
+    if (j + LANES > limit) weights = only(lane_numbers() + (int32_t)j < (int32_t)limit, weights);
+    if (call->row_sums) row_sum += weights;
+    if (call->weighted_logs) {
+      weighted_log += weights * log_of(weights);
+      zeros += weights == 0;
+    }
+    if (call->dropout > 0) weights *= kept(dropout, place + j);
+    STORE(scores + j, weights);
+  }
+  if (call->row_sums) call->row_sums[row] += sum_of(row_sum);
+  if (call->weighted_logs) {
+    call->weighted_logs[row] += sum_of(weighted_log);
+    call->nonzeros[row] += width + sum_of(__builtin_convertvector(zeros, vec));
+  }
+}
+
+static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
+                       int64_t width, float *scores) {
+  for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
+#define WEIGH(ACTIVATION) \
+  case ACTIVATION: weigh(call, row + r, place, limits[r] - place, width, scores, ACTIVATION); break;
+    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) }
+  }
+}
+
+// Pieces of a thread's scratch memory, each beginning at a whole cache line.
+INLINE float *take(float **scratch, int64_t size) {
+  float *piece = *scratch;
+  *scratch += round_up(size, 16);
+  return piece;
+}
+
+static void forward_task(Call *call, int64_t task, float *scratch) {
+  // the last queries of all heads go first: with causality they have most keys
+  int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
+  int64_t begin = call->query_len * split / call->splits, end = call->query_len * (split + 1) / call->splits;
+  int64_t width = call->width, padded = round_up(width, LANES), padded_value = round_up(call->value_width, LANES);
+  int64_t keys = round_up(call->key_len, PANEL);
+  int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
+  float *key_panels = take(&scratch, keys * width), *values = take(&scratch, keys * padded_value);
+  float *panel_rows = take(&scratch, PANEL * padded);
+  float *queries = take(&scratch, QUERIES * padded), *output = take(&scratch, QUERIES * padded_value);
+  float *weights = take(&scratch, ROWS * KEYS);
+  int64_t limits[QUERIES], limit = 0;
+  int64_t last_key = end - 1 + call->causal_offset;
+  int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
+  gather(call, call->key, head, places, count, width, NULL, key_panels, panel_rows);
+  gather(call, call->value, head, places, count, call->value_width, values, NULL, NULL);
+  int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
+  int has_few = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    int64_t first = begin + (end - begin) * block / blocks;
+    int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
+    limit = find_limits(call, first, rows, places, count, limit, limits);
+    for (int64_t r = 0; r < rows; ++r)
+      read_row(call, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
+    memset(output, 0, rows * padded_value * sizeof(float));
+    for (int64_t j = 0; j < limit; j += KEYS) {
+      for (int64_t r = 0; r < rows; r += ROWS) {
+        int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - j, KEYS);
+        if (seen <= 0) continue;
+        int64_t vectors = (seen + LANES - 1) / LANES;
+        multiply(some, vectors, width, queries + r * padded, padded, 1, key_panels + j * width, width * PANEL, PANEL,
+                 weights, KEYS, 0);
+        weigh_rows(call, head * call->query_len + first + r, some, j, limits + r, vectors * LANES, weights);
+        if (has_few) {
+          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values + j * padded_value, padded_value,
+                       output + r * padded_value);
+        } else {
+          multiply(some, padded_value / LANES, seen, weights, KEYS, 1, values + j * padded_value, PANEL, padded_value,
+                   output + r * padded_value, padded_value, 1);
+          // the first rows tell; sums are the same either way
+          if (block == 0) {
+            for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
+            has_few = made > ROWS * PANEL && nonzeros < FEW * made;
+          }
+        }
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      float factor = 1;
+      if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
+      write_row(call, (void *)row_of(call, call->output, head, first + r), call->value_width, factor,
+                output + r * padded_value);
+    }
+  }
+}
+
+int64_t forward_scratch(const Call *call) {
+  int64_t keys = round_up(call->key_len, PANEL), padded = round_up(call->width, PANEL);
+  int64_t padded_value = round_up(call->value_width, PANEL);
+  return round_up(call->key_len + keys * (padded + padded_value) + PANEL * padded + QUERIES * (padded + padded_value) +
+                  ROWS * KEYS + 16 * 16, 16);
+}
+
+// Called once for each thread, with its number.
+void forward(int64_t thread, int64_t end, void *context) {
+  (void)end;
+  Call *call = context;
+  int64_t task, tasks = call->batch * call->heads * call->splits;
+  while ((task = __atomic_fetch_add(&call->next_task, 1, __ATOMIC_RELAXED)) < tasks)
+    forward_task(call, task, call->scratch + thread * call->scratch_size);
+}
+
+// --------------------------------------------------------------------------------------------------------- backward
+
+// One row of D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
+INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
+                           float *grads, int activation) {
+  Dropout dropout = dropout_of(call, row);
+  float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
+  float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[row] : 0;
+  vec total = all(0);
+  for (int64_t j = 0; j < width; j += LANES) {
+    vec z = LOAD(scores + j) - call->threshold, weights = activated(z, activation), kept_weights = weights;
+    vec gradient = LOAD(grads + j);
+    if (call->dropout > 0) {
+      vec factors = kept(dropout, place + j);
+      kept_weights *= factors;
+      gradient *= factors;
+    }
+    gradient += grad_row_sum;
+    if (call->grad_weighted_logs) {  // d/dw of w·log max(w, smallest normal number)
+      vec one = only(weights > 1.17549435e-38f, all(1));
+      gradient += (log_of(weights) + one) * grad_weighted_log;
+    }
+    gradient = times_derivative(gradient, z, activation);
+    if (j + LANES > limit) {
+      ivec is_seen = lane_numbers() + (int32_t)j < (int32_t)limit;
+      kept_weights = only(is_seen, kept_weights);
+      gradient = only(is_seen, gradient);
+    }
+    total += gradient;
+    STORE(scores + j, kept_weights);
+    STORE(grads + j, gradient);
+  }
+  return sum_of(total);
+}
+
+static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
+                                int64_t width, float *scores, float *grads) {
+  float total = 0;
+  for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
+#define DIFFERENTIATE(ACTIVATION) \
+  case ACTIVATION: \
+    total += differentiate(call, row + r, place, limits[r] - place, width, scores, grads, ACTIVATION); \
+    break;
+    switch (call->activation) {
+      DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
+    }
+  }
+  return total;
+}
+
+static void backward_task(Call *call, int64_t task, float *scratch) {
+  int64_t heads = call->batch * call->heads, head = task % heads, split = task / heads;
+  int64_t width = call->width, padded = round_up(width, LANES), vectors = padded / LANES;
+  int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
+  int64_t value_vectors = padded_value / LANES;
+  int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
+  int64_t visible = find_visible(call, head, call->key_len, places);
+  int64_t begin = visible * split / call->splits, end = visible * (split + 1) / call->splits, count = end - begin;
+  int64_t keys = round_up((call->key_len + call->splits - 1) / call->splits, PANEL);
+  float *key_panels = take(&scratch, keys * width), *value_panels = take(&scratch, keys * value_width);
+  float *key_rows = take(&scratch, keys * padded), *panel_rows = take(&scratch, PANEL * padded_value);
+  float *grad_keys = take(&scratch, keys * padded), *grad_values = take(&scratch, keys * padded_value);
+  float *queries = take(&scratch, QUERIES * padded), *grad_output = take(&scratch, QUERIES * padded_value);
+  float *grad_queries = take(&scratch, QUERIES * padded);
+  float *weights = take(&scratch, QUERIES * KEYS), *grad_scores = take(&scratch, QUERIES * KEYS);
+  int64_t limits[QUERIES], limit = 0;
+  double grad_threshold = 0;
+  // with several tasks for a head, each has gradients of the queries of its own, one batch after the other
+  States grad_query = call->grad_query;
+  grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch * (call->is_bfloat16 ? 2 : 4);
+  gather(call, call->key, head, places + begin, count, width, key_rows, key_panels, NULL);
+  gather(call, call->value, head, places + begin, count, value_width, NULL, value_panels, panel_rows);
+  memset(grad_keys, 0, count * padded * sizeof(float));
+  memset(grad_values, 0, count * padded_value * sizeof(float));
+  int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES;
+  for (int64_t block = 0; block < blocks; ++block) {
+    int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
+    limit = find_limits(call, first, rows, places, end, limit, limits);
+    for (int64_t r = 0; limit > begin && r < rows; ++r) {
+      float factor = 1;
+      if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
+      read_row(call, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
+      read_row(call, row_of(call, call->grad_output, head, first + r), value_width, factor,
+               grad_output + r * padded_value);
+    }
+    memset(grad_queries, 0, rows * padded * sizeof(float));
+    for (int64_t place = begin; place < limit; place += KEYS) {
+      int64_t j = place - begin, width_here = least(limit - place, KEYS);
+      for (int64_t r = 0; r < rows; r += ROWS) {
+        int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - place, KEYS);
+        if (seen <= 0) continue;
+        int64_t some_vectors = (seen + LANES - 1) / LANES;
+        float *some_weights = weights + r * KEYS, *some_grads = grad_scores + r * KEYS;
+        multiply(some, some_vectors, width, queries + r * padded, padded, 1, key_panels + j * width, width * PANEL,
+                 PANEL, some_weights, KEYS, 0);
+        multiply(some, some_vectors, value_width, grad_output + r * padded_value, padded_value, 1,
+                 value_panels + j * value_width, value_width * PANEL, PANEL, some_grads, KEYS, 0);
+        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
+                                             some_vectors * LANES, some_weights, some_grads);
+        multiply(some, vectors, seen, some_grads, KEYS, 1, key_rows + j * padded, PANEL, padded,
+                 grad_queries + r * padded, padded, 1);
+        // later rows of the block see more keys
+        for (int64_t i = 0, hidden = width_here - some_vectors * LANES; hidden > 0 && i < some; ++i) {
+          memset(some_weights + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
+          memset(some_grads + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
+        }
+      }
+      for (int64_t k = 0, r = 0; k < width_here; k += 2 * ROWS) {
+        while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
+        int64_t some = least(width_here - k, 2 * ROWS);
+        multiply(some, value_vectors, rows - r, weights + r * KEYS + k, 1, KEYS, grad_output + r * padded_value,
+                 PANEL, padded_value, grad_values + (j + k) * padded_value, padded_value, 1);
+        multiply(some, vectors, rows - r, grad_scores + r * KEYS + k, 1, KEYS, queries + r * padded, PANEL, padded,
+                 grad_keys + (j + k) * padded, padded, 1);
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      write_row(call, (void *)row_of(call, grad_query, head, first + r), width, call->scale, grad_queries + r * padded);
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    write_row(call, (void *)row_of(call, call->grad_key, head, places[begin + j]), width, 1, grad_keys + j * padded);
+    write_row(call, (void *)row_of(call, call->grad_value, head, places[begin + j]), value_width, 1,
+              grad_values + j * padded_value);
+  }
+  if (call->grad_threshold) call->grad_threshold[task] = (float)grad_threshold;
+}
+
+int64_t backward_scratch(const Call *call) {
+  int64_t keys = round_up(call->key_len, PANEL), padded = round_up(call->width, PANEL);
+  int64_t padded_value = round_up(call->value_width, PANEL);
+  return round_up(call->key_len + keys * 3 * (padded + padded_value) + (PANEL + 2 * QUERIES) * (padded + padded_value) +
+                  2 * QUERIES * KEYS + 16 * 16, 16);
+}
+
+// Called once for each thread, with its number.
+void backward(int64_t thread, int64_t end, void *context) {
+  (void)end;
+  Call *call = context;
+  int64_t task, tasks = call->batch * call->heads * call->splits;
+  while ((task = __atomic_fetch_add(&call->next_task, 1, __ATOMIC_RELAXED)) < tasks)
+    backward_task(call, task, call->scratch + thread * call->scratch_size);
+}

@@ -1,0 +1,58 @@
+"""Print versions, hardware, and by which computation attention runs here and why.
+
+Example:
+    reluformers env
+"""
+
+import argparse
+
+import torch
+
+from reluformers.circumstances import current_circumstances
+from reluformers.modeling import computation
+from reluformers.modeling.attention import SHORT_KEYS
+from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.triton_attention import OLDEST_CAPABILITY, triton
+
+LENGTH, WIDTH = 256, 64  # of the attention that is asked for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print."""
+    devices = [torch.device(name) for name in ("cpu", "cuda") if name == "cpu" or torch.cuda.is_available()]
+    lines = {**current_circumstances(devices[-1]).to_dict(), "threads": torch.get_num_threads()}
+    for device in devices:
+        for dtype in (torch.float32, torch.bfloat16):
+            chosen = {name: _choose(name, device, dtype) for name in ("relu", "gelu", "softmax")}
+            lines[f"{device.type}, {dtype}"] = ", ".join(f"{name} by {way}" for name, way in chosen.items())
+    lines["native"] = _explain_native()
+    lines["triton"] = _explain_triton()
+    width = max(map(len, lines))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
+
+
+def _choose(activation: str, device: torch.device, dtype: torch.dtype) -> str:
+    states = torch.empty(1, 1, LENGTH, WIDTH, dtype=dtype, device=device)
+    mask = AttentionMask(LENGTH, LENGTH, device)
+    return computation.choose_computation(
+        states, states, mask, activation, dropout=0.0, needed_statistics="none", short_keys=SHORT_KEYS
+    )
+
+
+def _explain_native() -> str:
+    if computation.native is None:
+        return "the package reluformers_native is not installed, or of another version"
+    return computation.native.explain()
+
+
+def _explain_triton() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU that torch can use"
+    if triton is None:
+        return "the package triton is not installed"
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    return f"GPU of compute capability {capability}, from {'.'.join(map(str, OLDEST_CAPABILITY))} on"

@@ -1,0 +1,204 @@
+"""The compiled attention against float64: shapes, strides, masks, dtypes, φ, dropout, threads, instruction sets."""
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from reluformers.modeling import rectified_attention as fused
+from reluformers.modeling.computation import PassOptions, native
+from reluformers.modeling.normalization import wide_dtype
+
+from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
+
+if native is None:
+    pytest.skip("needs the package reluformers_native", allow_module_level=True)
+
+SOURCE = Path(native.__file__).with_name("attention.c")
+BUILT = native.usable_instruction_sets()
+PASSES = (native.forward, native.backward)
+needs_code = pytest.mark.skipif(not BUILT, reason="needs compiled code for this processor")
+
+
+@pytest.fixture(params=BUILT)
+def instruction_set(request, monkeypatch) -> str:
+    """Each that was built and that this processor has."""
+    monkeypatch.setattr(native, "instruction_set", lambda: request.param)
+    return request.param
+
+
+@pytest.fixture
+def threads():
+    """Function that sets their number until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def draw_anything(seed: int) -> tuple[list[torch.Tensor], dict]:
+    """Inputs of any shape and layout, and options."""
+    rng = random.Random(seed)
+    batch, heads, width = rng.choice([1, 2, 3]), rng.choice([1, 2, 4]), rng.choice([1, 3, 8, 33, 64, 80])
+    value_width = rng.choice([width, width + 2])
+    query_len, key_len = rng.choice([1, 5, 17, 97, 260]), rng.choice([1, 5, 40, 131, 300])
+
+    def states(length: int, width: int) -> torch.Tensor:
+        made = torch.randn(batch, length, heads, width).transpose(1, 2)
+        doubled = torch.randn(batch, heads, 2 * length, width)
+        return rng.choice([made, made.contiguous(), made.mT.contiguous().mT, doubled[:, :, ::2]])
+
+    ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
+    options = {
+        "activation": rng.choice(native.ACTIVATIONS),
+        "scale": rng.choice([width**-0.5, -0.3]),
+        "threshold": rng.choice([0.0, 0.2, torch.tensor(0.1)]),
+        "row_factors": rng.choice([None, torch.rand(1, query_len), torch.rand(batch, query_len)]),
+        "key_padding_mask": rng.choice([None, ragged, ragged.flip(1), torch.rand(batch, key_len) > 0.4]),
+        "causal_offset": rng.choice([None, 0, key_len - query_len, 7, -3, -(2**31), 2**31]),
+    }
+    shapes = ((query_len, width), (key_len, width), (key_len, value_width), (query_len, value_width))
+    return [states(*shape) for shape in shapes], options
+
+
+@needs_code
+@pytest.mark.parametrize("seed", range(24))
+def test_values_and_gradients_are_those_of_the_formula(seed, instruction_set, threads):
+    threads((1, 2, 5)[seed % 3])
+    states, options = draw_anything(seed)
+    compare(states, tolerance=1e-5, passes=PASSES, **options)
+
+
+@needs_code
+@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+def test_statistics_and_their_gradients(activation, dtype, instruction_set):
+    states = draw(2, 2, 40, 37, 10, dtype)
+    # a logarithm's gradient is as inexact as a weight near 0
+    tolerance = max(1e-4, TOLERANCES[dtype])
+    options = draw_options(*states[:2], activation=activation)
+    row_sums = compare(states, tolerance=tolerance, passes=PASSES, **options)[1]
+    only = native.forward(*states[:3], pass_options(**{**options, "needed_statistics": "sums"}))
+    assert torch.equal(only[1], row_sums)
+    assert only[2:] == (None, None)
+
+
+@needs_code
+@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+def test_bfloat16(activation, instruction_set):
+    states = draw(1, 2, 300, 1100, 24, torch.bfloat16)  # few heads, which several tasks share
+    compare(states, activation=activation, scale=0.2, causal_offset=800, passes=PASSES)
+
+
+def draw_kept(seed: int, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """D of a call, read off the output with the unit matrix for values, of which 64 columns fit at once."""
+    query, key, value, _ = states
+    parts = []
+    for begin in range(0, key.shape[2], 64):
+        value = torch.eye(key.shape[2])[:, begin : begin + 64].expand(*key.shape[:3], -1)
+        options = {"activation": "identity", "scale": 0.1}
+        whole = native.forward(query, key, value, pass_options(**options))[0]
+        options |= {"dropout": SHARE, "seed": torch.tensor(seed)}
+        parts.append(native.forward(query, key, value, pass_options(**options))[0] / whole)
+    return torch.cat(parts, -1)
+
+
+@needs_code
+def test_dropout_leaves_its_share(instruction_set):
+    states = draw(2, 2, 33, 140, 16)
+    kept, *others = (draw_kept(seed, states) for seed in (1, 2, 1 + 2**32))
+    is_kept = kept > 0
+    torch.testing.assert_close(kept[is_kept], torch.full_like(kept[is_kept], 1 / (1 - SHARE)))
+    assert abs(is_kept.double().mean() - (1 - SHARE)) < 0.015
+    for other in (*others, *(kept.roll(1, axis) for axis in range(4))):  # two fair draws agree in 58 %
+        assert abs((is_kept == (other > 0)).double().mean() - SHARE**2 - (1 - SHARE) ** 2) < 0.02
+
+
+@needs_code
+@pytest.mark.parametrize("causal_offset", [None, 3])
+def test_every_task_and_pass_drops_the_same(causal_offset, instruction_set, threads):
+    states = draw(1, 2, 300, 560, 16)
+    threads(1)
+    kept = (draw_kept(5, states) > 0) / (1 - SHARE)
+    threads(5)
+    options = {"dropout": SHARE, "seed": torch.tensor(5), "causal_offset": causal_offset, "scale": 0.3}
+    compare(states, kept, 1e-5, PASSES, activation="relu", **options)
+
+
+@needs_code
+def test_hidden_keys_are_never_read(instruction_set):
+    query, key, value, grad_output = draw(2, 1, 5, 40)
+    options = draw_options(query, key, activation="relu2")
+    hidden = ~options["key_padding_mask"][:, None, :, None]
+    expected = native.forward(query, key, value, pass_options(**options))
+    key, value = key.masked_fill(hidden, torch.nan), value.masked_fill(hidden, torch.inf)
+    for part, right in zip(native.forward(query, key, value, pass_options(**options)), expected, strict=True):
+        assert torch.equal(part, right)
+    gradients = native.backward(grad_output, None, None, query, key, value, pass_options(**options))
+    assert all(part.isfinite().all() for part in gradients)
+    assert (gradients[1].masked_select(hidden) == 0).all()
+
+
+@needs_code
+def test_numbers_that_are_none_stay(instruction_set):
+    for dtype in native.DTYPES:
+        query, key, value, _ = (part.to(dtype) for part in draw(1, 1, 4, 4))
+        query[0, 0, 2, 0] = torch.nan
+        for activation in native.ACTIVATIONS:
+            output = native.forward(query, key, value, pass_options(activation=activation))[0]
+            assert output.isnan().all(-1).squeeze().tolist() == [False, False, True, False], activation
+
+
+@needs_code
+@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0), (1, 1, 4, 4, 256)], ids=str)
+def test_ends_of_the_shapes(shape, instruction_set):
+    compare(draw(*shape), activation="identity", scale=0.1, causal_offset=0, needed_statistics="all", passes=PASSES)
+
+
+def test_what_it_takes(monkeypatch):
+    monkeypatch.setattr(native, "is_available", lambda: True)
+    query = torch.empty(1, 1, 2, 256)
+    assert native.can_take(query, query, "relu")
+    assert not native.can_take(query, torch.empty(1, 1, 2, 257), "relu")
+    assert not native.can_take(query, query, "gelu")
+    assert not native.can_take(query.double(), query, "relu")
+
+
+def test_the_environment_chooses(monkeypatch):
+    for wanted, expected in (("off", None), *((name, name) for name in BUILT)):
+        monkeypatch.setenv(native.VARIABLE, wanted)
+        assert native.instruction_set.__wrapped__() == expected
+    monkeypatch.setenv(native.VARIABLE, "sse9")
+    with pytest.raises(ValueError, match=r"RELUFORMERS_NATIVE is 'sse9', but must be one of \['avx512', 'avx2'"):
+        native.instruction_set.__wrapped__()
+
+
+@needs_code
+@pytest.mark.parametrize("needed", ["all", "sums", "none"])
+def test_fake_tensors_are_laid_out_like_the_true_ones(needed, instruction_set):
+    query, key, value, grad_output = draw(2, 3, 5, 7, 8)
+    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 7) < 0.8, torch.tensor(3))
+    options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
+    inputs = (query, key, value, "native", *options)
+    torch.library.opcheck(fused._operator, inputs, test_utils=("test_schema", "test_faketensor"))
+    sums = torch.rand(2, 3, 5, dtype=wide_dtype(query.dtype)) if needed == "all" else None
+    torch.library.opcheck(
+        fused._backward_operator, (grad_output, sums, None, *inputs), test_utils=("test_schema", "test_faketensor")
+    )
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
+    """Its vectors and tiles, made of what instructions there are."""
+    library = tmp_path / "wide.so"
+    options = ["-O1", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-DVECTOR_BYTES=64"]
+    subprocess.run(["cc", *options, "-o", library, SOURCE], check=True)
+    monkeypatch.setattr(native, "_file", lambda name: library)
+    monkeypatch.setattr(native, "_library", native._library.__wrapped__)
+    monkeypatch.setattr(native, "instruction_set", lambda: "avx512")
+    for seed in range(40, 52):
+        states, options = draw_anything(seed)
+        compare(states, tolerance=1e-5, passes=PASSES, **options)
+    states = draw(2, 2, 40, 37, 10)
+    compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
