@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How attention is computed: which way suits the tensors, and what the two passes of the fused ways are told."""
 
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .attention_functions import ELEMENTWISE_GRADIENTS
+from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS
 from .masks import AttentionMask
 
 try:
@@ -76,7 +77,26 @@ def _is_native(query: Tensor, value: Tensor, mask: AttentionMask, activation: st
         return False
     if query.dtype != torch.float32 and compute_dtype(query) == query.dtype:
         return False
-    return native.can_take(query, value, activation)
+    return native.can_take(query, value, activation) and _is_same_function(activation)
+
+
+@torch.compiler.assume_constant_result
+def _is_same_function(activation: str) -> bool:
+    """Whether the compiled φ is that of this copy of the code, whose own may have been changed."""
+    return activation in _compiled_functions()
+
+
+@functools.cache
+def _compiled_functions() -> frozenset[str]:
+    """φ of which the compiled code gives the weights that this code gives."""
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], device="cpu").view(1, 1, -1, 1)
+    query, value = torch.ones_like(scores[:, :, :1]), torch.eye(scores.shape[2], device="cpu").expand(1, 1, -1, -1)
+
+    def is_same(activation: str) -> bool:
+        weights, *_ = native.forward(query, scores, value, PassOptions(activation=activation))
+        return torch.allclose(weights, ATTENTION_ACTIVATIONS[activation](scores.mT, None))
+
+    return frozenset(filter(is_same, native.ACTIVATIONS))
 
 
 def _is_short(query: Tensor, mask: AttentionMask, activation: str, short_keys: int) -> bool:

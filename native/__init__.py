@@ -92,7 +92,7 @@ class _Call(ctypes.Structure):
             return
         place = ctypes.addressof(self)
         self.scratch_size = getattr(library, f"{name}_scratch")(place)
-        self.keep(scratch=torch.empty(threads * self.scratch_size))
+        self.keep(scratch=torch.empty(threads * self.scratch_size, device="cpu"))
         if parallel_for(0, threads, 1, getattr(library, name), place):
             raise RuntimeError(f"torch_parallel_for could not run {name} on {threads} threads")
 
@@ -116,7 +116,7 @@ def forward(
     output = _empty_states(query, value.shape[3])
     call.output = _States.of(output)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
-    sums = [torch.zeros(query.shape[:3]) if place < number else None for place in range(3)]
+    sums = [query.new_zeros(query.shape[:3], dtype=torch.float32) if place < number else None for place in range(3)]
     call.keep(row_sums=sums[0], weighted_logs=sums[1], nonzeros=sums[2])
     call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
     call.run("forward")
@@ -151,7 +151,7 @@ def backward(
     call.grad_output, call.grad_query = _States.of(grad_output), _States.of(grad_query)
     call.grad_key, call.grad_value = _States.of(grad_key), _States.of(grad_value)
     call.keep(grad_row_sums=_as_float32(grad_row_sums), grad_weighted_logs=_as_float32(grad_weighted_logs))
-    grad_threshold = torch.zeros(batch * heads * splits)
+    grad_threshold = query.new_zeros(batch * heads * splits, dtype=torch.float32)
     if options.learned_threshold is not None:
         call.keep(grad_threshold=grad_threshold)
     call.run("backward")

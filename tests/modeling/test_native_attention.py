@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reluformers.modeling import computation
 from reluformers.modeling import rectified_attention as fused
 from reluformers.modeling.computation import PassOptions, native
 from reluformers.modeling.normalization import wide_dtype
@@ -202,3 +203,25 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
         compare(states, tolerance=1e-5, passes=PASSES, **options)
     states = draw(2, 2, 40, 37, 10)
     compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
+
+
+@needs_code
+@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+def test_a_changed_function_is_not_taken_for_the_compiled_one(activation, monkeypatch):
+    own = computation.ATTENTION_ACTIVATIONS[activation]
+    find = computation._compiled_functions.__wrapped__
+    assert find() == set(native.ACTIVATIONS)
+    monkeypatch.setitem(computation.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
+    assert find() == set(native.ACTIVATIONS) - {activation}
+
+
+@needs_code
+def test_another_default_device_does_not_matter():
+    """As within `with torch.device("cuda")`: what is made beside the inputs lies where they do."""
+    states = [torch.randn(1, 2, 5, 8) for _ in range(4)]
+    options = PassOptions(needed_statistics="all")
+    expected = native.forward(*states[:3], options), native.backward(states[3], None, None, *states[:3], options)
+    with torch.device("meta"):
+        found = native.forward(*states[:3], options), native.backward(states[3], None, None, *states[:3], options)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other)
