@@ -281,7 +281,7 @@ def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
         value = values.get(name)
         if name in _FORMAT_1_MAPPINGS and value is not None:
             check_mapping(name, value)
-            known = {"value": value.get("score"), "signature": value.get("signature")}
+            known = {**({"value": value["score"]} if "score" in value else {}), "signature": value.get("signature")}
             scores[name] = {**known, "details": {key: value[key] for key in value.keys() - {"score", "signature"}}}
         elif value is not None:
             scores[name] = {"value": value}

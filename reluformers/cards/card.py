@@ -183,7 +183,7 @@ def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult]:
     results = []
     for name, metric in METRICS.items():
         score = measured.scores.get(name)
-        if score is None or metric.hub_type is None:
+        if score is None or score.value is None or metric.hub_type is None:
             continue
         results.append(
             EvalResult(

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="model", help="folders of saved models, or Hub ids")
     parser.add_argument("data", help="Hub id, folder or file of the rows")
     parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
+    parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
     parser.add_argument("--split", default="test", help="split to look at; may carry a slice, such as test[:100]")
     parser.add_argument("--output", default="analysis.json", help="JSON file; the page lies beside it, in .html")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repositories")

@@ -120,8 +120,9 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
     data = recipe.data
     if data.test is None:
         raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
-    places: dict[str, Any] = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
-    if data.path is not None:
+    if data.path is None:
+        places = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
+    else:
         places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
     usual = task.scorer.default_options()
     for name in job.evaluate:

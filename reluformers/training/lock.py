@@ -1,6 +1,7 @@
 """One run in a folder at a time."""
 
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     The system frees the lock when its process ends, however it ends, so none is ever stale.
 
     Args:
-        folder: of the run; it is made.
+        folder: of the run; it is made, and goes again if nothing comes to lie in it.
         patience: how long to wait for another run to end, in seconds.
 
     Raises:
@@ -31,6 +32,7 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file, but the output must be a folder")
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     owner = folder / OWNER_FILE
     try:
@@ -46,3 +48,5 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
             yield
         finally:
             owner.unlink(missing_ok=True)
+            if is_new and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                shutil.rmtree(folder)

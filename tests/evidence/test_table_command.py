@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
+from reluformers.evidence import runner
 from reluformers.evidence.records import RunRecord, load_rows
 from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
@@ -81,8 +83,28 @@ def test_a_row_is_done_by_one_process(files, tmp_path, capsys):
     assert "another process" in capsys.readouterr().out
 
 
-def test_a_failing_row_does_not_stop_the_others(files, tmp_path):
+def make_stand_in(folder) -> Path:
+    """A program that takes a job for done unless its data lie nowhere."""
+    path = folder / "python"
+    path.write_text(
+        f"""#!{sys.executable} -S
+import json, pathlib, sys
+job = json.load(open(sys.argv[3]))
+if job["recipe"]["data"]["test"] == "nowhere.jsonl":
+    sys.exit("error: nowhere.jsonl: no such file")
+record = pathlib.Path(job["records"]) / (job["name"] + ".json")
+record.parent.mkdir(exist_ok=True)
+record.write_text("{{}}")
+"""
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_failing_row_does_not_stop_the_others(files, tmp_path, monkeypatch):
     bad, good = make_job({**files, "test": "nowhere.jsonl"}, tmp_path), make_job(files, tmp_path)
+    # a process without the imports of the real one, which the slow tests start
+    monkeypatch.setattr(runner.sys, "executable", str(make_stand_in(tmp_path)))
     lines = []
     assert not run_here([bad, good], tmp_path, workers=1, minutes=None, report=lines.append)
     assert good.is_done
