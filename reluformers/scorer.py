@@ -1,7 +1,6 @@
 """How a saved model is scored, whatever its task: load, answer, count, measure the attention."""
 
 import argparse
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
-import transformers
 import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -165,18 +162,6 @@ def check_at_least(options: argparse.Namespace, **least: float) -> None:
     for name, bound in least.items():
         if vars(options)[name] < bound:
             raise UserError(f"{name} must be at least {bound}, got {vars(options)[name]}")
-
-
-def shows_progress() -> bool:
-    """Whether somebody looks at the terminal."""
-    return sys.stderr.isatty()
-
-
-def hide_unwatched_progress() -> None:
-    """Draw no progress bars of other libraries into a file or a pipe."""
-    if not shows_progress():
-        datasets.disable_progress_bars()
-        transformers.logging.disable_progress_bar()
 
 
 def _training_seed(model: str | Path) -> int | None:

@@ -37,7 +37,8 @@ from reluformers.analysis.cross_attention import MAX_TOKENS, open_translator
 from reluformers.analysis.parallel_text import ParallelRow, ParallelText
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
-from reluformers.scorer import check_at_least, shows_progress
+from reluformers.scorer import check_at_least
+from reluformers.terminal import shows_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tqdm.auto import tqdm
 
 from reluformers.analysis.model_analysis import analyse_model
@@ -26,8 +25,8 @@ from reluformers.data_names import source_name
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import load_config
-from reluformers.scorer import hide_unwatched_progress, shows_progress
 from reluformers.tasks import TASKS, Task, task_of
+from reluformers.terminal import shows_progress, silence_transformers
 
 from .compare import run_names
 from .evaluate import check_options_of_others
@@ -50,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Measure and write."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    hide_unwatched_progress()
+    silence_transformers()
     output = Path(options.output)
     if output.suffix != ".json":
         raise UserError(f"--output is {options.output}, but must end in .json")

@@ -9,11 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import datasets
-import transformers
-
 from reluformers.cards.card import write_card
 from reluformers.cards.data_words import DataWords
+from reluformers.terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +64,7 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    silence_transformers()
     print(
         write_card(
             options.folder,

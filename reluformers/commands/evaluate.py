@@ -13,14 +13,12 @@ The decoding of the ReLA and QKNorm papers:
 
 import argparse
 
-import transformers
-
 from reluformers.analysis.attention_report import format_attention_report
 from reluformers.errors import UserError
 from reluformers.results import METRICS, Evaluation
 from reluformers.saved_models import load_config
-from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import TASKS, Task, task_of
+from reluformers.terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score and report."""
-    # what matters of transformers' reports comes back as one line
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    hide_unwatched_progress()
+    silence_transformers()
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
     options.task = task.name

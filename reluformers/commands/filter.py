@@ -27,7 +27,8 @@ from reluformers.analysis.filtering import SCORES, ScoreFile, identity_of, keep_
 from reluformers.analysis.parallel_text import ParallelText
 from reluformers.errors import UserError
 from reluformers.files import check_output_files
-from reluformers.scorer import check_at_least, shows_progress
+from reluformers.scorer import check_at_least
+from reluformers.terminal import shows_progress
 
 logger = logging.getLogger(__name__)
 

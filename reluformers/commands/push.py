@@ -8,8 +8,6 @@ Example:
 
 import argparse
 
-import datasets
-import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
@@ -17,6 +15,7 @@ from reluformers.commands.card import add_card_arguments, card_options
 from reluformers.hub.collection import add_to_collection
 from reluformers.hub.push import push_to_hub, snippet
 from reluformers.hub.space import push_space
+from reluformers.terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Push."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    silence_transformers()
     disable_progress_bars()
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
     release = push_to_hub(

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from reluformers.data_names import source_name
 from reluformers.errors import DivergenceError, UserError, run_main
-from reluformers.scorer import hide_unwatched_progress
 from reluformers.tasks import Task, task_named
+from reluformers.terminal import hide_unwatched_progress
 from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE

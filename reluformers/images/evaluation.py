@@ -11,7 +11,8 @@ from torch import Tensor
 from reluformers.files import check_output_files
 from reluformers.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
-from reluformers.scorer import Scorer, Scores, check_at_least, shows_progress
+from reluformers.scorer import Scorer, Scores, check_at_least
+from reluformers.terminal import shows_progress
 
 from .loading import IMAGE, LABEL, load_image_split
 from .recipe import ImageRecipe

@@ -15,7 +15,8 @@ from reluformers.analysis.model_analysis import Side
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
 from reluformers.results import Score, ScoredData, checksum
-from reluformers.scorer import Scorer, Scores, check_at_least, shows_progress
+from reluformers.scorer import Scorer, Scores, check_at_least
+from reluformers.terminal import shows_progress
 from reluformers.training.batching import TokenBudgetBatchSampler
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate

@@ -1,0 +1,25 @@
+"""What commands show on the terminal beside their own lines."""
+
+import sys
+
+import datasets
+import transformers
+
+
+def shows_progress() -> bool:
+    """Whether somebody looks at the terminal."""
+    return sys.stderr.isatty()
+
+
+def hide_unwatched_progress() -> None:
+    """Draw no progress bars of other libraries into a file or a pipe."""
+    if not shows_progress():
+        datasets.disable_progress_bars()
+        transformers.logging.disable_progress_bar()
+
+
+def silence_transformers() -> None:
+    """For commands that open models: what matters of transformers' reports comes back as one line of their own."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    hide_unwatched_progress()
