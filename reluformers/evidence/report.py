@@ -210,14 +210,20 @@ class TableReport:
             return ""
         data = records[0].evaluation.data
         seeds = sorted({record.seed for record in records})
+        spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [
-            f"{self.metric.title} on {data.rows:,} {data.unit} of {data.source}, mean and standard deviation over "
-            f"seeds {', '.join(map(str, seeds))}",
-            f"differences to `{self.table.baseline}` with 95 % intervals of a bootstrap over seeds × {data.unit}",
-            "found from: the smallest difference that so many runs find with 80 % probability",
-            "p by seed: sacreBLEU's paired approximate randomisation against the same seed of the baseline, with "
-            "Holm's correction over the table",
+            f"{self.metric.title} on {data.rows:,} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"
         ]
+        if any(len(runs.records) > 1 for runs in self.runs.values()):
+            notes += [
+                f"differences to `{self.table.baseline}` with 95 % intervals of a bootstrap over seeds × {data.unit}",
+                "found from: the smallest difference that so many runs find with 80 % probability",
+            ]
+        if self.p_values:
+            notes.append(
+                "p by seed: sacreBLEU's paired approximate randomisation against the same seed of the baseline, with "
+                "Holm's correction over the table"
+            )
         signature = records[0].evaluation.scores[self.task.main_metric].signature
         if signature:
             notes.append(f"signature `{signature}`")

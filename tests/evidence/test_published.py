@@ -1,0 +1,57 @@
+"""What docs/results.md says of the papers' claims follows from the records in docs/evidence."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reluformers.commands.table import write_page
+from reluformers.evidence.records import load_rows
+from reluformers.evidence.report import records_by_row, tables_in
+from reluformers.evidence.tables import Table, row_key
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "docs" / "evidence"
+PAGE = ROOT / "docs" / "results.md"
+TABLES = tables_in(PAGE.read_text(encoding="utf-8"))
+_BLOCK = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
+
+
+def claims_section() -> str:
+    """The part of the page whose words stand beside generated tables."""
+    return re.search(
+        r"^## The papers' claims\n.*?(?=^## )", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )[0]
+
+
+def test_every_record_is_of_a_row_that_the_page_shows():
+    keys = {
+        row_key(table.recipe(setting, row, 1)): row.name
+        for name, setting in TABLES
+        for table in [Table.load(name)]
+        for row in table.rows_of(setting)
+    }
+    records = records_by_row(RECORDS)
+    assert records
+    assert records.keys() <= keys.keys()
+    for record in (record for of_row in records.values() for record in of_row):
+        if record.evaluation is not None:
+            assert len(load_rows(RECORDS, record.name)) == record.evaluation.data.rows
+            commit = record.evaluation.circumstances.commit
+            assert commit
+            assert not commit.endswith("+"), "a run of code that was not committed"
+
+
+def test_numbers_in_the_words_are_those_of_the_tables():
+    section = claims_section()
+    shown = set(re.findall(r"\d+\.\d+", " ".join(_BLOCK.findall(section))))
+    said = set(re.findall(r"\d+\.\d+", _BLOCK.sub("", section)))
+    assert said <= shown
+
+
+@pytest.mark.slow
+def test_the_tables_are_those_of_the_records(tmp_path):
+    copy = tmp_path / "results.md"
+    copy.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    write_page(copy, RECORDS)
+    assert copy.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
