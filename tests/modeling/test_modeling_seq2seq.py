@@ -180,7 +180,8 @@ def test_exports_with_dynamic_sizes(preset):
 
     program = torch.export.export(model, draw(3, 7, 5), dynamic_shapes=(source, source, target), strict=False)
     arguments = draw(2, 9, 11)
-    torch.testing.assert_close(program.module()(*arguments), model(*arguments))
+    # an export writes weights out, and the model may run compiled code: ReLA divides their differences by a small norm
+    torch.testing.assert_close(program.module()(*arguments), model(*arguments), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tying", ["all", "decoder", "none"])

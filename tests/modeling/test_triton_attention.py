@@ -62,7 +62,7 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(hopper(), hopper(65)) == "blocks"
     assert computation_of(hopper(257)) == "blocks"
     assert computation_of(hopper(dtype=torch.float64)) == "blocks"
-    assert computation_of(torch.empty(2, 3, 4, 64)) == "blocks"
+    assert computation_of(torch.empty(2, 3, 4, 64)) in ("native", "blocks")  # whether compiled code is installed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert computation_of(hopper()) == "blocks"
 
