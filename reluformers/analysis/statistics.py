@@ -132,10 +132,8 @@ class NullRate(RowStatistic):
         return {"null_rate": super().values(sums)["null_rate"]}
 
 
-class NullRateByClass(SumStatistic):
-    """null_rate.CLASS: share of null rows among the queries of a class of tokens, in [0, 1] (ReLA §5.2, fig. 7).
-
-    In the decoder, as in ReLA, a query is counted with the token that was written last.
+class ClassStatistic(SumStatistic):
+    """Values for each class of tokens.
 
     Args:
         classes: names of the classes, in the order of their numbers.
@@ -144,6 +142,16 @@ class NullRateByClass(SumStatistic):
     def __init__(self, classes: Sequence[str]):
         super().__init__()
         self.classes = classes
+
+
+class NullRateByClass(ClassStatistic):
+    """null_rate.CLASS: share of null rows among the queries of a class of tokens, in [0, 1] (ReLA §5.2, fig. 7).
+
+    In the decoder, as in ReLA, a query is counted with the token that was written last.
+
+    Args:
+        classes: names of the classes, in the order of their numbers.
+    """
 
     def count(self, part: Rows) -> Tensor | None:
         """Rows and null rows of each class."""
@@ -285,7 +293,7 @@ class Distance(SumStatistic):
         return {"distance": sums[..., 1] / sums[..., 0]}
 
 
-class ClassMass(SumStatistic):
+class ClassMass(ClassStatistic):
     """What the keys of a class of tokens get (ReLUFormer fig. 5: less weight on "," and stop words).
 
     mass.CLASS   mean over rows of Σ_{j in the class} p_ij, in [0, 1]
@@ -295,10 +303,6 @@ class ClassMass(SumStatistic):
     Args:
         classes: names of the classes, in the order of their numbers.
     """
-
-    def __init__(self, classes: Sequence[str]):
-        super().__init__()
-        self.classes = classes
 
     def count(self, part: Rows) -> Tensor | None:
         """Rows; mass and share of keys of each class."""

@@ -36,7 +36,7 @@ from reluformers.analysis.alignments import (
 from reluformers.analysis.cross_attention import MAX_TOKENS, open_translator
 from reluformers.analysis.parallel_text import ParallelRow, ParallelText
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, check_output_files
+from reluformers.files import atomic_write, check_output_files, write_json
 from reluformers.scorer import check_at_least
 from reluformers.terminal import shows_progress
 
@@ -88,8 +88,7 @@ def run(options: argparse.Namespace) -> None:
     if counts.pairs:
         tables["test"] = report(counts, head, "test")
     if options.report:
-        with atomic_write(options.report) as path:
-            path.write_text(json.dumps({**head.config_fields(), **tables}, indent=2) + "\n", encoding="utf-8")
+        write_json(options.report, {**head.config_fields(), **tables})
 
 
 def count_links(rows: Iterator[tuple[ParallelRow, WordAlignments]]) -> LinkCounts:

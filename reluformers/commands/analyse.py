@@ -11,7 +11,6 @@ Examples:
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from reluformers.analysis.report import render_report
 from reluformers.circumstances import current_circumstances
 from reluformers.data_names import source_name
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, check_output_files
+from reluformers.files import atomic_write, check_output_files, write_json
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.terminal import shows_progress, silence_transformers
@@ -64,8 +63,7 @@ def run(options: argparse.Namespace) -> None:
         analysis |= about
         analysis["models"][names[Path(model)]] = results
         print(f"{names[Path(model)]}: {about['data']['rows']:,} {about['data']['unit']}")
-    with atomic_write(output) as path:
-        path.write_text(json.dumps(analysis, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(output, analysis)
     with atomic_write(page) as path:
         path.write_text(render_report(analysis), encoding="utf-8")
     print(f"{output}\n{page}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from reluformers.checked_fields import check_fields, check_mapping
 from reluformers.errors import UserError, describe_error
-from reluformers.files import atomic_write
+from reluformers.files import atomic_write, write_json
 from reluformers.results import Evaluation
 from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe
@@ -100,9 +100,7 @@ class RunRecord:
         values = {name: value for name, value in values.items() if value not in (None, {}, [])}
         if self.evaluation is not None:
             values["evaluation"] = self.evaluation.to_dict()
-        with atomic_write(path) as temporary:
-            text = json.dumps({"format_version": FORMAT_VERSION, **values}, indent=1, ensure_ascii=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_json(path, {"format_version": FORMAT_VERSION, **values})
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":

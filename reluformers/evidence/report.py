@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +84,7 @@ class TableReport:
         self.runs = {one.row.name: one for one in runs}
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
+        self._differences: dict[tuple[str, str, str], Difference | None] = {}
         self.verdicts = self._judge()
 
     @classmethod
@@ -120,6 +121,12 @@ class TableReport:
 
     def difference(self, first: str, second: str, measure: str = SCORE) -> Difference | None:
         """Of two rows; None unless both have two runs that did not diverge."""
+        asked = (first, second, measure)
+        if asked not in self._differences:
+            self._differences[asked] = self._difference(*asked)
+        return self._differences[asked]
+
+    def _difference(self, first: str, second: str, measure: str) -> Difference | None:
         system, baseline = self.runs.get(first), self.runs.get(second)
         if system is None or baseline is None:
             return None
@@ -200,9 +207,13 @@ class TableReport:
     def _difference_text(self, found: Difference | None, measure: str = SCORE) -> str:
         if found is None:
             return MISSING
-        form = self.metric.format if measure == SCORE else lambda value: f"{value:.3f}"
+        form = self._form(measure)
         low, high = found.interval
         return f"{_signed(found.value, form)} [{_signed(low, form)}, {_signed(high, form)}]"
+
+    def _form(self, measure: str) -> Callable[[float], str]:
+        """How a value is written."""
+        return self.metric.format if measure == SCORE else "{:.3f}".format
 
     def _footnote(self) -> str:
         records = [record for runs in self.runs.values() for record in runs.records]
@@ -271,8 +282,8 @@ class TableReport:
             return Verdict(claim, HOLDS, found, f"p = {false:.3f} that it is not {RELATIONS[claim.relation]}")
         if true < LEVEL:
             return Verdict(claim, FAILS, found, f"p = {true:.3f} that it is {RELATIONS[claim.relation]}")
-        form = self.metric.format if claim.measure == SCORE else lambda value: f"{value:.3f}"
-        return Verdict(claim, OPEN, found, f"differences from {form(found.smallest_effect)} would have been found")
+        smallest = self._form(claim.measure)(found.smallest_effect)
+        return Verdict(claim, OPEN, found, f"differences from {smallest} would have been found")
 
     def _verdict_without_numbers(self, claim: Claim) -> Verdict:
         rows = [self.runs.get(name) for name in (claim.first, claim.second)]

@@ -1,9 +1,9 @@
 """One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
 
-import hashlib
 import json
 import resource
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from huggingface_hub.utils.sha import sha_fileobj
 
 from reluformers.data_names import source_name
 from reluformers.errors import DivergenceError, UserError, run_main
+from reluformers.files import write_json
 from reluformers.tasks import Task, task_named
 from reluformers.terminal import hide_unwatched_progress
 from reluformers.training.meter import median_speed
@@ -52,8 +54,7 @@ class Job:
 
     def save(self, path: Path) -> None:
         """Write it for the process."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        write_json(path, asdict(self))
 
 
 def run_job(path: str | Path) -> None:
@@ -102,7 +103,7 @@ def _run(job: Job) -> None:
         tokenizer=_checksum(Path(job.folder) / "tokenizer.json"),
         log=[entry for entry in log if any(name.startswith("eval_") for name in entry)],
         seconds=results.get("training_seconds"),
-        processor_seconds=None if is_resumed else round(_processor_seconds(), 1),
+        processor_seconds=None if is_resumed else round(time.process_time(), 1),
         memory=round(_peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
     )
@@ -147,12 +148,10 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
 
 
 def _checksum(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def _processor_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sha_fileobj(file).hex()
 
 
 def _peak_memory() -> float:
