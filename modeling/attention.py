@@ -248,6 +248,7 @@ class MultiHeadAttention(nn.Module):
         past_key_values: Cache | None = None,
         query_mask: Tensor | None = None,
         entropy_bound: float | None = None,
+        count_null_rows: bool = False,
         attn_implementation: str = "eager",
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         r"""Attend from `hidden_states` to `key_value_states`, or to themselves and the cache.
@@ -260,11 +261,12 @@ class MultiHeadAttention(nn.Module):
             past_key_values: keys (normalised) and values of earlier steps.
             query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
             entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
+            count_null_rows: whether rows and null rows are counted without the regulariser too.
             attn_implementation: backend.
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; in training the `regularizer_sums`.
+            from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
         """
         query = self._normalize(self._split_heads(self.q_proj(hidden_states)), self.query_norm)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
@@ -280,7 +282,7 @@ class MultiHeadAttention(nn.Module):
             mask,
             scaling=self.attention.initial_scale(self.head_dim) if self.scale is None else self.scale,
             dropout=self.dropout if self.training else 0.0,
-            needed_statistics="none" if not self.training else "sums" if entropy_bound is None else "all",
+            needed_statistics="all" if entropy_bound is not None else "sums" if count_null_rows else "none",
         )
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:

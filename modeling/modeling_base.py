@@ -87,22 +87,33 @@ class TransformerPreTrainedModel(PreTrainedModel):
         return name
 
     def attention_options(
-        self, mask: AttentionMask, query_mask: Tensor | None = None, output_attentions: bool | None = None
+        self,
+        mask: AttentionMask,
+        query_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_null_rate: bool | None = None,
+        **_,
     ) -> dict:
-        """What all attention modules of one site are told; only `eager` keeps weights."""
+        """What all attention modules of one site are told in a call with these options; only `eager` keeps weights."""
         return {
             "attention_mask": mask,
             "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.config.has_regularizer else None,
+            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
+            "count_null_rows": bool(output_null_rate),
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
+        return self.training and self.config.has_regularizer
 
     def regularize(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
         if sums is None:
             return None, None
         means = sums / sums[ROWS].clamp_min(1)
-        if not self.config.has_regularizer:
+        if not self.is_regularized:
             return None, means[NULL_ROWS].detach()
         loss = self.config.normalization_loss_weight * means[NORMALIZATION]
         loss = loss + self.config.entropy_loss_weight * means[ENTROPY]

@@ -32,17 +32,18 @@ from .regularization import add_regularizer_sums
 
 @dataclass
 class VisionTransformerOutput(BaseModelOutputWithPooling):
-    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, in training."""
+    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, or None."""
 
     regularizer_sums: Tensor | None = None
 
 
 @dataclass
 class VisionTransformerClassifierOutput(ImageClassifierOutput):
-    """Output of the classifier; the last two are given in training only.
+    """Output of the classifier; the last two may be missing.
 
-    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`. `null_rate`: share of the query rows,
-    over heads and layers, that attend to nothing (ReLA, section 5.2).
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
+    query rows, over heads and layers, that attend to nothing (ReLA, section 5.2), with `output_null_rate` and beside
+    the regulariser.
     """
 
     regularization_loss: Tensor | None = None
@@ -74,7 +75,7 @@ class ProbePooling(nn.Module):
         init.uniform_(self.probe, -bound, bound)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` in training."""
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` or None."""
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
         pooled, _, sums = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
@@ -152,16 +153,16 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device = hidden_states.shape[1], hidden_states.device
-        options = self.attention_options(
-            AttentionMask(length, length, device), output_attentions=kwargs.get("output_attentions")
-        )
+        options = self.attention_options(AttentionMask(length, length, device), **kwargs)
         sums = []
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
             sums.append(layer_sums)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        pooled, pooling_sums = self.pool(hidden_states, self.attention_options(AttentionMask(1, length, device)))
+        pooled, pooling_sums = self.pool(
+            hidden_states, self.attention_options(AttentionMask(1, length, device), **kwargs)
+        )
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
@@ -217,6 +218,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels; of
                 a regression numbers [batch, num_labels], or [batch] for one.
             interpolate_pos_encoding: whether images may have another size than `config.image_size`.
+            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)

@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Row statistics of attention weights in training: the regulariser of ReLUFormer and the null rate of ReLA."""
+"""Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA."""
 
 from dataclasses import dataclass
 
@@ -77,6 +77,6 @@ def regularizer_sums(
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
-    """Sum of the sums that there are; None outside of training."""
+    """Sum of the sums that there are; None if there are none."""
     parts = [part for part in parts if part is not None]
     return torch.stack(parts).sum(0) if parts else None

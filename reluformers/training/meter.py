@@ -28,8 +28,8 @@ class TrainingMeter:
         """Forget everything that was added."""
         self._seconds = 0.0
         self._started: float | None = None
-        self._batches = 0
         self._sums: dict[str, Tensor] = {}
+        self._reports: dict[str, int] = {}
 
     def start(self) -> None:
         """An update begins."""
@@ -48,13 +48,13 @@ class TrainingMeter:
             inputs: of the model.
             outputs: of the model; `regularization_loss` and `null_rate` are scalars, and may be missing.
         """
-        self._batches += 1
         for name, number in self.count(inputs).items():
             self._sum(name, number)
         for name in _STATISTICS:
             value = outputs.get(name)
             if value is not None:
                 self._sum(name, value.detach().float())
+                self._reports[name] = self._reports.get(name, 0) + 1
 
     def _sum(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0) + value
@@ -63,22 +63,23 @@ class TrainingMeter:
         """Log entries since the last summary, then start anew.
 
         Args:
-            reduce: adds a float32 tensor [n] over the processes; None for one process. Every process must call it.
+            reduce: adds a float32 tensor [n] over the processes; None for one process. Every process must call it, and
+                have seen as many batches with each statistic.
 
         Returns:
-            `regularization_loss` and `null_rate` (means over batches), and `…_per_second` of everything that is
-            counted (all processes together).
+            `regularization_loss` and `null_rate` (means over the batches that reported them), and `…_per_second` of
+            everything that is counted (all processes together).
         """
-        if not self._batches:
+        if not self._sums:
             return {}
         names = list(self._sums)
         totals = torch.stack([value.float() for value in self._sums.values()])
-        totals = torch.cat([totals, totals.new_tensor([self._batches])])
-        *sums, batches = (reduce(totals) if reduce else totals).tolist()
+        totals = torch.cat([totals, totals.new_ones(1)])
+        *sums, processes = (reduce(totals) if reduce else totals).tolist()
         logs = {}
         for name, value in zip(names, sums, strict=True):
             if name in _STATISTICS:
-                logs[name] = value / batches
+                logs[name] = value / (self._reports[name] * processes)
             elif self._seconds:
                 logs[f"{name}_per_second"] = round(value / self._seconds, 1)
         self.reset()

@@ -124,10 +124,20 @@ class TaskTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **options: Any
     ) -> Tensor | tuple[Tensor, Any]:
         """The model's own loss; in training its statistics go to the meter."""
+        if model.training and self._is_logged and hasattr(self.model, "regularize"):  # a model of ours, or a copy
+            inputs = {**inputs, "output_null_rate": True}
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
         if model.training:
             self.meter.add(inputs, outputs)
         return (loss, outputs) if return_outputs else loss
+
+    @property
+    def _is_logged(self) -> bool:
+        """Whether the log speaks of the update that is being computed; null rates cost time, so others report none."""
+        if self.args.logging_strategy != IntervalStrategy.STEPS:
+            return True
+        step = self.state.global_step + 1
+        return step % self.state.logging_steps == 0 or (step == 1 and self.args.logging_first_step)
 
     @cached_property
     def _parameters_without_embeddings(self) -> int:

@@ -192,12 +192,16 @@ def test_implementation_can_be_set_later(kind):
 
 
 @all_models
-def test_evaluation_tells_no_statistics_and_training_does(kind, preset):
+def test_the_null_rate_is_told_where_it_is_asked_for(kind, preset):
     model, batch = build_model(preset, kind), KINDS[kind].draw()
     output = model(**batch)
     assert output.regularization_loss is None
     assert output.null_rate is None
-    assert 0 <= model.train()(**batch).null_rate <= 1
+    assert (model.train()(**batch).null_rate is None) != model.config.has_regularizer
+    for is_training in (False, True):
+        output = model.train(is_training)(**batch, output_null_rate=True)
+        assert 0 <= output.null_rate <= 1
+        assert (output.regularization_loss is None) != (is_training and model.config.has_regularizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)

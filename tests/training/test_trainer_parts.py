@@ -38,6 +38,9 @@ def test_the_meter_counts_tokens_and_means():
     assert logs["target_tokens_per_second"] / logs["source_tokens_per_second"] == pytest.approx(1.5, rel=1e-3)
     meter.add(inputs, {"regularization_loss": None})
     assert "regularization_loss" not in meter.summary()
+    for null_rate in (None, torch.tensor(0.5), torch.tensor(0.25), None):
+        meter.add(inputs, {"null_rate": null_rate})
+    assert meter.summary()["null_rate"] == pytest.approx(0.375)
 
 
 def test_bf16_needs_no_word_about_the_cpu(tmp_path):
