@@ -42,8 +42,9 @@ def choose_computation(
 
     Returns:
         `"eager"`, every weight kept: what needs whole rows (sparsemax and entmax, the entropy of softmax), masks that
-            are no padding or causality, few keys on a processor, and exported programs, which are to hold PyTorch's
-            plain operators alone. Not returned for an elementwise φ, padding and causality with `short_keys` None.
+            are no padding or causality, few keys and softmax of a single query on a processor, and exported programs,
+            which are to hold PyTorch's plain operators alone. Not returned for an elementwise φ, padding and causality
+            with `short_keys` None.
         `"sdpa"`, PyTorch's own softmax attention.
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
         `"native"`, compiled code on a processor, where the package `reluformers_native` is installed.
@@ -58,7 +59,8 @@ def choose_computation(
     if short_keys is not None and _is_short(query, mask, activation, short_keys):
         return "eager"
     if activation == "softmax":
-        return "eager" if needed_statistics == "all" else "sdpa"
+        is_written_out = needed_statistics == "all" or (is_single and query.device.type == "cpu")
+        return "eager" if is_written_out else "sdpa"
     if activation not in ELEMENTWISE_ACTIVATIONS or not mask.is_structured:
         return "eager"
     if is_single:

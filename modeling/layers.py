@@ -60,7 +60,7 @@ class EncoderLayer(TransformerLayer):
         self.self_attn_norm = build_norm(config)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` in training."""
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
         branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
@@ -87,20 +87,22 @@ class DecoderLayer(TransformerLayer):
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` in training."""
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
         branch, _, self_sums = self.self_attn(
             self.branch_input(self.self_attn_norm, hidden_states),
             past_key_values=past_key_values,
             **self_attention_options,
         )
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        queries = self.branch_input(self.cross_attn_norm, hidden_states)
+        # rows of one sentence, as beam search has them, are queries of one attention
         branch, _, cross_sums = self.cross_attn(
-            self.branch_input(self.cross_attn_norm, hidden_states),
+            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
             past_key_values=past_key_values,
             **cross_attention_options,
         )
-        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch)
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
         return hidden_states, add_regularizer_sums([self_sums, cross_sums])

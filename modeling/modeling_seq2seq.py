@@ -34,6 +34,7 @@ from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
+from .search import SearchMixin
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
     from .pipeline_translation import TranslationPipeline as TranslationPipeline
@@ -41,7 +42,7 @@ if TYPE_CHECKING:  # a model is saved with the files that its own files name, an
 
 @dataclass
 class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
-    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, in training."""
+    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
 
     regularizer_sums: Tensor | None = None
 
@@ -55,17 +56,18 @@ class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions)
 
 @dataclass
 class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
-    """Output of the model without head; `regularizer_sums` over encoder and decoder, in training."""
+    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
 
     regularizer_sums: Tensor | None = None
 
 
 @dataclass
 class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
-    """Output of the translation model; the last two are given in training only.
+    """Output of the translation model; the last two may be missing.
 
-    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`. `null_rate`: share of the query rows,
-    over heads, layers and sites, that attend to nothing (ReLA, section 5.2).
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
+    query rows, over heads, layers and sites, that attend to nothing (ReLA, section 5.2), with `output_null_rate` and
+    beside the regulariser.
     """
 
     regularization_loss: Tensor | None = None
@@ -198,9 +200,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         self.check_length(length)
         hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
-        options = self.attention_options(
-            padding_mask(attention_mask, length, length, device), query_mask, kwargs.get("output_attentions")
-        )
+        options = self.attention_options(padding_mask(attention_mask, length, length, device), query_mask, **kwargs)
         sums = []
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
@@ -240,7 +240,10 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         query_mask: Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerDecoderOutput:
-        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`."""
+        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
+
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+        """
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         if use_cache and past_key_values is None:
@@ -258,11 +261,11 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
-        source_len = encoder_hidden_states.shape[1]
-        source_mask = padding_mask(encoder_attention_mask, length, source_len, device, is_cross=True)
+        sources, source_len = encoder_hidden_states.shape[:2]
+        queries = length * (given.shape[0] // max(sources, 1))
+        source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         self_options, cross_options = (
-            self.attention_options(site_mask, query_mask, kwargs.get("output_attentions"))
-            for site_mask in (mask, source_mask)
+            self.attention_options(site_mask, query_mask, **kwargs) for site_mask in (mask, source_mask)
         )
         sums = []
         for layer in self.layers:
@@ -360,7 +363,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
-class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedModel, GenerationMixin):
+class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedModel, SearchMixin, GenerationMixin):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
 
     def __init__(self, config: Seq2SeqTransformerConfig):
@@ -433,6 +436,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             past_key_values: cache of earlier target tokens.
             labels: target ids, −100 where there is none [batch, target_len].
             num_items_in_batch: number of target tokens over all accumulated batches and processes.
+            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
         query_mask = None
         if labels is not None:

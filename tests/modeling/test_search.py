@@ -1,0 +1,172 @@
+"""Greedy and beam search give the tokens of transformers' own."""
+
+from unittest import mock
+
+import pytest
+import torch
+from reluformers.modeling import search
+from reluformers.modeling.cache import TargetCache
+from torch.testing import assert_close
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
+
+from builders.models import all_presets, build_model
+from reluformers.translation.length_penalty import wu_length_penalty
+
+VOCABULARY, END = 40, 2
+
+
+def trained_like(preset="relu", **fields):
+    """A model that ends every fifth prefix, so some sentences soon and others late."""
+    model = build_model(preset, vocab_size=VOCABULARY, output_bias=True, **fields).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+        prefixes = torch.randint(3, VOCABULARY, (64, 9), generator=generator)
+        logits = model(**draw_sources(64), decoder_input_ids=prefixes).logits.flatten(0, 1)
+        end, others = logits[:, END], logits.index_fill(1, torch.tensor(END), -torch.inf).amax(1)
+        model.lm_head.bias[END] += (others - end).quantile(0.2)
+    return model
+
+
+def draw_sources(rows=7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (rows,), generator=generator)
+    input_ids = torch.randint(3, VOCABULARY, (rows, 9), generator=generator)
+    mask = torch.arange(9) <= lengths[:, None]
+    return {"input_ids": input_ids.masked_fill(~mask, 0), "attention_mask": mask.long()}
+
+
+def both(model, batch, **options):
+    """What is generated here and by transformers, and how often the search here was taken."""
+    stock = GenerationMixin._beam_search if options.get("num_beams", 1) > 1 else GenerationMixin._sample
+    taken = mock.Mock(side_effect=search._Decoder)
+    with mock.patch.object(search, "_Decoder", taken):
+        ours = model.generate(**batch, **options)
+    return ours, model.generate(**batch, **options, custom_generate=stock), taken.call_count
+
+
+def check_same(model, batch, **options):
+    ours, theirs, taken = both(model, batch, **options)
+    assert taken == 1
+    assert torch.equal(ours, theirs), (options, ours, theirs)
+    return ours
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5])
+@all_presets
+def test_the_tokens_are_those_of_transformers(preset, beams):
+    model = trained_like(preset)
+    lengths = set()
+    for seed in range(3):
+        tokens = check_same(model, draw_sources(seed=seed), num_beams=beams, max_new_tokens=12)
+        lengths |= set((tokens != tokens[:, -1:]).sum(1).tolist())
+    assert len(lengths) > 1
+
+
+OPTIONS = [
+    {"early_stopping": True},
+    {"early_stopping": "never", "length_penalty": 2.0},
+    {"length_penalty": -1.0},
+    {"length_penalty": 0.0, "num_return_sequences": 4},
+    {"min_new_tokens": 5},
+    {"min_length": 4, "bad_words_ids": [[7], [8, 9]], "forced_eos_token_id": 2},
+    {"no_repeat_ngram_size": 2, "suppress_tokens": [5, 6]},
+    {"forced_bos_token_id": 11},
+    {"eos_token_id": None, "max_new_tokens": 6},
+    {"eos_token_id": [2, 9, 17]},
+    {"decoder_input_ids": torch.tensor([[1, 4, 5]] * 7)},
+    {"max_new_tokens": 1},
+]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
+def test_options_mean_the_same(options, beams):
+    model = trained_like("rela-g")
+    only_for_beams = {"early_stopping", "length_penalty", "num_return_sequences"}
+    if beams == 1 and only_for_beams & options.keys():
+        pytest.skip("has no meaning in greedy search")
+    for seed in range(3):
+        check_same(model, draw_sources(seed=seed), **{"num_beams": beams, "max_new_tokens": 14, **options})
+
+
+def test_the_penalty_of_the_papers_is_heard():
+    model = trained_like("relu")
+    with wu_length_penalty(model):
+        check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
+
+
+def test_without_a_mask_and_after_many_tokens():
+    model = trained_like("qknorm", max_position_embeddings=200)
+    batch = {"input_ids": draw_sources()["input_ids"][:2]}
+    for beams in (1, 3):
+        check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
+
+
+class Unknown(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True},
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"logits_processor": LogitsProcessorList([Unknown()])},
+        {"repetition_penalty": 1.5},
+        {"max_time": 60.0},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"decoder_attention_mask": torch.ones(7, 1, dtype=torch.long)},
+    ],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_not_known_goes_to_transformers(options, beams):
+    model = trained_like()
+    with mock.patch.object(search, "_Decoder", side_effect=AssertionError):
+        model.generate(**draw_sources(), num_beams=beams, max_new_tokens=4, **options)
+
+
+def test_done_sentences_leave_the_batch():
+    model, batch = trained_like(), draw_sources(16)
+    rows = []
+    step = search._Decoder.step
+    with mock.patch.object(
+        search._Decoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+    ):
+        for beams in (1, 3):
+            model.generate(**batch, num_beams=beams, max_new_tokens=14)
+            assert rows[0] == 16 * beams
+            assert rows[-1] < rows[0]
+            rows.clear()
+
+
+@pytest.mark.parametrize(("length", "number"), [(1000, 10), (1013, 4), (37, 10), (8, 8), (4096, 1)])
+def test_top_k_is_that_of_torch(length, number):
+    values = torch.randn(5, length, generator=torch.Generator().manual_seed(length))
+    values[0, :3] = -torch.inf
+    found, places = search.top_k(values, number)
+    assert torch.equal(found, values.topk(number).values)
+    assert torch.equal(values.gather(1, places), found)
+
+
+def test_the_cache_grows_and_follows_rows():
+    cache, kept = TargetCache(300), []
+    generator = torch.Generator().manual_seed(0)
+    rows = 6
+    for step in range(150):
+        key, value = torch.randn(2, rows, 2, 1, 4, generator=generator)
+        kept = (
+            [torch.cat([old, new], 2) for old, new in zip(kept, (key, value), strict=True)] if kept else [key, value]
+        )
+        for ours, expected in zip(cache.update(key, value, 0), kept, strict=True):
+            assert_close(ours, expected, rtol=0, atol=0)
+        if step % 40 == 39:
+            rows -= 1
+        index = torch.randint(0, kept[0].shape[0], (rows,), generator=generator)
+        cache.reorder_cache(index)
+        kept = [states[index] for states in kept]
+    assert cache.get_seq_length() == 150
