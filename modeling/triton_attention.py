@@ -18,10 +18,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from .computation import PassOptions
 from .triton_functions import IS_INTERPRETED, triton
-from .triton_kernels import forward_kernel, key_kernel, query_kernel
+from .triton_kernels import forward_kernel, key_kernel, query_kernel, touch_kernel
+
+logger = logging.get_logger(__name__)
 
 # How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
 # three times, "tf32" keeps 10 bits of each factor.
@@ -80,7 +83,20 @@ def _runs_kernels(device: torch.device) -> bool:
     """Whether there is triton, and a GPU that its kernels are for."""
     if triton is None or device.type != "cuda" or not torch.cuda.is_available() or torch.version.hip is not None:
         return False
-    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and _compiles(device)
+
+
+@functools.cache
+def _compiles(device: torch.device) -> bool:
+    """Whether triton, which calls a C compiler for every kernel, gets one to run there."""
+    try:
+        with torch.cuda.device(device):
+            touch_kernel[(1,)](torch.empty(1, device=device))
+    except Exception as error:  # whatever compiler and driver raise
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning(f"triton compiles nothing here, so attention is computed in PyTorch, slower: {reason}")
+        return False
+    return True
 
 
 def triton_forward(
@@ -91,7 +107,7 @@ def triton_forward(
     Args:
         query: [batch, heads, query_len, head_dim], of any strides, but copied if the last one is not 1.
         key, value: [batch, heads, key_len, head_dim], likewise.
-        options: what to compute; any statistics cost as much as all.
+        options: what to compute.
 
     Returns:
         Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
@@ -99,9 +115,9 @@ def triton_forward(
     """
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = _empty_states(query)
-    has_sums = options.needed_statistics != "none"
-    sums = [_empty_rows(query) if has_sums else None for _ in range(3)]
-    waits = _scale_can_wait(options, query.dtype) and not has_sums
+    number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
+    sums = [_empty_rows(query) if place < number else None for place in range(3)]
+    waits = _scale_can_wait(options, query.dtype) and not number
     output_scale = (options.scale if waits else 1.0) / (1.0 - options.dropout)
     _launch(
         "forward",
@@ -111,7 +127,7 @@ def triton_forward(
         (options.scale, output_scale),
         is_affine=not waits,
     )
-    return output, sums[0], *(sums[1:] if options.needed_statistics == "all" else (None, None))
+    return output, *sums
 
 
 def triton_backward(
@@ -211,7 +227,7 @@ def _launch(
             heads,
             query_len,
             key_len,
-            options.causal_offset or 0,
+            min(max(options.causal_offset or 0, -query_len), key_len),  # beyond that all or nothing is seen
             row_batches,
             drop_below,
             ACTIVATION=options.activation,

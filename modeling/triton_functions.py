@@ -152,12 +152,15 @@ def head_of(states, strides, PART: tl.constexpr, batch, head):
 
 
 @jit
-def find_place(length, heads, LENGTH: tl.constexpr):
-    """This program's head among all, batch row, head and first row. Last rows, the longest if causal, go first."""
+def find_place(length, heads, LENGTH: tl.constexpr, IS_LAST_FIRST: tl.constexpr):
+    """This program's head among all, batch row, head and first row. The longest if causal should go first."""
     tiles = tl.cdiv(length, LENGTH)
     program = tl.program_id(0)
     place = program // tiles
-    return place, place // heads, place % heads, (tiles - 1 - program % tiles) * LENGTH
+    tile = program % tiles
+    if IS_LAST_FIRST:
+        tile = tiles - 1 - tile
+    return place, place // heads, place % heads, tile * LENGTH
 
 
 @jit

@@ -64,7 +64,7 @@ def forward_kernel(
     threshold, scale, output_scale = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(query_len, heads, QUERIES)
+    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
@@ -73,6 +73,8 @@ def forward_kernel(
     query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
+    factors = load_row(row_factors, batch % row_batches, rows, query_len)
+    IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16  # would overflow without
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
     whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
@@ -87,7 +89,7 @@ def forward_kernel(
             scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION)
             if IS_AFFINE:
                 scores = scores * scale - threshold
-            if row_sums is None and seed is None:
+            if row_sums is None and seed is None and not IS_HALF:
                 weights = activated_and_rounded(scores, value_tile.dtype, ACTIVATION)
             else:
                 weights = activated(scores, ACTIVATION)
@@ -96,16 +98,20 @@ def forward_kernel(
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
                 row_sum += tl.sum(weights, 1)
+            if weighted_logs is not None:
                 log_sum += tl.sum(weights * log_of(weights), 1)
                 count += tl.sum((weights != 0).to(tl.float32), 1)
             if seed is not None:
                 kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
                 weights = tl.where(kept, weights, 0.0)
+            if IS_HALF:
+                weights *= factors[:, None]
             # keys that were not loaded have values of 0, so their weights do not matter
             output_tile = tl.dot(weights.to(value_tile.dtype), value_tile, output_tile, input_precision=PRECISION)
-    factors = output_scale * load_row(row_factors, batch % row_batches, rows, query_len)
+    if not IS_HALF:
+        output_tile *= factors[:, None]
     output = head_of(output, strides, 3, batch, head)
-    store_tile(output, output_tile * factors[:, None], start, strides[11], query_len, HEAD_DIM)
+    store_tile(output, output_tile * output_scale, start, strides[11], query_len, HEAD_DIM)
     store_row(row_sums, row_sum, place, rows, query_len)
     store_row(weighted_logs, log_sum, place, rows, query_len)
     store_row(nonzeros, count, place, rows, query_len)
@@ -141,7 +147,7 @@ def key_kernel(
     threshold, scale, kept_share, grad_scale, value_scale = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(key_len, heads, KEYS)
+    place, batch, head, start = find_place(key_len, heads, KEYS, False)
     keys = start + tl.arange(0, KEYS)
     seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
     if seed is not None:
@@ -227,7 +233,7 @@ def query_kernel(
     threshold, scale, kept_share, grad_scale, _ = numbers
     if learned_threshold is not None:
         threshold = tl.load(learned_threshold).to(tl.float32)
-    place, batch, head, start = find_place(query_len, heads, QUERIES)
+    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
     rows = start + tl.arange(0, QUERIES)
     if seed is not None:
         seed = tl.load(seed)
@@ -240,6 +246,7 @@ def query_kernel(
     weighted_log_grad = load_row(weighted_log_grads, place, rows, query_len)[:, None]
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
+    IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
     whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
     for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
         for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
@@ -255,9 +262,10 @@ def query_kernel(
             if seed is not None:
                 kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
                 grads = tl.where(kept, grads, 0.0)
+            if row_sum_grads is not None or IS_HALF:
+                grads *= factors[:, None]
             if row_sum_grads is not None:
-                row_grad = row_grad_of(row_sum_grad, weighted_log_grad, weights)
-                grads = grads * factors[:, None] + kept_share * row_grad
+                grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 grads = tl.where(keys[None, :] <= rows[:, None] + causal_offset, grads, 0.0)
@@ -267,9 +275,15 @@ def query_kernel(
                 grad_sum += tl.sum(grads, 1)
             # keys that were not loaded are 0, so the gradients of their scores do not matter
             grad_query_tile = tl.dot(grads.to(key_tile.dtype), key_tile, grad_query_tile, input_precision=PRECISION)
-    if row_sum_grads is None:
+    if row_sum_grads is None and not IS_HALF:
         grad_query_tile *= factors[:, None]
         grad_sum *= factors
     grad_query = head_of(grad_query, strides, 4, batch, head)
     store_tile(grad_query, grad_query_tile * grad_scale, start, strides[14], query_len, HEAD_DIM)
     store_row(grad_rows, grad_sum, place, rows, query_len)
+
+
+@jit
+def touch_kernel(place):
+    """Write one number."""
+    tl.store(place, 1.0)

@@ -42,6 +42,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(triton_attention, "_compiles", lambda device: True)
 
     def make(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> MagicMock:
         return MagicMock(shape=(2, 3, 4, head_dim), dtype=dtype, device=torch.device("cuda", 0))
@@ -65,6 +66,18 @@ def test_what_the_kernels_take(hopper, monkeypatch):
     assert computation_of(torch.empty(2, 3, 4, 64)) in ("native", "blocks")  # whether compiled code is installed
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert computation_of(hopper()) == "blocks"
+
+
+@needs_triton
+def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    triton_attention._compiles.cache_clear()
+    assert [computation_of(hopper()) for _ in range(2)] == ["blocks"] * 2
+    triton_attention._compiles.cache_clear()
+    assert caplog.text.count("triton compiles nothing here") == 1
 
 
 def test_without_triton_blocks_do_it(hopper, monkeypatch):

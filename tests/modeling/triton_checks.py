@@ -42,6 +42,23 @@ def test_float16(activation):
     compare((query, key, *others), activation=activation, **draw_options(query, key))
 
 
+def test_float16_weights_are_divided_before_they_are_rounded():
+    query, *others = draw(dtype=torch.float16)
+    options = {"activation": "relu2", "scale": 100.0, "row_factors": torch.full((1, 20), 2.0**-12)}
+    assert (100.0 * query.double() @ others[0].double().mT).square().max() > 2.0**17
+    compare((query, *others), **options)
+
+
+def test_row_sums_alone():
+    states = draw()
+    options = {**draw_options(*states[:2]), "activation": "gelu"}
+    whole = triton_forward(*states[:3], pass_options(**options))
+    sums = triton_forward(*states[:3], pass_options(**{**options, "needed_statistics": "sums"}))
+    assert torch.equal(sums[0], whole[0])
+    assert torch.equal(sums[1], whole[1])
+    assert sums[2:] == (None, None)
+
+
 @pytest.mark.parametrize("lengths", [(32, 48), (1, 1), (33, 5)], ids=str)
 def test_nothing_but_the_products(lengths):
     states = draw(1, 1, *lengths)
@@ -55,7 +72,17 @@ def test_relu_of_a_negative_scale():
 
 @pytest.mark.parametrize(
     ("query_len", "key_len", "offset"),
-    [(48, 48, 0), (40, 40, -7), (20, 50, 30), (20, 50, -30), (50, 20, 5), (33, 17, 100), (32, 64, 32), (16, 48, 31)],
+    [
+        (48, 48, 0),
+        (40, 40, -7),
+        (20, 50, 30),
+        (20, 50, -30),
+        (50, 20, 5),
+        (33, 17, 100),
+        (32, 64, 32),
+        (16, 48, 31),
+        (20, 30, -(2**31)),
+    ],
 )
 def test_causal_offsets(query_len, key_len, offset):
     states = draw(1, 1, query_len, key_len)
