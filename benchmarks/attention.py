@@ -38,7 +38,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # products of batch and length that keep a call at some milliseconds
 TOKENS = {"cpu": 4096, "cuda": 16384}
 EAGER_LIMIT = 2048  # longer ones would need gigabytes on a small machine
-MASKS = ("full", "causal", "causal+padding")
+MASKS = ("full", "causal", "causal+padding", "causal+left padding")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -61,10 +61,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
-    """Softmax by PyTorch; padding with causality needs the whole mask."""
-    if real is None:
+    """Softmax by PyTorch, by the least that gives real queries their output: only padding on the left needs a mask."""
+    if real is None or (causal and is_first_real(real)):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
     return functional.scaled_dot_product_attention(query, key, value, dense_mask(query, key, real, causal))
+
+
+def is_first_real(real: Tensor) -> bool:
+    """Whether all rows begin with a real token, so that causality hides the padding behind the others from them."""
+    return bool(real[:, 0].all())
 
 
 def dense_mask(query: Tensor, key: Tensor, real: Tensor | None, causal: bool) -> Tensor | None:
@@ -162,7 +167,7 @@ def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
 
 
 def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple[list[Tensor], Tensor | None]:
-    """Queries, keys and values, and the real keys if some are padding (a half to all of each row)."""
+    """Queries, keys and values, and the real keys if some are padding (a half to all of each row are not)."""
     batch = max(1, TOKENS[DEVICE] // length)
     dtype = getattr(torch, options.dtype)
     states = []
@@ -175,7 +180,8 @@ def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple
     if "padding" not in mask:
         return states, None
     lengths = torch.randint(length // 2, length + 1, (batch, 1), device=DEVICE)
-    return states, torch.arange(length, device=DEVICE) < lengths
+    places = torch.arange(length, device=DEVICE)
+    return states, places >= length - lengths if "left" in mask else places < lengths
 
 
 def seconds(run: partial, job: str, gradient: Tensor) -> float:

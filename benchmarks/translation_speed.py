@@ -2,11 +2,14 @@
 
     python benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
     python benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
+    python benchmarks/translation_speed.py search   --data test.jsonl.gz  --source_lang en --target_lang de --model RUN
 
 `train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, whose number of rows a batch is
 chosen so that its padded batches (rows times longest side) hold as many tokens on average as ours may. Counted are
 real tokens of both sides a second, without padding. `generate` compares sentences a second with the same beams and the
-same number of steps. Every round runs all candidates once, in turn; ratios are taken inside a round.
+same number of steps, which neither ends earlier. `search` translates with a trained model, by the search of this
+library and by that of transformers, seconds of the processor if there is one thread. Every round runs all candidates
+once, in turn; ratios are taken inside a round.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from datasets import Dataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
+    GenerationMixin,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -32,6 +36,7 @@ from transformers import (
 from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.errors import run_main
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
+from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 
@@ -54,7 +59,8 @@ PLAIN = {
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=["train", "generate"])
+    parser.add_argument("job", choices=["train", "generate", "search"])
+    parser.add_argument("--model", help="search: folder or Hub id of a trained model")
     parser.add_argument("--data", required=True, help="file of sentence pairs")
     parser.add_argument("--source_lang", required=True)
     parser.add_argument("--target_lang", required=True)
@@ -72,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num_beams", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=20, help="generate: steps, the same for all")
     arguments = parser.parse_args()
+    if (arguments.job == "search") != (arguments.model is not None):
+        parser.error("--model goes with the job search, and search needs it")
     unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
     if unknown:
         parser.error(f"unknown preset {unknown[0]!r}; there are {', '.join(ATTENTION_PRESETS)}")
@@ -174,7 +182,7 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
 
 def sentences_per_second(model: PreTrainedModel, batches: list[dict], options: argparse.Namespace) -> float:
     """Sentences a second through `generate` with a fixed number of steps."""
-    steps = {"max_new_tokens": options.new_tokens, "min_new_tokens": options.new_tokens}
+    steps = {"max_new_tokens": options.new_tokens, "eos_token_id": None}
     start = time.perf_counter()
     with torch.inference_mode():
         for batch in batches:
@@ -192,11 +200,32 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
     return [dict(tokenizer.pad(batch, return_tensors="pt").to(DEVICE)) for batch in batches]
 
 
-def print_table(speeds: dict[str, list[float]], unit: str) -> None:
+def compare_searches(options: argparse.Namespace) -> None:
+    """Print sentences a second of one model by both searches, and how many translations are the same."""
+    model, tokenizers = load_translation_model(options.model)
+    languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
+    texts = load_translation_split(options.data, "test", **languages)["source"]
+    stock = GenerationMixin._beam_search if options.num_beams > 1 else GenerationMixin._sample
+    searches = {"transformers": {"custom_generate": stock}, "reluformers": {}}
+    clock = time.process_time if options.threads == 1 else time.perf_counter
+    speeds: dict[str, list[float]] = {name: [] for name in searches}
+    written = {}
+    for number in range(options.rounds + 1):
+        for name, choice in searches.items():
+            started = clock()
+            written[name] = translate(model.to(DEVICE), tokenizers, texts, num_beams=options.num_beams, **choice)
+            if number:  # the first round warms up
+                speeds[name].append(len(texts) / (clock() - started))
+    same = sum(ours == theirs for ours, theirs in zip(*written.values(), strict=True))
+    print(f"{same} of {len(texts)} translations are the same")
+    print_table(speeds, "sentences/s", "transformers")
+
+
+def print_table(speeds: dict[str, list[float]], unit: str, peer: str = PEER) -> None:
     """Median speed and its ratio to the peer's, taken round by round."""
-    print(f"| model | {unit}, median | ratio to {PEER}, median (min–max) |\n|---|---|---|")
+    print(f"| model | {unit}, median | ratio to {peer}, median (min–max) |\n|---|---|---|")
     for name, values in speeds.items():
-        ratios = sorted(value / peer for value, peer in zip(values, speeds[PEER], strict=True))
+        ratios = sorted(value / other for value, other in zip(values, speeds[peer], strict=True))
         spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
         print(f"| {name} | {statistics.median(values):,.0f} | {spread} |")
 
@@ -204,6 +233,9 @@ def print_table(speeds: dict[str, list[float]], unit: str) -> None:
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
+    if options.job == "search":
+        return compare_searches(options)
     languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
     pairs = load_translation_split(options.data, "train", **languages)
     texts = [text for side in ("source", "target") for text in pairs[side]]
@@ -226,7 +258,6 @@ def main() -> None:
                 else:
                     speed = sentences_per_second(models[name], batches, options)
                 speeds[name].append(speed)
-    print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
     print_table(speeds, "tokens/s" if options.job == "train" else "sentences/s")
 
 
