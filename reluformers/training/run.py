@@ -13,6 +13,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, TrainerState, set_seed
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
@@ -55,6 +56,9 @@ class TaskRun(ABC):
         _check_launch()
         self.recipe = recipe
         self.args = self.recipe.training_arguments(output_dir)
+        with _naming_packages(RuntimeError, ValueError):
+            for integration in get_reporting_integration_callbacks(self.args.report_to):
+                integration()
         self.output_dir = Path(output_dir)
         self.report = report if self.args.process_index == 0 else logger.debug
         self.record = run_record(recipe, self.args)
@@ -122,7 +126,7 @@ class TaskRun(ABC):
                 self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-        with _naming_packages(RuntimeError):
+        with _naming_packages():
             trainer = self.build_trainer(model)
         trainer.run_record = self.record
         seconds = self._train(trainer, checkpoint)

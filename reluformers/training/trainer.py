@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskTrainer(Trainer):
-    """`Trainer` whose log also holds the speed, and the regulariser and null rate of models that report them.
+    """`Trainer` whose log also holds speed, time left, and the regulariser and null rate of models that report them.
 
     A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
     deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
@@ -67,6 +67,8 @@ class TaskTrainer(Trainer):
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
         self.add_callback(_StopMeter(self.meter))
+        self._clock = _Clock()
+        self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
         self.weight_average = None
         if self.args.ema_decay is not None:
@@ -152,11 +154,14 @@ class TaskTrainer(Trainer):
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise self._divergence(f"the loss is {logs['loss']}")
-            is_distributed = self.args.world_size > 1
-            logs.update(
-                self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
-            )
+            logs.update(self.meter_summary())
+            logs["seconds_left"] = self._clock.seconds_left(self.state)
         super().log(logs, start_time)
+
+    def meter_summary(self) -> dict[str, float]:
+        """What the meter has seen since the last one, on all processes, each of which must call it."""
+        is_distributed = self.args.world_size > 1
+        return self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
 
     def evaluate(
         self,
@@ -301,6 +306,18 @@ class _StopMeter(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.meter.stop()
+
+
+class _Clock(TrainerCallback):
+    """Says how long training will take, from the updates since it began or was resumed."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started, self.first = time.perf_counter(), state.global_step
+
+    def seconds_left(self, state: TrainerState) -> int:
+        """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
+        done, left = state.global_step - self.first, state.max_steps - state.global_step
+        return round((time.perf_counter() - self.started) / max(done, 1) * left)
 
 
 class _EndOfEpoch(TrainerCallback):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
 from reluformers.analysis.alignments import measure_layers
+from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
 
@@ -29,6 +30,7 @@ def train_translation(
     output_dir: str | Path,
     *,
     resume: str | Path | None = None,
+    dry_run: bool = False,
     report: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Train a translation model, evaluate it and save everything that belongs to it.
@@ -40,6 +42,7 @@ def train_translation(
         output_dir: folder for checkpoints and, at the end, the model, tokenizer, generation settings, `recipe.yaml`,
             `log_history.json`, `results.json` and `curves.png`.
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        dry_run: write nothing, and return what the run would take: see `training.dry_run.estimate`.
         report: takes lines for the user.
 
     Returns:
@@ -51,6 +54,8 @@ def train_translation(
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
+    if dry_run:
+        return estimate(_TranslationRun, recipe, report)
     return _TranslationRun(recipe, output_dir, report).run(resume)
 
 
