@@ -45,8 +45,8 @@ def estimate(
         updates: how many; the first one, which is slower, is not measured if there are others.
 
     Returns:
-        `parameters`, `updates` and `seconds` of the whole run, `seconds_per_update`, `memory_bytes` (most memory of the
-        first process or its GPU), and `…_per_second` of what the training log gives, of all processes.
+        `parameters`, `updates` and `seconds` of the whole run, `seconds_per_update`, `memory_bytes` (most memory of
+        the first process or its GPU), and `…_per_second` of what the training log gives, of all processes.
 
     Raises:
         UserError: the recipe or the data are not usable.

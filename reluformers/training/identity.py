@@ -28,6 +28,7 @@ MAY_CHANGE = frozenset(
         *(f"training.{name}_steps" for name in ("eval", "logging", "save", "max")),
         *(f"training.dataloader_{name}" for name in ("num_workers", "persistent_workers", "pin_memory")),
         "data.check_images",
+        "data.num_proc",
         "training.average_last",
         "training.dataloader_prefetch_factor",
         "training.disable_tqdm",

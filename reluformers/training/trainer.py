@@ -33,6 +33,7 @@ from reluformers.errors import DivergenceError, UserError, describe_error
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
+from .streaming import BatchStream, load_position, save_position
 from .weight_average import WeightAverage
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ class TaskTrainer(Trainer):
         self.meter = TrainingMeter(self.count)
         self.run_record: dict[str, Any] = {}
         self._is_saving = False
+        # of a training set that is streamed
+        self._stream: BatchStream | None = None
+        self._resumed_from: str | None = None
         # whether there was nothing left to train, so that the log is no longer than its checkpoint
         self.is_resumed_at_end = False
         super().__init__(*arguments, **options)
@@ -151,6 +155,7 @@ class TaskTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen if these are training logs."""
+        self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise self._divergence(f"the loss is {logs['loss']}")
@@ -199,15 +204,27 @@ class TaskTrainer(Trainer):
         return metrics
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
-        """Train as `Trainer` does; a resumed average of the weights goes on from the checkpoint's."""
-        if self.weight_average and resume_from_checkpoint:
-            is_path = not isinstance(resume_from_checkpoint, bool)
-            folder = resume_from_checkpoint if is_path else get_last_checkpoint(self.args.output_dir)
-            if folder is not None:
-                self.weight_average.load(folder)
+        """Train as `Trainer` does; a resumed average of the weights and a stream go on from the checkpoint's."""
+        self._resumed_from = resume_from_checkpoint or None
+        if resume_from_checkpoint is True:
+            self._resumed_from = get_last_checkpoint(self.args.output_dir)
+        if self.weight_average and self._resumed_from:
+            self.weight_average.load(self._resumed_from)
         output = super().train(resume_from_checkpoint, *args, **options)
         self._check_finite()
         return output
+
+    def resumed(self, stream: BatchStream) -> BatchStream:
+        """The stream, for a task to train on, where the checkpoint left it; checkpoints will note its place."""
+        if self._resumed_from:
+            load_position(stream, self._resumed_from, self.args.process_index)
+        self._stream = stream
+        return stream
+
+    def _note_epoch(self) -> None:
+        """How often this process has come through the stream, which `Trainer` cannot know."""
+        if self._stream is not None:
+            self.state.epoch = float(self._stream.state_dict()["block"]["epoch"])
 
     def _check_finite(self) -> None:
         """Make sure of loss and weights before they are kept.
@@ -238,6 +255,7 @@ class TaskTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save into a folder beside, which takes its place when everything is in it."""
         self._check_finite()
+        self._note_epoch()
         run_dir = self._get_output_dir(trial)
         unfinished, target = (
             Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
@@ -245,6 +263,8 @@ class TaskTrainer(Trainer):
         )
         with self._saving(unfinished):
             super()._save_checkpoint(model, trial)
+            if self._stream is not None:
+                save_position(self._stream, unfinished, self.args.process_index)
             self._note_best(Path(run_dir))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:

@@ -20,6 +20,7 @@ from .examples import choose_examples
 from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data
 from .recipe import DecodingSection, TranslationRecipe
+from .streaming import PairStream
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -89,9 +90,12 @@ class _TranslationRun(TaskRun):
         )
 
     def describe_data(self) -> dict[str, dict[str, Any]]:
-        """Token ids of both sides."""
-        splits = {"train": self.prepared.train, "validation": self.prepared.evaluation["validation"]}
-        return {name: describe_tokens(split) for name, split in splits.items()}
+        """Token ids of both sides; of a stream a sample of them."""
+        train = self.prepared.train
+        return {
+            "train": train.describe() if isinstance(train, PairStream) else describe_tokens(train),
+            "validation": describe_tokens(self.prepared.evaluation["validation"]),
+        }
 
     def has_ended(self, trainer: TranslationTrainer, checkpoint: Path) -> bool:
         """Whether the plateau schedule had come to its end."""
