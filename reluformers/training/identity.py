@@ -30,6 +30,7 @@ MAY_CHANGE = frozenset(
         "data.check_images",
         "data.num_proc",
         "training.average_last",
+        "training.ddp_timeout",
         "training.dataloader_prefetch_factor",
         "training.disable_tqdm",
         "training.logging_first_step",

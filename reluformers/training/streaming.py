@@ -156,7 +156,10 @@ class BatchStream(Iterable[Any]):
         first_epoch = self.blocks.epoch
         while self.blocks.epoch <= first_epoch + 1:
             begin = self.blocks.state_dict()
-            rows = self.prepare(next(blocks))
+            block = next(blocks)
+            if self.blocks.epoch > begin["epoch"]:
+                begin = {"epoch": self.blocks.epoch, "block": 0, "shard": 0, "place": None}
+            rows = self.prepare(block)
             if len(rows):
                 entropy = np.random.SeedSequence((self.blocks.seed, begin["epoch"], begin["block"]))
                 return begin, int(entropy.generate_state(1)[0]), rows

@@ -27,12 +27,14 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
     speed_metrics,
 )
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
+from .sharding import check_sharding, shard_tied_weights, whole_weights
 from .streaming import BatchStream, load_position, save_position
 from .weight_average import WeightAverage
 
@@ -70,6 +72,7 @@ class TaskTrainer(Trainer):
             raise ValueError(
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
+        check_sharding(self.accelerator, self.args)
         self.add_callback(_StopMeter(self.meter))
         self._clock = _Clock()
         self.add_callback(self._clock)
@@ -245,9 +248,21 @@ class TaskTrainer(Trainer):
             "with a lower training.learning_rate, more training.warmup_steps or a lower training.max_grad_norm"
         )
 
+    def _prepare_for_training(self, *arguments: Any, **options: Any) -> tuple[nn.Module, Any]:
+        if self.accelerator.is_fsdp2:
+            shard_tied_weights(self.model, self.accelerator)
+        return super()._prepare_for_training(*arguments, **options)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; a checkpoint also holds the average of the weights."""
-        super().save_model(output_dir, _internal_call)
+        """Save the model; a checkpoint also holds the average of the weights, and of FSDP the weights in pieces."""
+        if self.accelerator.is_fsdp2:
+            weights = {} if _internal_call else whole_weights(self.model, self.accelerator)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=weights)
+            if self.args.should_save and _internal_call:
+                Path(output_dir, SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
+        else:
+            super().save_model(output_dir, _internal_call)
         # the Trainer's own calls name a folder for checkpoints alone
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
