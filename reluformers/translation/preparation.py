@@ -158,7 +158,7 @@ def prepare_data(
     }
     train = splits.pop("train")
     if isinstance(train, PairStream):
-        train.tokenise = partial(_tokenise_block, tokenizers=tokenizers, limits=limits)
+        train.tokenise = partial(tokenise_block, tokenizers=tokenizers, limits=limits)
         report(f"training set: a stream of {train.rows.num_shards:,} shards")
     else:
         train, cleaning_report = clean(tokenize_pairs(train, *tokenizers, num_proc=data.num_proc), **limits)
@@ -172,7 +172,8 @@ def prepare_data(
     return PreparedData(train, evaluation, tokenizers)
 
 
-def _tokenise_block(rows: Dataset, *, tokenizers: Tokenizers, limits: dict[str, Any]) -> Dataset:
+def tokenise_block(rows: Dataset, *, tokenizers: Tokenizers, limits: dict[str, Any]) -> Dataset:
+    """Token ids of the rows of a stream that `clean` keeps within the limits; perhaps none."""
     rows, _ = clean(encode_pairs(rows, *tokenizers), may_be_empty=True, **limits)
     return rows.select_columns(["input_ids", "labels"])
 
