@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from reluformers.errors import UserError
 
-_ROWS_AT_ONCE = 1_000_000
+_ROWS_AT_ONCE = 100_000
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):

@@ -59,6 +59,7 @@ def start(prefixes, address: str, port: int, *arguments) -> list[subprocess.Pope
         environment = {
             **os.environ,
             "ACCELERATE_USE_CPU": "true",
+            "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "RANK": str(rank),
             "LOCAL_RANK": "0",
