@@ -69,6 +69,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         "num_hidden_layers": "encoder_layers",
         "intermediate_size": "encoder_ffn_dim",
     }
+    # layer by layer; embeddings and the output layer may be one weight and stay together
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
+        "encoder.layers.*": "free_full_weight",
+        "decoder.layers.*": "free_full_weight",
+    }
     sites: ClassVar[tuple[str, ...]] = SITES
 
     vocab_size: int = 32000

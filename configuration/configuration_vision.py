@@ -75,6 +75,11 @@ class VisionTransformerConfig(TransformerConfig):
         "attention_bias": "qkv_bias",
         "norm_eps": "layer_norm_eps",
     }
+    # layer by layer
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
+        "embeddings": "free_full_weight",
+        "layers.*": "free_full_weight",
+    }
     sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224

@@ -22,6 +22,7 @@ COMMANDS = {
     "align": "align the words of parallel text",
     "filter": "rank parallel text, or keep the best of it",
     "average": "average the last checkpoints of a run",
+    "merge": "make one folder of a checkpoint in pieces",
     "card": "write the model card of a finished run",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",

@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on from this checkpoint; without a value, from the last complete one; "
         "`auto` starts anew if there is none",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write nothing: train 20 updates and print parameters, memory, tokens and time of the whole run",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -36,7 +41,9 @@ def run(options: argparse.Namespace) -> None:
     hide_unwatched_progress()
     recipe = load_recipe(options.recipe, options.overrides)
     try:
-        task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=print)
+        task_named(recipe.task).train(
+            recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=print
+        )
     except Exception as error:
         if not is_disk_full(error):
             raise

@@ -1,7 +1,6 @@
 """One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
 
 import json
-import resource
 import sys
 import time
 from argparse import Namespace
@@ -10,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
 
+from reluformers.circumstances import peak_memory
 from reluformers.data_names import source_name
 from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.files import write_json
@@ -104,7 +103,7 @@ def _run(job: Job) -> None:
         log=[entry for entry in log if any(name.startswith("eval_") for name in entry)],
         seconds=results.get("training_seconds"),
         processor_seconds=None if is_resumed else round(time.process_time(), 1),
-        memory=round(_peak_memory() / 2**30, 3),
+        memory=round(peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
     )
     outputs = scorer.answers if isinstance(scorer.answers, list) else None
@@ -152,13 +151,6 @@ def _checksum(path: Path) -> str | None:
         return None
     with path.open("rb") as file:
         return sha_fileobj(file).hex()
-
-
-def _peak_memory() -> float:
-    """Of the GPU, where there is one, else of the process; in bytes."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
+from reluformers.training.dry_run import estimate
 from reluformers.training.run import TaskRun
 from reluformers.training.sources import naming
 
@@ -32,6 +33,7 @@ def train_image_classification(
     output_dir: str | Path,
     *,
     resume: str | Path | None = None,
+    dry_run: bool = False,
     report: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Train an image classifier, evaluate it and save everything that belongs to it.
@@ -44,6 +46,7 @@ def train_image_classification(
             `log_history.json`, `results.json`, `curves.png` and `confusion_matrix.png` (of the test set, else of the
             validation set).
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        dry_run: write nothing, and return what the run would take: see `training.dry_run.estimate`.
         report: takes lines for the user.
 
     Returns:
@@ -54,6 +57,8 @@ def train_image_classification(
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
+    if dry_run:
+        return estimate(_ImageRun, recipe, report)
     return _ImageRun(recipe, output_dir, report).run(resume)
 
 

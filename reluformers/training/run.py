@@ -11,8 +11,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainerState, set_seed
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
@@ -26,6 +29,7 @@ from .checkpoints import check_checkpoint, checkpoint_to_resume, read_manifest, 
 from .identity import check_same_run, run_record
 from .lock import only_run
 from .recipe import Recipe
+from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -55,6 +59,9 @@ class TaskRun(ABC):
         _check_launch()
         self.recipe = recipe
         self.args = self.recipe.training_arguments(output_dir)
+        with _naming_packages(RuntimeError, ValueError):
+            for integration in get_reporting_integration_callbacks(self.args.report_to):
+                integration()
         self.output_dir = Path(output_dir)
         self.report = report if self.args.process_index == 0 else logger.debug
         self.record = run_record(recipe, self.args)
@@ -103,7 +110,7 @@ class TaskRun(ABC):
         Raises:
             UserError: the data, the folder or the checkpoint is not usable; the message says why.
         """
-        with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext():
+        with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext(), _naming_lost_processes():
             return self._run(resume)
 
     def _run(self, resume: str | Path | None) -> dict[str, Any]:
@@ -122,7 +129,7 @@ class TaskRun(ABC):
                 self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-        with _naming_packages(RuntimeError):
+        with _naming_packages():
             trainer = self.build_trainer(model)
         trainer.run_record = self.record
         seconds = self._train(trainer, checkpoint)
@@ -205,6 +212,21 @@ def _naming_packages(*kinds: type[Exception]) -> Iterator[None]:
         raise UserError(f"training: {describe_error(error)}") from error
 
 
+@contextmanager
+def _naming_lost_processes() -> Iterator[None]:
+    """Put into a line that other processes died or do not answer, after `ddp_timeout` seconds at the latest."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no exception of its own
+        if not (isinstance(error, DistError) or "gloo" in str(error).lower()):
+            raise
+        raise UserError(
+            f"process {PartialState().process_index} has lost the others ({describe_error(error)}); when all machines "
+            "are well, start every process again with --resume auto"
+        ) from error
+
+
 def _check_launch() -> None:
     """Refuse to train in one process where several were asked for.
 
@@ -241,7 +263,11 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
 
 
 def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
-    trainer.model.load_state_dict(type(trainer.model).from_pretrained(folder).state_dict())
+    if (folder / SHARDED_WEIGHTS).is_dir():
+        weights = read_sharded_weights(folder)
+    else:
+        weights = type(trainer.model).from_pretrained(folder).state_dict()
+    trainer.model.load_state_dict(weights)
 
 
 def _load_average(trainer: TaskTrainer) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction, load_dataset
+from datasets import Dataset, IterableDataset, ReadInstruction, load_dataset
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
@@ -113,7 +113,7 @@ def names_in(folder: Path) -> str:
     return textwrap.shorten(", ".join(sorted(path.name for path in folder.iterdir())) or "nothing", 200)
 
 
-def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset:
+def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub, or raise a UserError that says why it does not come."""
     try:
         return load_dataset(name, split=split, **options)
@@ -123,7 +123,7 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset:
         ) from error
 
 
-def read_rows(kind: str, files: list[str], **options: Any) -> Dataset:
+def read_rows(kind: str, files: list[str], **options: Any) -> Dataset | IterableDataset:
     """Load the rows of files of one kind: "json", "csv" or "parquet"."""
     with _quiet():
         return load_dataset(kind, data_files={"data": files}, split="data", **options)

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -27,19 +27,22 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
     speed_metrics,
 )
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
 from .meter import TrainingMeter
+from .sharding import check_sharding, shard_tied_weights, whole_weights
+from .streaming import BatchStream, load_position, save_position
 from .weight_average import WeightAverage
 
 logger = logging.getLogger(__name__)
 
 
 class TaskTrainer(Trainer):
-    """`Trainer` whose log also holds the speed, and the regulariser and null rate of models that report them.
+    """`Trainer` whose log also holds speed, time left, and the regulariser and null rate of models that report them.
 
     A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
     deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
@@ -59,6 +62,9 @@ class TaskTrainer(Trainer):
         self.meter = TrainingMeter(self.count)
         self.run_record: dict[str, Any] = {}
         self._is_saving = False
+        # of a training set that is streamed
+        self._stream: BatchStream | None = None
+        self._resumed_from: str | None = None
         # whether there was nothing left to train, so that the log is no longer than its checkpoint
         self.is_resumed_at_end = False
         super().__init__(*arguments, **options)
@@ -66,7 +72,10 @@ class TaskTrainer(Trainer):
             raise ValueError(
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
+        check_sharding(self.accelerator, self.args)
         self.add_callback(_StopMeter(self.meter))
+        self._clock = _Clock()
+        self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
         self.weight_average = None
         if self.args.ema_decay is not None:
@@ -149,14 +158,18 @@ class TaskTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen if these are training logs."""
+        self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise self._divergence(f"the loss is {logs['loss']}")
-            is_distributed = self.args.world_size > 1
-            logs.update(
-                self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
-            )
+            logs.update(self.meter_summary())
+            logs["seconds_left"] = self._clock.seconds_left(self.state)
         super().log(logs, start_time)
+
+    def meter_summary(self) -> dict[str, float]:
+        """What the meter has seen since the last one, on all processes, each of which must call it."""
+        is_distributed = self.args.world_size > 1
+        return self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
 
     def evaluate(
         self,
@@ -194,15 +207,27 @@ class TaskTrainer(Trainer):
         return metrics
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
-        """Train as `Trainer` does; a resumed average of the weights goes on from the checkpoint's."""
-        if self.weight_average and resume_from_checkpoint:
-            is_path = not isinstance(resume_from_checkpoint, bool)
-            folder = resume_from_checkpoint if is_path else get_last_checkpoint(self.args.output_dir)
-            if folder is not None:
-                self.weight_average.load(folder)
+        """Train as `Trainer` does; a resumed average of the weights and a stream go on from the checkpoint's."""
+        self._resumed_from = resume_from_checkpoint or None
+        if resume_from_checkpoint is True:
+            self._resumed_from = get_last_checkpoint(self.args.output_dir)
+        if self.weight_average and self._resumed_from:
+            self.weight_average.load(self._resumed_from)
         output = super().train(resume_from_checkpoint, *args, **options)
         self._check_finite()
         return output
+
+    def resumed(self, stream: BatchStream) -> BatchStream:
+        """The stream, for a task to train on, where the checkpoint left it; checkpoints will note its place."""
+        if self._resumed_from:
+            load_position(stream, self._resumed_from, self.args.process_index)
+        self._stream = stream
+        return stream
+
+    def _note_epoch(self) -> None:
+        """How often this process has come through the stream, which `Trainer` cannot know."""
+        if self._stream is not None:
+            self.state.epoch = float(self._stream.state_dict()["block"]["epoch"])
 
     def _check_finite(self) -> None:
         """Make sure of loss and weights before they are kept.
@@ -223,9 +248,21 @@ class TaskTrainer(Trainer):
             "with a lower training.learning_rate, more training.warmup_steps or a lower training.max_grad_norm"
         )
 
+    def _prepare_for_training(self, *arguments: Any, **options: Any) -> tuple[nn.Module, Any]:
+        if self.accelerator.is_fsdp2:
+            shard_tied_weights(self.model, self.accelerator)
+        return super()._prepare_for_training(*arguments, **options)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; a checkpoint also holds the average of the weights."""
-        super().save_model(output_dir, _internal_call)
+        """Save the model; a checkpoint also holds the average of the weights, and of FSDP the weights in pieces."""
+        if self.accelerator.is_fsdp2:
+            weights = {} if _internal_call else whole_weights(self.model, self.accelerator)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=weights)
+            if self.args.should_save and _internal_call:
+                Path(output_dir, SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
+        else:
+            super().save_model(output_dir, _internal_call)
         # the Trainer's own calls name a folder for checkpoints alone
         if self.weight_average and _internal_call and output_dir is not None and self.args.should_save:
             self.weight_average.save(output_dir)
@@ -233,6 +270,7 @@ class TaskTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save into a folder beside, which takes its place when everything is in it."""
         self._check_finite()
+        self._note_epoch()
         run_dir = self._get_output_dir(trial)
         unfinished, target = (
             Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
@@ -240,6 +278,8 @@ class TaskTrainer(Trainer):
         )
         with self._saving(unfinished):
             super()._save_checkpoint(model, trial)
+            if self._stream is not None:
+                save_position(self._stream, unfinished, self.args.process_index)
             self._note_best(Path(run_dir))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
@@ -301,6 +341,18 @@ class _StopMeter(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.meter.stop()
+
+
+class _Clock(TrainerCallback):
+    """Says how long training will take, from the updates since it began or was resumed."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started, self.first = time.perf_counter(), state.global_step
+
+    def seconds_left(self, state: TrainerState) -> int:
+        """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
+        done, left = state.global_step - self.first, state.max_steps - state.global_step
+        return round((time.perf_counter() - self.started) / max(done, 1) * left)
 
 
 class _EndOfEpoch(TrainerCallback):

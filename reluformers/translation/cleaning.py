@@ -47,6 +47,7 @@ def clean(
     *,
     max_tokens: int | None = None,
     max_length_ratio: float | None = None,
+    may_be_empty: bool = False,
     text_columns: tuple[str, str] = ("source", "target"),
     token_columns: tuple[str, str] = ("input_ids", "labels"),
 ) -> tuple[Dataset, CleaningReport]:
@@ -58,6 +59,7 @@ def clean(
         dataset: Tokenised pairs with their texts.
         max_tokens: Most tokens of a side; None = no limit.
         max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
+        may_be_empty: Whether it is right that no row is left, as of a part of a bigger set.
         text_columns: Names of the columns of source and target text.
         token_columns: Names of the columns of source and target token ids.
 
@@ -65,7 +67,7 @@ def clean(
         The rows that are kept, in their order, and the counts.
 
     Raises:
-        UserError: If no row is left.
+        UserError: If no row is left, unless `may_be_empty`.
     """
     _check_arguments(dataset, max_tokens, max_length_ratio, (*text_columns, *token_columns))
     source, target = (token_lengths(dataset, column) for column in token_columns)
@@ -84,7 +86,7 @@ def clean(
         max_tokens=max_tokens,
         max_length_ratio=max_length_ratio,
     )
-    if not report.kept:
+    if not report.kept and not may_be_empty:
         raise UserError(
             f"cleaning leaves no pair: {report}; raise data.max_length or data.max_length_ratio of the recipe, or "
             "check the data"

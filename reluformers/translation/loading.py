@@ -3,12 +3,12 @@
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from datasets import Dataset, List, TranslationVariableLanguages
+from datasets import Dataset, IterableDataset, List, TranslationVariableLanguages
 
 from reluformers.errors import UserError
 from reluformers.files import iterate_lines
@@ -70,8 +70,6 @@ def load_translation_split(
         UserError: If files, columns, languages or sentences are missing or unreadable; names file and row.
     """
     languages = (source_lang, target_lang)
-    if source_lang == target_lang:
-        raise UserError(f"source_lang and target_lang are both {source_lang!r}; name two languages")
     location, options = _resolve(source, split, languages)
     place = f"{_describe(location)}, split {split!r}"
     if isinstance(location, dict):
@@ -87,10 +85,54 @@ def load_translation_split(
     return dataset
 
 
+def stream_translation_split(
+    source: str | os.PathLike | list | dict,
+    split: str,
+    *,
+    source_lang: str,
+    target_lang: str,
+    translation_column: str = "translation",
+) -> tuple[IterableDataset, Callable[[Dataset], Dataset]]:
+    """Open one split of a translation corpus without reading it; see `load_translation_split`.
+
+    Args:
+        source, split, source_lang, target_lang, translation_column: as there, but for slices of a split.
+
+    Returns:
+        Rows as they lie in the files, each file of them a shard, and what makes of some of them rows with "source" and
+        "target", both str; it raises UserError for rows without them.
+
+    Raises:
+        UserError: If files are missing, or a slice of the split is asked for.
+    """
+    languages = (source_lang, target_lang)
+    if split != split_name(split):
+        raise UserError(f"split {split!r}: a stream has no slices; name whole splits or files")
+    location, options = _resolve(source, split, languages)
+    place = f"{_describe(location)}, split {split!r}"
+    if isinstance(location, dict):
+        return IterableDataset.from_generator(_pairs, gen_kwargs={"files": location, "stamps": {}}), lambda rows: rows
+    if isinstance(location, list):
+        kind, options = _kind(location)
+        dataset = read_rows(kind, location, streaming=True, **options)
+    else:
+        dataset = read_hub(location, split, {**options, "streaming": True})
+
+    def lay_out(rows: Dataset) -> Dataset:
+        rows, names = _find_columns(rows, place, translation_column, languages, None)
+        rows = rows.select_columns(list(names)).rename_columns(names)
+        _check_sentences(rows, place, languages, None)
+        return rows
+
+    return dataset, lay_out
+
+
 def _resolve(
     source: str | os.PathLike | list | dict, split: str, languages: tuple[str, str]
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
+    if languages[0] == languages[1]:
+        raise UserError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
     if isinstance(source, list) or (isinstance(source, dict) and set(source) == {"source", "target"}):
@@ -151,11 +193,7 @@ def _describe(location: str | list[str] | dict[str, str]) -> str:
 
 
 def _read_files(files: list[str], split: str) -> Dataset:
-    place, kind = _describe(files), _format(files[0])
-    tabs = [path.removesuffix(".gz").endswith(".tsv") for path in files]
-    if any(_format(path) != kind for path in files) or any(tabs) != all(tabs):
-        raise UserError(f"{place}: different kinds of files in one split; use one kind")
-    options = {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
+    place, (kind, options) = _describe(files), _kind(files)
     try:
         dataset = read_rows(kind, files, **options)
     except Exception as error:
@@ -165,6 +203,15 @@ def _read_files(files: list[str], split: str) -> Dataset:
     if kind == "csv" and "__index_level_0__" in dataset.column_names:
         raise UserError(f"{place}: rows have more fields than the header; quote sentences that hold a comma")
     return take_slice(dataset, split)
+
+
+def _kind(files: list[str]) -> tuple[str, dict[str, Any]]:
+    """Of files of rows, with the options of their reader."""
+    kind = _format(files[0])
+    tabs = [path.removesuffix(".gz").endswith(".tsv") for path in files]
+    if any(_format(path) != kind for path in files) or any(tabs) != all(tabs):
+        raise UserError(f"{_describe(files)}: different kinds of files in one split; use one kind")
+    return kind, {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
 
 
 def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from reluformers.errors import UserError
 from reluformers.training.sources import naming
 
 from .cleaning import clean
-from .loading import load_translation_split
+from .loading import load_translation_split, stream_translation_split
 from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
+from .streaming import PairStream
 from .tokenization import (
     check_tokenizer_fits,
+    encode_pairs,
     load_tokenizers,
     save_tokenizers,
     token_lengths,
@@ -31,6 +34,8 @@ from .tokenization import (
 logger = logging.getLogger(__name__)
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+# of a stream, for training its tokenizers
+TOKENIZER_ROWS = 1_000_000
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
@@ -39,18 +44,18 @@ class PreparedData:
     """What a run trains and evaluates on.
 
     Args:
-        train: columns `input_ids`, `labels`, cleaned.
+        train: columns `input_ids`, `labels`, cleaned; or a stream of such rows.
         evaluation: splits `"validation"` and perhaps `"test"`, whole, with the texts `source` and `target` too.
         tokenizers: of the source and of the target side, which may be one.
     """
 
-    train: Dataset
+    train: Dataset | PairStream
     evaluation: dict[str, Dataset]
     tokenizers: Tokenizers
 
 
-def load_splits(data: TranslationDataSection) -> dict[str, Dataset]:
-    """Read the splits that a recipe names: `train`, `validation` and perhaps `test`.
+def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]:
+    """Read the splits that a recipe names: `train`, which may be a stream, `validation` and perhaps `test`.
 
     Raises:
         UserError: the recipe does not say where they are, or they cannot be read.
@@ -72,26 +77,35 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset]:
     return splits
 
 
-def _load_split(data: TranslationDataSection, split: str, source: str | list[str] | dict[str, str]) -> Dataset:
+def _load_split(
+    data: TranslationDataSection, split: str, source: str | list[str] | dict[str, str]
+) -> Dataset | PairStream:
     options = {name: getattr(data, name) for name in ("source_lang", "target_lang", "translation_column")}
     if data.document_tokens is not None:
         options["document_column"] = data.document_column
+    load = load_translation_split
+    if data.streaming and split == "train":
+
+        def load(*location: Any, **options: Any) -> PairStream:
+            return PairStream(*stream_translation_split(*location, **options), data.buffer_rows)
+
     if data.path is None:
-        return load_translation_split({split: source}, split, **options)
+        return load({split: source}, split, **options)
     if not isinstance(source, str):
         raise UserError(f"data.{split} is {source!r}, but with data.path it must be the name of a split")
     location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
-    return load_translation_split(location, source, **options)
+    return load(location, source, **options)
 
 
-def _texts(dataset: Dataset, columns: tuple[str, ...]) -> Iterator[list[str]]:
-    for batch in dataset.select_columns(list(columns)).iter(batch_size=1000):
-        for column in columns:
-            yield batch[column]
+def _texts(train: Dataset | PairStream, columns: tuple[str, ...]) -> Iterator[list[str]]:
+    for dataset in train.texts(TOKENIZER_ROWS) if isinstance(train, PairStream) else [train]:
+        for batch in dataset.select_columns(list(columns)).iter(batch_size=1000):
+            for column in columns:
+                yield batch[column]
 
 
-def make_tokenizers(section: TokenizerSection, train: Dataset, max_length: int) -> Tokenizers:
-    """Load the tokenizers of a recipe, or train them on the training set.
+def make_tokenizers(section: TokenizerSection, train: Dataset | PairStream, max_length: int) -> Tokenizers:
+    """Load the tokenizers of a recipe, or train them on the training set, of a stream on 1,000,000 of its rows.
 
     Args:
         section: of the recipe.
@@ -138,16 +152,30 @@ def prepare_data(
         save_tokenizers(folder, *tokenizers)
     if data.document_tokens is not None:
         splits = {name: pack_documents(split, *tokenizers, data.document_tokens) for name, split in splits.items()}
-    train = tokenize_pairs(splits.pop("train"), *tokenizers)
-    limit = min(max_length, data.max_length or max_length)
-    train, cleaning_report = clean(train, max_tokens=limit, max_length_ratio=data.max_length_ratio)
-    report(f"training set: {cleaning_report}")
+    limits = {
+        "max_tokens": min(max_length, data.max_length or max_length),
+        "max_length_ratio": data.max_length_ratio,
+    }
+    train = splits.pop("train")
+    if isinstance(train, PairStream):
+        train.tokenise = partial(tokenise_block, tokenizers=tokenizers, limits=limits)
+        report(f"training set: a stream of {train.rows.num_shards:,} shards")
+    else:
+        train, cleaning_report = clean(tokenize_pairs(train, *tokenizers, num_proc=data.num_proc), **limits)
+        report(f"training set: {cleaning_report}")
+        # rows are read 5 times faster without the indirection that filtering leaves
+        train = train.select_columns(["input_ids", "labels"]).flatten_indices()
     evaluation = {
         name: tokenize_pairs(split, *tokenizers, max_length=max_length, truncate=True)
         for name, split in splits.items()
     }
-    # rows are read 5 times faster without the indirection that filtering leaves
-    return PreparedData(train.select_columns(["input_ids", "labels"]).flatten_indices(), evaluation, tokenizers)
+    return PreparedData(train, evaluation, tokenizers)
+
+
+def tokenise_block(rows: Dataset, *, tokenizers: Tokenizers, limits: dict[str, Any]) -> Dataset:
+    """Token ids of the rows of a stream that `clean` keeps within the limits; perhaps none."""
+    rows, _ = clean(encode_pairs(rows, *tokenizers), may_be_empty=True, **limits)
+    return rows.select_columns(["input_ids", "labels"])
 
 
 def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: Path | None = None) -> PreTrainedModel:
@@ -189,7 +217,9 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: P
     return model
 
 
-def _measured_scales(recipe: TranslationRecipe, train: Dataset, checkpoint: Path | None) -> dict[str, dict[str, Any]]:
+def _measured_scales(
+    recipe: TranslationRecipe, train: Dataset | PairStream, checkpoint: Path | None
+) -> dict[str, dict[str, Any]]:
     """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
     config = recipe.model_config()
     earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint)
@@ -205,7 +235,8 @@ def _measured_scales(recipe: TranslationRecipe, train: Dataset, checkpoint: Path
     return changed
 
 
-def scale_length(train: Dataset, percentile: float) -> int:
-    """L of QKNorm eq. 3: a percentile of the token lengths of both sides, at least 2."""
+def scale_length(train: Dataset | PairStream, percentile: float) -> int:
+    """L of QKNorm eq. 3: a percentile of the lengths of both sides, of a stream of its first block; at least 2."""
+    train = train.sample() if isinstance(train, PairStream) else train
     lengths = np.concatenate([token_lengths(train, column) for column in ("input_ids", "labels")])
     return max(2, round(float(np.percentile(lengths, percentile))))

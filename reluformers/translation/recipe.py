@@ -3,7 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+from transformers.trainer_utils import IntervalStrategy
 
 from reluformers.configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
@@ -58,6 +61,9 @@ class TranslationDataSection:
         max_length_ratio: drop training pairs whose longer side has more than that many times the other's tokens.
         scale_length_percentile: which percentile of the training lengths of both sides is L of QKNorm eq. 3, above 0
             and at most 100 (QKNorm, table 5).
+        streaming: read the training set while training on it; its files are shards, which come in random order.
+        buffer_rows: of a stream, how many rows are mixed and sorted into batches together, by each process.
+        num_proc: processes that tokenise the training set, unless it is a stream; None for this one alone.
     """
 
     path: str | None = None
@@ -74,9 +80,14 @@ class TranslationDataSection:
     max_length: int | None = None
     max_length_ratio: float | int | None = None
     scale_length_percentile: float | int = 97.5
+    streaming: bool = False
+    buffer_rows: int = 100_000
+    num_proc: int | None = None
 
     def __post_init__(self):
-        check_least(self, "data", {"max_length": 1})
+        check_least(self, "data", {"max_length": 1, "buffer_rows": 1, "num_proc": 1})
+        if self.streaming and self.document_tokens is not None:
+            raise UserError("data.streaming reads single sentences: leave data.document_tokens out")
         if not 0 < self.scale_length_percentile <= 100:
             raise UserError(
                 f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
@@ -156,6 +167,24 @@ class TranslationRecipe(Recipe):
     def make_config(preset: str, **fields: Any) -> Seq2SeqTransformerConfig:
         """Configuration of a preset with some fields."""
         return seq2seq_config(preset, **fields)
+
+    def training_arguments(self, output_dir: str | Path) -> TranslationTrainingArguments:
+        """Arguments of the trainer; a stream goes by updates, since it has no known end.
+
+        Raises:
+            UserError: a field has a value that is not allowed.
+        """
+        args = super().training_arguments(output_dir)
+        if not self.data.streaming:
+            return args
+        if args.max_steps < 1:
+            raise UserError("data.streaming needs training.max_steps, as nobody knows how many rows there are")
+        for name in ("eval_strategy", "logging_strategy", "save_strategy"):
+            if getattr(args, name) == IntervalStrategy.EPOCH:
+                raise UserError(f"training.{name} is epoch, but with data.streaming it must be steps or no")
+        # the stream itself knows where it stands
+        args.ignore_data_skip = True
+        return args
 
     @staticmethod
     def metrics(args: TranslationTrainingArguments) -> Sequence[str]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
 from reluformers.analysis.alignments import measure_layers
+from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
 
@@ -19,6 +20,7 @@ from .examples import choose_examples
 from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data
 from .recipe import DecodingSection, TranslationRecipe
+from .streaming import PairStream
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ def train_translation(
     output_dir: str | Path,
     *,
     resume: str | Path | None = None,
+    dry_run: bool = False,
     report: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Train a translation model, evaluate it and save everything that belongs to it.
@@ -40,6 +43,7 @@ def train_translation(
         output_dir: folder for checkpoints and, at the end, the model, tokenizer, generation settings, `recipe.yaml`,
             `log_history.json`, `results.json` and `curves.png`.
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        dry_run: write nothing, and return what the run would take: see `training.dry_run.estimate`.
         report: takes lines for the user.
 
     Returns:
@@ -51,6 +55,8 @@ def train_translation(
     Raises:
         UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
+    if dry_run:
+        return estimate(_TranslationRun, recipe, report)
     return _TranslationRun(recipe, output_dir, report).run(resume)
 
 
@@ -84,9 +90,12 @@ class _TranslationRun(TaskRun):
         )
 
     def describe_data(self) -> dict[str, dict[str, Any]]:
-        """Token ids of both sides."""
-        splits = {"train": self.prepared.train, "validation": self.prepared.evaluation["validation"]}
-        return {name: describe_tokens(split) for name, split in splits.items()}
+        """Token ids of both sides; of a stream a sample of them."""
+        train = self.prepared.train
+        return {
+            "train": train.describe() if isinstance(train, PairStream) else describe_tokens(train),
+            "validation": describe_tokens(self.prepared.evaluation["validation"]),
+        }
 
     def has_ended(self, trainer: TranslationTrainer, checkpoint: Path) -> bool:
         """Whether the plateau schedule had come to its end."""

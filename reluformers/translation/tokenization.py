@@ -6,13 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -27,6 +28,7 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
 TARGET_FOLDER = "target_tokenizer"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 ROWS_PER_BLOCK = 100_000
+_ROWS_PER_CALL = 1000
 LONGEST_WORD = 1000
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
@@ -176,6 +178,7 @@ def tokenize_pairs(
     *,
     max_length: int | None = None,
     truncate: bool = False,
+    num_proc: int | None = None,
 ) -> Dataset:
     """Turn the columns "source" and "target" into token ids.
 
@@ -188,23 +191,16 @@ def tokenize_pairs(
         target_tokenizer: Tokenizer of "target".
         max_length: Limit in tokens for each side; None = no limit.
         truncate: Cut longer sides to `max_length`, the last token still being `</s>` (evaluation).
+        num_proc: Processes to work in; None for this one alone.
 
     Returns:
         The dataset with two more columns: `input_ids` and `labels`, lists of int without padding.
     """
     if truncate and max_length is None:
         raise ValueError("truncate=True needs max_length, got None")
-    options = {"return_attention_mask": False, "verbose": False}
-
-    def encode(batch: dict[str, list]) -> dict[str, list]:
-        return {
-            "input_ids": source_tokenizer(batch["source"], **options)["input_ids"],
-            "labels": target_tokenizer(text_target=batch["target"], **options)["input_ids"],
-        }
-
-    ids = SequenceFeature(Value("int32"))
-    features = Features({**dataset.features, "input_ids": ids, "labels": ids})
-    tokenized = dataset.map(encode, batched=True, features=features, desc="Tokenizing")
+    encode = partial(_encode, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer)
+    features = _with_ids(dataset.features)
+    tokenized = dataset.map(encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc)
     if max_length is None:
         return tokenized
     longest = np.maximum(token_lengths(tokenized, "input_ids"), token_lengths(tokenized, "labels"))
@@ -215,6 +211,33 @@ def tokenize_pairs(
     return _truncated(tokenized, max_length) if truncate and over else tokenized
 
 
+def encode_pairs(
+    dataset: Dataset, source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
+) -> Dataset:
+    """What `tokenize_pairs` does, in memory and at once, for the rows of one block of a stream."""
+    batches = [
+        {**batch, **_encode(batch, source_tokenizer, target_tokenizer)}
+        for batch in dataset.select_columns(["source", "target"]).iter(batch_size=_ROWS_PER_CALL)
+    ]
+    features = _with_ids(Features({name: Value("string") for name in ("source", "target")}))
+    return concatenate_datasets([Dataset.from_dict(batch, features=features) for batch in batches])
+
+
+def _encode(
+    batch: dict[str, list], source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list]:
+    options = {"return_attention_mask": False, "verbose": False}
+    return {
+        "input_ids": source_tokenizer(batch["source"], **options)["input_ids"],
+        "labels": target_tokenizer(text_target=batch["target"], **options)["input_ids"],
+    }
+
+
+def _with_ids(features: Features) -> Features:
+    ids = SequenceFeature(Value("int32"))
+    return Features({**features, "input_ids": ids, "labels": ids})
+
+
 def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
     """Measure the rows of a column of lists.
 
@@ -223,11 +246,11 @@ def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
         column: Name of a column of lists, such as "input_ids".
 
     Returns:
-        Lengths in tokens, int64 [rows].
+        Lengths in tokens, int32 [rows].
     """
     blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
     lengths = [pc.list_value_length(block[column]).to_numpy() for block in blocks]
-    return np.concatenate(lengths).astype(np.int64) if lengths else np.zeros(0, dtype=np.int64)
+    return np.concatenate(lengths).astype(np.int32) if lengths else np.zeros(0, dtype=np.int32)
 
 
 def _truncated(dataset: Dataset, max_length: int) -> Dataset:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from reluformers.training.batching import PerProcessDataLoader, TokenBudgetBatchSampler
+from reluformers.training.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
 from .arguments import TranslationTrainingArguments
@@ -22,6 +23,7 @@ from .collation import PairCollator
 from .decoding import translate
 from .metrics import corpus_score
 from .schedules import WarmupThenPlateau, get_noam_schedule
+from .streaming import PairStream
 from .tokenization import save_tokenizers, token_lengths
 
 
@@ -35,7 +37,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
     Args:
         model: encoder–decoder whose loss takes `num_items_in_batch`.
         args: training arguments.
-        train_dataset: columns `input_ids` and `labels`, lists of int; others are ignored.
+        train_dataset: columns `input_ids` and `labels`, lists of int; others are ignored. Or a stream of such rows.
         eval_dataset: those and, for BLEU, the texts `source` and `target`; or a dict of such data sets.
         processing_class: tokenizer of the source side.
         target_tokenizer: of the target side; None if it is the same.
@@ -50,7 +52,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self,
         model: nn.Module,
         args: TranslationTrainingArguments,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | PairStream | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         *,
         processing_class: PreTrainedTokenizerBase,
@@ -75,8 +77,19 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         # Trainer turns it off for good, and saved models would generate without a cache
         self.model.config.use_cache = use_cache
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Batches of this process, within the budget and in a new order each epoch."""
+    def get_train_dataloader(self) -> DataLoader | BatchStream:
+        """Batches of this process, within the budget and in a new order each epoch; of a stream, without end."""
+        if isinstance(self.train_dataset, PairStream):
+            args = self.args
+            return self.resumed(
+                self.train_dataset.batches(
+                    args.max_tokens,
+                    self.data_collator,
+                    seed=args.seed if args.data_seed is None else args.data_seed,
+                    rank=args.process_index,
+                    world_size=args.world_size,
+                )
+            )
         return self._token_loader(self.train_dataset, self.args.max_tokens, shuffle=True)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:

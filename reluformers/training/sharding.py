@@ -1,0 +1,132 @@
+"""Weights in pieces on several devices (FSDP2), their checkpoints, and one folder of all pieces again.
+
+Accelerate shards a model layer by layer. A weight that several modules hold has to be sharded with all of them at
+once, since torch refuses one that two groups see; encoder–decoders have three: both embeddings and the output layer.
+"""
+
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from accelerate import Accelerator
+from accelerate.utils import SAFE_WEIGHTS_NAME, merge_fsdp_weights
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from reluformers.errors import UserError
+from reluformers.files import atomic_directory
+from reluformers.saved_models import load_config
+
+from .arguments import TaskTrainingArguments
+from .checkpoints import MANIFEST_FILE, check_checkpoint
+
+SHARDED_WEIGHTS = f"{FSDP_MODEL_NAME}_0"
+# what belongs to the training of one checkpoint
+_LEFT_BEHIND = shutil.ignore_patterns(
+    SHARDED_WEIGHTS, "optimizer_0", "*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE
+)
+
+
+def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
+    """Refuse what does not go with weights in pieces, and attention in pieces altogether.
+
+    Raises:
+        UserError: names the setting.
+    """
+    parallelism = accelerator.parallelism_config
+    for name in ("cp", "sp", "tp"):
+        if parallelism is not None and (size := getattr(parallelism, f"{name}_size", 1)) > 1:
+            raise UserError(
+                f"parallelism_config_{name}_size is {size}, but must be 1: context, sequence and tensor parallelism "
+                "divide softmax attention, and ours may be another; take dp_shard_size and dp_replicate_size"
+            )
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        return
+    if plugin.fsdp_version != 2:
+        raise UserError("fsdp_version is 1, but must be 2: the first one cannot share embeddings")
+    if plugin.cpu_ram_efficient_loading:
+        raise UserError("fsdp_cpu_ram_efficient_loading is true, but must be false: a new model has no file to load")
+    chosen = {
+        "average_last": args.average_last > 1,
+        "ema_decay": args.ema_decay is not None,
+        "load_best_model_at_end": args.load_best_model_at_end,
+    }
+    for name, is_set in chosen.items():
+        if is_set:
+            raise UserError(
+                f"training.{name} needs whole weights, but FSDP has them in pieces: leave it out, and average folders "
+                "of `reluformers merge` afterwards"
+            )
+
+
+def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
+    """Shard every weight that several modules hold with all of these, as Accelerate will shard the others.
+
+    Args:
+        model: on any device; `Accelerator.prepare` skips what is sharded already.
+        accelerator: of FSDP2; its checkpoints are written in pieces from now on.
+    """
+    plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
+    plugin.set_state_dict_type("SHARDED_STATE_DICT")
+    holders = defaultdict(list)
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            holders[weight].append(module)
+    for weight, modules in holders.items():
+        if len(modules) == 1:
+            continue
+        # as Accelerate does it with the others
+        if accelerator.mixed_precision != "no":
+            weight.data = weight.data.float()
+        fully_shard(
+            modules,
+            mesh=None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)],
+            reshard_after_forward=plugin.reshard_after_forward,
+            mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            offload_policy=plugin.cpu_offload,
+        )
+
+
+def whole_weights(model: PreTrainedModel, accelerator: Accelerator) -> dict[str, Tensor]:
+    """Weights gathered from all processes, each of which must call it; tied ones once, as they are saved."""
+    state = accelerator.get_state_dict(model)
+    return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
+
+
+def read_sharded_weights(checkpoint: str | Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint that was written in pieces, on the CPU."""
+    with TemporaryDirectory() as folder:
+        merge_fsdp_weights(str(Path(checkpoint, SHARDED_WEIGHTS)), folder)
+        return load_file(Path(folder, SAFE_WEIGHTS_NAME))
+
+
+def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: type, *, overwrite: bool = False) -> Path:
+    """Make a folder that opens anywhere of a checkpoint in pieces.
+
+    Args:
+        checkpoint: folder `checkpoint-<step>` that was written with FSDP; verified first.
+        output: folder to write; it appears complete or not at all.
+        auto_class: opens models of its task.
+        overwrite: whether an existing folder may be replaced.
+
+    Returns:
+        Path of the written folder.
+
+    Raises:
+        UserError: the checkpoint is damaged, or is not in pieces.
+    """
+    checkpoint = Path(checkpoint)
+    if not (checkpoint / SHARDED_WEIGHTS).is_dir():
+        raise UserError(f"{checkpoint}: holds no {SHARDED_WEIGHTS}; whole checkpoints open as they are")
+    check_checkpoint(checkpoint)
+    model = auto_class.from_config(load_config(checkpoint))
+    model.load_state_dict(read_sharded_weights(checkpoint))
+    with atomic_directory(output, overwrite=overwrite) as temporary:
+        model.save_pretrained(temporary)
+        shutil.copytree(checkpoint, temporary, ignore=_LEFT_BEHIND, dirs_exist_ok=True)
+    return Path(output)

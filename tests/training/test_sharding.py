@@ -1,0 +1,138 @@
+"""FSDP2 on two processes: the numbers of DDP, a tie that holds, beams, going on, and one folder of the pieces."""
+
+import json
+import os
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from safetensors.torch import load_file
+
+from builders.clean_processes import run_clean
+from builders.commands import SCRIPTS, launch, refusal_of, run_command
+from builders.models import build_config
+from builders.translation_runs import copy_as_interrupted, make_recipe, write_toy_files
+from reluformers.errors import UserError
+from reluformers.tasks import task_of
+from reluformers.training.sharding import check_sharding, read_sharded_weights
+from reluformers.translation import TranslationTrainingArguments
+
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+TIED = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "vision"])
+def test_the_plan_of_transformers_names_modules(kind):
+    config = build_config(kind, "relu")
+    model = task_of(config).auto_class.from_config(config)
+    names = [name for name, _ in model.base_model.named_modules()]
+    for rule in config.base_model_fsdp_plan:
+        assert any(fnmatch(name, rule) for name in names), rule
+
+
+@pytest.mark.parametrize("path", sorted((SCRIPTS / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_configurations_of_accelerate_are_valid(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8 * config.num_machines
+    if config.fsdp_config:
+        assert config.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config["fsdp_cpu_ram_efficient_loading"] is False
+
+
+def accelerator_of(plugin=None, **sizes):
+    return SimpleNamespace(parallelism_config=SimpleNamespace(**sizes), state=SimpleNamespace(fsdp_plugin=plugin))
+
+
+def test_what_does_not_go_in_pieces_is_refused(tmp_path):
+    args = TranslationTrainingArguments(str(tmp_path), use_cpu=True, ema_decay=0.5)
+    check_sharding(accelerator_of(cp_size=1, dp_shard_size=2), args)
+    with pytest.raises(UserError, match="parallelism_config_cp_size is 2, but must be 1: context, sequence"):
+        check_sharding(accelerator_of(cp_size=2), args)
+    plugin = SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=False)
+    with pytest.raises(UserError, match=r"training.ema_decay needs whole weights"):
+        check_sharding(accelerator_of(plugin), args)
+    plugin.cpu_ram_efficient_loading = True
+    with pytest.raises(UserError, match="fsdp_cpu_ram_efficient_loading is true, but must be false"):
+        check_sharding(accelerator_of(plugin), args)
+    plugin.fsdp_version = 1
+    with pytest.raises(UserError, match="fsdp_version is 1, but must be 2"):
+        check_sharding(accelerator_of(plugin), args)
+
+
+def run_sharded(recipe, folder: Path, resume: str = "") -> None:
+    script = Path(__file__).parents[1] / "builders" / "sharded_training.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
+    command += ["--rdzv_endpoint=127.0.0.1:0", str(script), str(folder), json.dumps(recipe.to_dict()), resume]
+    environment = {**os.environ, **FSDP, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_weights_in_pieces_train_as_whole_ones(tmp_path, capsys):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    recipe = make_recipe(write_toy_files(tmp_path), **options)
+    # of an odd number of tokens, which no two processes can share evenly
+    recipe.tokenizer.vocab_size = 101
+    recipe.model |= {"dropout": 0.0, "attention_dropout": 0.0}
+    recipe.decoding.num_beams = 3
+    recipe.save(tmp_path / "recipe.yaml")
+    launch("train.py", 2, tmp_path / "recipe.yaml", "--output_dir", tmp_path / "whole")
+    run_sharded(recipe, tmp_path / "sharded")
+
+    folders = [tmp_path / name for name in ("whole", "sharded")]
+    logs = [json.loads((folder / "log_history.json").read_text()) for folder in folders]
+    numbers = [[[entry[key] for key in ("loss", "grad_norm")] for entry in log if "loss" in entry] for log in logs]
+    torch.testing.assert_close(torch.tensor(numbers[1]), torch.tensor(numbers[0]), rtol=1e-4, atol=1e-5)
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+    results = [json.loads((folder / "results.json").read_text()) for folder in folders]
+    for key in ("examples", "validation_bleu", "parameters"):
+        assert results[0][key] == results[1][key]
+
+    # one tie, through both updates between the checkpoints
+    first, last = (read_sharded_weights(folders[1] / f"checkpoint-{step}") for step in (2, 4))
+    assert not torch.equal(first[TIED[0]], last[TIED[0]])
+    for pieces in (first, last):
+        assert torch.equal(pieces[TIED[0]], pieces[TIED[1]])
+        assert torch.equal(pieces[TIED[0]], pieces[TIED[2]])
+
+    run_sharded(recipe, copy_as_interrupted(folders[1], tmp_path / "resumed"), "last")
+    for name, weight in load_file(tmp_path / "resumed" / "model.safetensors").items():
+        assert torch.equal(weights[1][name], weight), name
+
+    run_command("merge", folders[1] / "checkpoint-4", "--output", tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert merged.keys() == weights[1].keys()
+    for name, weight in weights[1].items():
+        assert torch.equal(merged[name], weight), name
+    assert not {path.name for path in (tmp_path / "merged").iterdir()} & {
+        "optimizer_0",
+        "manifest.json",
+        "scheduler.pt",
+    }
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    code = """
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        folder = sys.argv[1]
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        print(model.generate(**tokenizer("red dog", return_tensors="pt")).shape[0])
+    """
+    assert run_clean(code, cache, str(tmp_path / "merged")).split()[-1] == "1"
+    assert "holds no pytorch_model_fsdp_0" in refusal_of(
+        capsys, "merge", folders[0] / "checkpoint-4", "--output", tmp_path / "x"
+    )
