@@ -10,9 +10,7 @@ from .configuration_base import FeedForwardActivation, TransformerConfig
 from .field_checks import check_choice, check_number, strict_fields
 
 SITES = ("encoder", "decoder", "cross")
-PositionEmbeddingType = Literal[
-    "sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"
-]
+PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
 EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 

@@ -212,8 +212,8 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         r"""Class logits, and with labels the loss.
 
         loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of the sum
-        over classes (or mean, by `multi_label_reduction`) of the binary cross-entropies, in training with label smoothing; or the mean squared error with
-        `"regression"`. In training plus the regulariser.
+        over classes (or mean, by `multi_label_reduction`) of the binary cross-entropies, in training with label
+        smoothing; or the mean squared error with `"regression"`. In training plus the regulariser.
 
         Args:
             pixel_values: [batch, num_channels, height, width], as the image processor makes them.

@@ -32,11 +32,11 @@ def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches mapped to the width of the model, with positions, behind the class token of pooling `"cls"` and registers.
+    """Patches mapped to the width of the model, with positions; before them perhaps the class token and registers.
 
-    The tokens in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02), not from
-    big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind, but relu
-    weights and the unit vectors of QKNorm have no usable gradient there.
+    Those in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02),
+    not from big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind,
+    but relu weights and the unit vectors of QKNorm have no usable gradient there.
     """
 
     def __init__(self, config: VisionTransformerConfig):

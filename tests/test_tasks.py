@@ -24,6 +24,7 @@ FLOORS = (
     ("analysis",),
     ("clean_process",),
     ("training",),
+    ("conversion",),
     ("translation", "images"),
     ("cards", "app", "evidence"),
     ("hub",),
