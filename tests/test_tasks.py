@@ -23,8 +23,8 @@ ASKED_BY_TRANSFORMERS = {"configuration_seq2seq.py": "is_encoder_decoder: bool =
 FLOORS = (
     ("analysis",),
     ("clean_process",),
-    ("training",),
     ("conversion",),
+    ("training",),
     ("translation", "images"),
     ("cards", "app", "evidence"),
     ("hub",),

@@ -1,5 +1,6 @@
 """From a model of transformers or timm to one of ours, perhaps with another attention, and back."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -13,13 +14,13 @@ import torch
 import transformers
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import (
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    ViTImageProcessorPil,
 )
 from transformers.utils import cached_file, has_file
 
@@ -106,7 +107,7 @@ def build_model(
     """One of our models with the weights of another; an exchange of the attention is not calibrated here.
 
     Args:
-        opened: out of `open_source`; its weights are moved into the model.
+        opened: out of `open_source`; its weights become those of the model and are not copied.
         preset: attention to exchange its own for; None keeps it.
         sites: where, names of the configuration's `sites`; None = everywhere.
         new_head: whether an image classifier gets a head that starts anew, for other classes.
@@ -120,7 +121,7 @@ def build_model(
     """
     config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
-    weights, allowed = opened.weights, "classifier\\." if new_head else "$."
+    weights, allowed = dict(opened.weights), "classifier\\." if new_head else "$."
     if new_head:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
     if preset is not None:  # what the new attention has, or the old one had
@@ -128,7 +129,7 @@ def build_model(
         allowed += f"|.*{VARIANT_WEIGHTS.pattern}"
     model = load_renamed(model_class, config, weights, opened.place, allowed_missing=re.compile(allowed))
     if opened.generation_config is not None:
-        model.generation_config = opened.generation_config
+        model.generation_config = copy.deepcopy(opened.generation_config)
     return model
 
 
@@ -228,43 +229,46 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     return model
 
 
-def save_processor(opened: Opened, folder: Path) -> None:
-    """Save the tokenizer or image processor of a source; without one there is a warning.
+def open_processor(opened: Opened) -> Any | None:
+    """The tokenizer or image processor of a source; None, after a warning, if there is none.
 
     Raises:
         UserError: a package that it needs is not installed.
     """
+    if opened.timm_config is not None:
+        return timm_image_processor(opened.timm_config)
+    is_translation = opened.auto_class is AutoModelForSeq2SeqLM
     try:
-        if opened.timm_config is not None:
-            processor = timm_image_processor(opened.timm_config)
-        elif opened.auto_class is AutoModelForSeq2SeqLM:
-            processor = AutoTokenizer.from_pretrained(opened.place)
-        else:
-            processor = AutoImageProcessor.from_pretrained(opened.place)
+        # the processor without torchvision, whatever is installed
+        return (AutoTokenizer if is_translation else ViTImageProcessorPil).from_pretrained(opened.place)
     except ImportError as error:
         raise UserError(f"{opened.place}: its tokenizer cannot be opened: {describe_error(error)}") from error
     except (OSError, ValueError) as error:
         logger.warning("%s: no tokenizer or image processor comes along (%s)", opened.place, describe_error(error))
-        return
-    processor.save_pretrained(folder)
+        return None
+
+
+def save_processor(opened: Opened, folder: Path) -> None:
+    """Save the tokenizer or image processor of a source, if it has one."""
+    processor = open_processor(opened)
+    if processor is not None:
+        processor.save_pretrained(folder)
 
 
 def write_origin(folder: Path, place: str, pipeline_tag: str) -> None:
     """Write a README.md whose metadata name the source and its licence, as far as they are known."""
-    card = _card_of(place)
-    is_local = Path(place).exists()
-    base_model = (card.get("base_model") if is_local else place) or None
-    data = ModelCardData(
-        license=card.get("license"),
-        language=card.get("language"),
-        base_model=base_model,
-        base_model_relation="finetune" if base_model else None,
-        library_name="transformers",
-        pipeline_tag=pipeline_tag,
-    )
-    name = base_model if isinstance(base_model, str) else "another model"
+    known = origin(place)
+    relation = "finetune" if known["base_model"] else None
+    data = ModelCardData(**known, base_model_relation=relation, library_name="transformers", pipeline_tag=pipeline_tag)
+    name = known["base_model"] if isinstance(known["base_model"], str) else "another model"
     text = f"# Weights of {name}\n\nConverted by `reluformers convert`.\n"
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / CARD_FILE)
+
+
+def origin(place: str) -> dict[str, Any]:
+    """Where a model is from: `base_model`, the Hub id or what a local folder's card says, and `license`, or None."""
+    card = _card_of(place)
+    return {"base_model": card.get("base_model") if Path(place).exists() else place, "license": card.get("license")}
 
 
 def _open_ours(place: str, config: PreTrainedConfig, given: dict[str, Any]) -> Opened:
