@@ -296,8 +296,8 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
         A Hub id; None if there is none, as of a model that was trained from scratch.
     """
     found = []
-    for metadata in (_old_metadata(folder), _start_of(folder)):
-        base = metadata.get("base_model")
+    for known in (_old_metadata(folder), _start_of(folder)):
+        base = known.get("base_model")
         found += [*base] if isinstance(base, list) else [base]
     with suppress(OSError, ValueError):
         found.append(json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("_name_or_path"))
@@ -306,7 +306,7 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
 
 def known_licence(folder: str | Path) -> str:
     """The licence in a folder's README.md, or of what it started from; that of this library where there is none."""
-    found = [metadata.get("license") for metadata in (_old_metadata(folder), _start_of(folder))]
+    found = [known.get("license") for known in (_old_metadata(folder), _start_of(folder))]
     return next((licence for licence in found if isinstance(licence, str)), "apache-2.0")
 
 

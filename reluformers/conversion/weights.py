@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
-from transformers.utils import cached_file, has_file
+from transformers.utils import cached_file, has_file, logging
 
 from reluformers.errors import UserError, describe_error
 
@@ -71,14 +71,19 @@ def load_renamed(
         UserError: a weight is missing, has no place or another shape.
     """
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
-    model, info = model_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=weights,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, in one line
-    )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is reported below, in one line, or meant to be
+    try:
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
     missing = [name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))]
     if missing:
         raise UserError(f"{place}: lacks the weight {min(missing)}")
