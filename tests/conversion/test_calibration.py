@@ -9,7 +9,9 @@ from reluformers.conversion.calibration import calibrate, relative_errors, spars
 from reluformers.conversion.convert import build_model, convert, open_source
 from reluformers.families import FAMILIES
 
-PRESETS = ["reluformer", "relu", "rela", "rela-g", "qknorm", "relu-vit"]
+# some presets in every run, all of them where there is time
+PRESETS = ["reluformer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "rela", "relu-vit"))]
+PRESETS += ["rela-g", "qknorm"]
 SIZES = {
     "vocab_size": 40, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "norm_position": "pre",
@@ -54,7 +56,7 @@ def original(request, tmp_path_factory):
         mask[3:, 6:], labels[:4, 5:] = 0, -100
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    return folder, [batch() for _ in range(4)], [batch() for _ in range(2)]
+    return folder, [batch() for _ in range(3)], [batch()]
 
 
 @torch.no_grad()
@@ -83,7 +85,7 @@ def test_it_is_nearer_on_other_inputs(preset, original):
         assert torch.equal(teacher(**batch).logits, logits)
 
 
-@pytest.mark.parametrize("preset", ["reluformer", "relu", "relu-vit"])
+@pytest.mark.parametrize("preset", ["reluformer", pytest.param("relu-vit", marks=pytest.mark.slow)])
 def test_row_sums_are_1_on_average(preset, original):
     folder, batches, _ = original
     teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
@@ -141,6 +143,7 @@ def test_sparsemax_thresholds():
     torch.testing.assert_close(sums, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_fitted_model_is_saved_and_goes_on_as_any_other(preset, original, tmp_path):
     folder, batches, _ = original

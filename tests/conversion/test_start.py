@@ -1,6 +1,7 @@
 """One run of a recipe with `model.start`: convert, exchange, fit, train, save."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,14 +28,21 @@ from reluformers.translation.run import train_translation
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 CARD = "---\nlicense: cc-by-4.0\nbase_model: org/base\n---\n# x\n"
-SHORT = {"max_steps": 2, "learning_rate": 1e-3, "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1}
+SHORT = {
+    "max_steps": 2,
+    "lr_scheduler_type": "constant",
+    "learning_rate": 1e-3,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory):
     folder = tmp_path_factory.mktemp("marian")
     files = write_toy_files(folder)
-    texts = [line for side in files["train"].values() for line in open(side, encoding="utf-8")]
+    texts = [line for side in files["train"].values() for line in Path(side).read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 100)
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -86,6 +94,7 @@ def test_a_translation_model_starts_from_marian(marian, tmp_path):
     torch.testing.assert_close(kept, tuned, atol=0.02, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_warm_goes_on_from_its_checkpoint(marian, tmp_path):
     folder, files = marian
     training = {**SHORT, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
@@ -125,11 +134,11 @@ def test_a_wrong_start_is_named(model, message):
 
 
 def test_a_size_beside_a_start_is_refused():
-    with pytest.raises(UserError, match="model.size is given, but sizes follow from model.start: leave it out"):
+    with pytest.raises(UserError, match=r"model\.size is given, but sizes follow from model\.start: leave it out"):
         ImageRecipe.from_dict({"model": {"start": "x", "size": "S/16"}})
 
 
-@pytest.mark.parametrize("labels", [CLASSES, ["cat", "dog", "emu"]])
+@pytest.mark.parametrize("labels", [CLASSES, pytest.param(["cat", "dog"], marks=pytest.mark.slow)], ids=len)
 def test_an_image_model_starts_from_vit(labels, tmp_path):
     id2label = dict(enumerate(labels))
     config = ViTConfig(**SIZES, id2label=id2label, label2id={name: number for number, name in id2label.items()})
