@@ -44,6 +44,8 @@ CARD_FILE = "README.md"
 VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
 # of a configuration, what belongs to the file that it was in
 _OF_A_FILE = {"architectures", "dtype", "transformers_version"}
+# fields that come with a preset's family
+_OF_AN_ATTENTION = ("normalization_loss_weight", "entropy_loss_weight")
 _PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}
 
 
@@ -142,21 +144,22 @@ def exchanged_config(
         UserError: there is no such preset or site, or a field has a value that is not allowed.
     """
     make = seq2seq_config if opened.auto_class is AutoModelForSeq2SeqLM else vision_config
-    fields = {**opened.fields, **config_fields}
+    fields = dict(opened.fields)
+    config_class = config_class_of(fields.pop("model_type", None))
     try:
         if preset is None:
-            config_class = config_class_of(fields.pop("model_type", None))
+            fields |= config_fields
             return make("softmax", **fields) if config_class is None else config_class(**fields)
-        fields.pop("model_type", None)
         before = make("softmax", **fields)
         all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
         for site in all_sites if sites is None else sites:
             if site not in all_sites:
                 raise UserError(f"sites: {site!r} is none of {', '.join(all_sites)}")
         kept = [] if sites is None else [site for site in all_sites if site not in sites]
-        fields = {name: value for name, value in fields.items() if not name.endswith("attention")}
+        belongs = ("attention", *_OF_AN_ATTENTION)
+        fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
         fields |= {f"{site}_attention": before.attention_for(site) for site in kept}
-        return make(preset, **fields)
+        return make(preset, **{**fields, **config_fields})
     except UserError:
         raise
     except (TypeError, ValueError) as error:

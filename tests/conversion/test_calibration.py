@@ -6,7 +6,7 @@ from reluformers.modeling.attention import MultiHeadAttention
 
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion.calibration import calibrate, relative_errors, sparsemax_threshold
-from reluformers.conversion.convert import build_model, convert, open_source
+from reluformers.conversion.convert import build_model, convert, exchanged_config, open_source
 from reluformers.families import FAMILIES
 
 # some presets in every run, all of them where there is time
@@ -118,6 +118,17 @@ def test_only_exchanged_sites_are_touched(original):
     assert all(part in name for name in errors)
     for (name, ours), theirs in zip(model.named_parameters(), teacher.parameters(), strict=True):
         assert torch.equal(ours, theirs) or (part in name and ("q_proj" in name or name.endswith("k_proj.bias")))
+
+
+def test_the_regulariser_comes_and_goes_with_its_family(original):
+    opened = open_source(original[0])
+    assert not exchanged_config(opened, "rela-g").has_regularizer
+    assert exchanged_config(opened, "reluformer").has_regularizer
+    assert not exchanged_config(
+        opened, "reluformer", normalization_loss_weight=0, entropy_loss_weight=0
+    ).has_regularizer
+    given = exchanged_config(opened, "relu", attention={"activation": "relu2"})
+    assert given.attention_for("encoder").activation == "relu2"
 
 
 def test_what_stays_softmax_needs_no_fit(original):
