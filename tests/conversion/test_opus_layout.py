@@ -8,6 +8,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer, pipeline
 
 from builders.commands import refusal_of, run_command
+from reluformers.hub.files import select_files
+from reluformers.translation.decoding import load_translation_model
 
 ENGLISH = ["two dogs run on the beach .", "a man rides a red bike .", "the children play in the snow ."]
 GERMAN = ["zwei hunde rennen am strand .", "ein mann fährt ein rotes rad .", "die kinder spielen im schnee ."]
@@ -72,6 +74,8 @@ def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
     assert tokenizer.batch_decode(ours.generate(**batch), skip_special_tokens=True) == expected
     translator = pipeline("translation", model=str(tmp_path / "ours"), trust_remote_code=True)
     assert [result["translation_text"] for result in translator(ENGLISH)] == expected
+    load_translation_model(tmp_path / "ours")  # which checks that model and tokenizer fit
+    assert {"source.spm", "target.spm", "vocab.json", "README.md"} <= set(select_files(tmp_path / "ours"))
     run_command("convert", tmp_path / "ours", tmp_path / "back", "--back")
     back = MarianMTModel.from_pretrained(tmp_path / "back")
     torch.testing.assert_close(back.generate(**batch), theirs.generate(**batch))
