@@ -261,6 +261,7 @@ def save_processor(opened: Opened, folder: Path) -> None:
 def write_origin(folder: Path, place: str, pipeline_tag: str) -> None:
     """Write a README.md whose metadata name the source and its licence, as far as they are known."""
     known = origin(place)
+    known["license"] = known["license"] or "unknown"  # which the Hub has a word for
     relation = "finetune" if known["base_model"] else None
     data = ModelCardData(**known, base_model_relation=relation, library_name="transformers", pipeline_tag=pipeline_tag)
     name = known["base_model"] if isinstance(known["base_model"], str) else "another model"
