@@ -34,6 +34,8 @@ EXTRAS_REQUIRE = {
         "babel>=2.14",  # lines of the Unicode locale data
         "scikit-learn>=1.5",  # handwritten digits
     ],
+    # models of Marian and mBART
+    "convert": ["sentencepiece>=0.2.1"],  # their tokenizers
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",
@@ -49,7 +51,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "entmax", "demo", "app", "slurm")
+        for extra in ("train", "publish", "entmax", "demo", "convert", "app", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.0",

@@ -50,6 +50,7 @@ class TransformerConfig(PreTrainedConfig):
         feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
         feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
         ffn_bias: whether its linear maps add a bias.
+        attention_output_bias: whether the output projections of attention do; None for `attention_bias`.
         swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
         norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
             type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
@@ -76,6 +77,7 @@ class TransformerConfig(PreTrainedConfig):
     feed_forward_norm: Literal["none", "layer_norm"] = "none"
     feed_forward_temperature: float | int = 1.0
     ffn_bias: bool = True
+    attention_output_bias: bool | None = None
     swish_beta: float | int = 1.0
     learned_swish_beta: bool = False
     norm_type: NormType = "layer_norm"

@@ -10,7 +10,8 @@ from .configuration_base import FeedForwardActivation, TransformerConfig
 from .field_checks import check_choice, check_number, strict_fields
 
 SITES = ("encoder", "decoder", "cross")
-PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_sine", "learned"]
+PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
+EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 
 _POSITIVE_INTEGERS = (
@@ -40,17 +41,22 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         d_model, encoder_layers, decoder_layers, encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim,
             decoder_ffn_dim: sizes, as in BART.
         encoder_attention, decoder_attention, cross_attention: as `attention`, for one site; None for `attention`.
-        embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer.
+        embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
+            `"layer_norm"` normalises their sum with the positions (BART).
         scale_embedding: multiply embeddings by √d_model at the input.
         position_embedding_type: `"sinusoidal"` (sine and cosine interleaved, Vaswani et al.), `"sinusoidal_halves"`
-            (first half sines, second half cosines, tensor2tensor), `"sinusoidal_sine"` (sines only, interleaved, the
-            released QKNorm code) or `"learned"`.
+            (first half sines, second half cosines, tensor2tensor), `"sinusoidal_marian"` (those halves with the
+            frequencies of the first), `"sinusoidal_sine"` (sines only, interleaved, the released QKNorm code) or
+            `"learned"`.
         max_position_embeddings: longest sequence, in tokens.
+        position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
         tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
             `tie_word_embeddings=False` also makes of the others.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
+        label_shift: what stands before the labels as the decoder's first input: `"start_token"`, that of
+            `decoder_start_token_id`, or `"last_label"`, the last label itself (mBART, whose labels end in a language).
         alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
         alignment_head: its head, from 0, that gives them; None for the mean over all.
         alignment_shifted: whether a token's alignment is that of the step that has it as input, not of the one before.
@@ -91,10 +97,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     activation_function: FeedForwardActivation = "relu"
     norm_position: Literal["pre", "post"] = "post"
     norm_eps: float | int = 1e-5
-    embedding_norm: Literal["none", "fix_norm"] = "none"
+    embedding_norm: EmbeddingNorm = "none"
     scale_embedding: bool = True
     position_embedding_type: PositionEmbeddingType = "sinusoidal"
     max_position_embeddings: int = 1024
+    position_offset: int = 0
     tying: Literal["all", "decoder", "none"] = "all"
     attention_bias: bool = True
     output_bias: bool = False
@@ -104,12 +111,13 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     embedding_dropout: float | int | None = None
     word_dropout: float | int = 0.0
     label_smoothing: float | int = 0.1
+    label_shift: Literal["start_token", "last_label"] = "start_token"
     initialization: Initialization = "xavier"
     pad_token_id: int = 0
-    bos_token_id: int = 1
+    bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
-    unk_token_id: int = 3
-    decoder_start_token_id: int = 1
+    unk_token_id: int | None = 3
+    decoder_start_token_id: int | None = 1
     use_cache: bool = True
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool | None = None
@@ -148,6 +156,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         owner = type(self).__name__
         for name in _POSITIVE_INTEGERS:
             check_number(owner, name, getattr(self, name), minimum=1, integer=True)
+        check_number(owner, "position_offset", self.position_offset, minimum=0, integer=True)
         if self.decoder_vocab_size is not None:
             check_number(owner, "decoder_vocab_size", self.decoder_vocab_size, minimum=1, integer=True)
         for name in ("embedding_dropout", "word_dropout"):
@@ -169,8 +178,12 @@ class Seq2SeqTransformerConfig(TransformerConfig):
             if value == []:
                 raise ValueError(f"{owner}.{name} is [], but must be a token, tokens or None")
             tokens = value if isinstance(value, list) else [value]
-            for token in tokens if value is not None else []:  # by type, only eos_token_id is a list or None
+            for token in tokens if value is not None else []:  # by type, only eos_token_id is a list
                 check_number(owner, name, token, minimum=0, maximum=size - 1, integer=True)
+        if self.decoder_start_token_id is None and self.label_shift == "start_token":
+            raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
+        if self.unk_token_id is None and self.word_dropout > 0:
+            raise ValueError(f"{owner}.unk_token_id is None, but words of word_dropout become it: give one")
 
     def _check_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -180,6 +193,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 )
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
+        if self.position_offset and self.position_embedding_type != "learned":
+            raise ValueError(
+                f"{owner}.position_offset is {self.position_offset}, but position_embedding_type is "
+                f"{self.position_embedding_type!r}: only learned positions have rows to leave out"
+            )
         if self.tying == "all" and self.target_vocab_size != self.vocab_size:
             raise ValueError(
                 f"{owner}.tying is 'all', but vocab_size ({self.vocab_size}) and decoder_vocab_size "
@@ -229,7 +247,7 @@ class QKNormConfig(Seq2SeqTransformerConfig):
 
     attention: Any = "qknorm"
     norm_position: Literal["pre", "post"] = "pre"
-    embedding_norm: Literal["none", "fix_norm"] = "fix_norm"
+    embedding_norm: EmbeddingNorm = "fix_norm"
     output_bias: bool = True
     dropout: float | int = 0.3
     attention_dropout: float | int = 0.3

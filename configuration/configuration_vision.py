@@ -48,7 +48,11 @@ class VisionTransformerConfig(TransformerConfig):
         pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
             the patches, and a feed-forward network (Zhai et al. 2022, section 3).
         encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
-        position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021). The class token has none.
+        position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
+        prefix_positions: whether the class token and the registers have learned positions too, as in ViT.
+        num_register_tokens: learned tokens between the class token and the patches that no pooling reads: registers
+            (Darcet et al. 2023), or the distillation token of DeiT.
+        norm_after_pooling: whether the last norm is of the pooled vector, and not of the tokens (timm's `fc_norm`).
         representation_size: width of a further layer with tanh before the head, or None.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
             `activation_function`, `dropout` (also after the positions), `attention_dropout`, `attention_bias` (of the
@@ -57,6 +61,7 @@ class VisionTransformerConfig(TransformerConfig):
             linearly from 0 at the first layer (stochastic depth, Huang et al. 2016).
         head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
             the sigmoid loss.
+        multi_label_reduction: of the sigmoid loss, over labels: `"sum"` (big_vision) or `"mean"` (transformers).
         problem_type: `"multi_label_classification"` for the sigmoid loss, `"regression"` for the squared error; else
             softmax cross-entropy. None stands for regression with `num_labels` 1, as in ViT.
         initialization: `"big_vision"`: Glorot-uniform maps, feed-forward biases N(0, 10⁻⁶), LeCun-normal patches,
@@ -93,6 +98,9 @@ class VisionTransformerConfig(TransformerConfig):
     encoder_attention: Any = None
     pooling_attention: Any = None
     position_embedding_type: Literal["learned", "sincos2d"] = "learned"
+    prefix_positions: bool = False
+    num_register_tokens: int = 0
+    norm_after_pooling: bool = False
     representation_size: int | None = None
     hidden_act: FeedForwardActivation = "gelu_pytorch_tanh"
     hidden_dropout_prob: float | int = 0.0
@@ -102,6 +110,7 @@ class VisionTransformerConfig(TransformerConfig):
     layer_norm_eps: float | int = 1e-6
     head_bias_init: float | int = 0.0
     initialization: Literal["normal", "big_vision"] = "big_vision"
+    multi_label_reduction: Literal["sum", "mean"] = "sum"
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     @property
@@ -111,10 +120,15 @@ class VisionTransformerConfig(TransformerConfig):
         return height // self.patch_size, width // self.patch_size
 
     @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: perhaps the class token, and registers."""
+        return (self.pooling == "cls") + self.num_register_tokens
+
+    @property
     def num_tokens(self) -> int:
-        """Length of the sequence that an image of `image_size` becomes: patches, and perhaps the class token."""
+        """Length of the sequence that an image of `image_size` becomes: prefix and patches."""
         rows, columns = self.grid_size
-        return rows * columns + (self.pooling == "cls")
+        return self.num_prefix_tokens + rows * columns
 
     @property
     def default_scale_length(self) -> int:
@@ -130,8 +144,11 @@ class VisionTransformerConfig(TransformerConfig):
             check_number(owner, name, getattr(self, name), minimum=1, integer=True)
         if self.representation_size is not None:
             check_number(owner, "representation_size", self.representation_size, minimum=1, integer=True)
+        check_number(owner, "num_register_tokens", self.num_register_tokens, minimum=0, integer=True)
         check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
         check_number(owner, "head_bias_init", self.head_bias_init)
+        if self.prefix_positions and self.position_embedding_type == "sincos2d":
+            raise ValueError(f"{owner}.prefix_positions is True, but sincos2d has positions of patches alone")
         self._check_sizes(owner)
         super().validate_fields()
 

@@ -181,6 +181,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: number of heads of width embed_dim / num_heads.
         attention: the mathematics: a preset's name, a dict or an `AttentionConfig`.
         bias: whether the projections add a bias.
+        output_bias: whether that of the output does; None for `bias`.
         dropout: share of weights dropped in training.
         layer_idx: place in the cache; needed only with one.
 
@@ -195,6 +196,7 @@ class MultiHeadAttention(nn.Module):
         attention: str | dict[str, Any] | AttentionConfig = "softmax",
         *,
         bias: bool = True,
+        output_bias: bool | None = None,
         dropout: float = 0.0,
         layer_idx: int | None = None,
     ):
@@ -208,7 +210,7 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
         self._build_variant(embed_dim, bias)
         self.reset_parameters()
 

@@ -8,16 +8,17 @@ from transformers import initialization as init
 
 
 class SinusoidalPositions(nn.Module):
-    r"""Fixed sinusoids of position t: sin(t·ω_i) and cos(t·ω_i), in one of three published layouts.
+    r"""Fixed sinusoids of position t: sin(t·ω_i) and cos(t·ω_i), in one of four published layouts.
 
     `"sinusoidal"`: channels 2i and 2i+1 are sine and cosine of ω_i = 10000^(−2i/d) (Vaswani et al. 2017, section 3.5).
     `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
+    `"sinusoidal_marian"`: halves as in the second, ω_i as in the first (Marian, as transformers has it).
     `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
 
     Args:
         max_positions: number of positions.
         dim: d, even.
-        layout: one of the three names.
+        layout: one of the four names.
     """
 
     def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
@@ -37,7 +38,7 @@ class SinusoidalPositions(nn.Module):
         exponents = steps / max(half - 1, 1) if self.layout == "sinusoidal_halves" else 2 * steps / self.dim
         positions = torch.arange(self.max_positions, dtype=torch.float64, device="cpu")
         angles = positions[:, None] * 10000.0**-exponents  # [max_positions, dim / 2]
-        if self.layout == "sinusoidal_halves":
+        if self.layout in ("sinusoidal_halves", "sinusoidal_marian"):
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         second = angles.sin() if self.layout == "sinusoidal_sine" else angles.cos()
         return torch.stack([angles.sin(), second], dim=-1).flatten(1)

@@ -54,6 +54,7 @@ class EncoderLayer(TransformerLayer):
             config.num_attention_heads,
             config.attention_for("encoder"),
             bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
             dropout=config.attention_dropout,
             layer_idx=layer_idx,
         )
@@ -72,7 +73,12 @@ class DecoderLayer(TransformerLayer):
 
     def __init__(self, config: TransformerConfig, layer_idx: int):
         super().__init__(config, config.decoder_ffn_dim)
-        shared = {"bias": config.attention_bias, "dropout": config.attention_dropout, "layer_idx": layer_idx}
+        shared = {
+            "bias": config.attention_bias,
+            "output_bias": config.attention_output_bias,
+            "dropout": config.attention_dropout,
+            "layer_idx": layer_idx,
+        }
         heads = config.decoder_attention_heads
         self.self_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("decoder"), **shared)
         self.self_attn_norm = build_norm(config)

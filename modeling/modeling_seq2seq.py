@@ -128,11 +128,14 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_bias = nn.Parameter(torch.empty(config.d_model)) if config.embedding_bias else None
         if config.position_embedding_type == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.d_model)
+            self.embed_positions = nn.Embedding(
+                config.max_position_embeddings + config.position_offset, config.d_model
+            )
         else:
             self.embed_positions = SinusoidalPositions(
                 config.max_position_embeddings, config.d_model, config.position_embedding_type
             )
+        self.embedding_norm = build_norm(config) if config.embedding_norm == "layer_norm" else None
         self.layers = nn.ModuleList(layers)
         self.norm = None
         if config.norm_position == "pre":
@@ -171,7 +174,10 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
         if self.embedding_bias is not None:
             inputs_embeds = inputs_embeds + self.embedding_bias
-        hidden_states = inputs_embeds + self.embed_positions(positions).to(inputs_embeds.dtype)
+        placed = self.embed_positions(positions + config.position_offset)
+        hidden_states = inputs_embeds + placed.to(inputs_embeds.dtype)
+        if self.embedding_norm is not None:
+            hidden_states = self.embedding_norm(hidden_states)
         return functional.dropout(hidden_states, self.dropout, self.training)
 
 
@@ -399,9 +405,14 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         return attention_mask
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels [batch, target_len] shifted right behind the start token, −100 replaced by padding."""
-        shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
-        shifted[:, 1:] = labels[:, :-1]
+        """Labels [batch, target_len] shifted right behind what `label_shift` says, −100 replaced by padding."""
+        if self.config.label_shift == "last_label":
+            is_label = labels.ne(-100) & labels.ne(self.config.pad_token_id)
+            last = is_label.sum(-1, keepdim=True) - 1
+            first = labels.gather(1, last.clamp_min(0))
+        else:
+            first = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([first, labels[:, :-1]], dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
     @can_return_tuple

@@ -63,6 +63,7 @@ class ProbePooling(nn.Module):
             config.num_attention_heads,
             config.attention_for("pooling"),
             bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
             dropout=config.attention_dropout,
         )
         self.norm = build_norm(config)
@@ -158,7 +159,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
             sums.append(layer_sums)
-        if self.norm is not None:
+        if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled, pooling_sums = self.pool(
             hidden_states, self.attention_options(AttentionMask(1, length, device), **kwargs)
@@ -175,7 +176,10 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         if self.pooler is not None:
             pooled, sums = self.pooler(hidden_states, attention_options)
         else:
-            pooled = hidden_states[:, 0] if self.config.pooling == "cls" else hidden_states.mean(1)
+            patches = hidden_states[:, self.config.num_prefix_tokens :]
+            pooled = hidden_states[:, 0] if self.config.pooling == "cls" else patches.mean(1)
+        if self.norm is not None and self.config.norm_after_pooling:
+            pooled = self.norm(pooled)
         if self.representation is not None:
             pooled = torch.tanh(self.representation(pooled))
         return pooled, sums
@@ -208,9 +212,9 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
     ) -> VisionTransformerClassifierOutput:
         r"""Class logits, and with labels the loss.
 
-        loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of
-        Σ_c of the binary cross-entropies, in training with label smoothing; or the mean squared error with
-        `"regression"`. In training plus the regulariser.
+        loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of the sum
+        over classes (or mean, by `multi_label_reduction`) of the binary cross-entropies, in training with label
+        smoothing; or the mean squared error with `"regression"`. In training plus the regulariser.
 
         Args:
             pixel_values: [batch, num_channels, height, width], as the image processor makes them.
@@ -260,7 +264,8 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
         targets = functional.one_hot(labels, config.num_labels) if labels.dim() == 1 else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
-        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[0]
+        divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / divisor
 
 
 class ReLUViTModel(VisionTransformerModel):

@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Images as sequences: patches, their positions on a grid, and the class token."""
+"""Images as sequences: patches, their positions on a grid, the class token and registers."""
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,11 @@ def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches mapped to the width of the model, with positions and, for pooling `"cls"`, the class token in front.
+    """Patches mapped to the width of the model, with positions; before them perhaps the class token and registers.
 
-    The class token is added after the positions and has none (big_vision). It starts from N(0, 0.02), not from
-    big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind, but relu
-    weights and the unit vectors of QKNorm have no usable gradient there.
+    Those in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02),
+    not from big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind,
+    but relu weights and the unit vectors of QKNorm have no usable gradient there.
     """
 
     def __init__(self, config: VisionTransformerConfig):
@@ -45,7 +45,10 @@ class PatchEmbeddings(nn.Module):
         self.num_channels, self.patch_size = config.num_channels, config.patch_size
         self.projection = nn.Conv2d(self.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.pooling == "cls" else None
-        positions = torch.empty(1, self.grid_size[0] * self.grid_size[1], width)
+        registers = torch.empty(1, config.num_register_tokens, width)
+        self.register_tokens = nn.Parameter(registers) if config.num_register_tokens else None
+        self.num_placed_prefix = config.num_prefix_tokens if config.prefix_positions else 0
+        positions = torch.empty(1, self.num_placed_prefix + self.grid_size[0] * self.grid_size[1], width)
         self.is_learned = config.position_embedding_type == "learned"
         if self.is_learned:
             self.position_embeddings = nn.Parameter(positions)
@@ -54,14 +57,14 @@ class PatchEmbeddings(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Positions, N(0, 1/√d) or the fixed table, and the class token; the patch map keeps the model's."""
+        """Positions, N(0, 1/√d) or the fixed table, class token and registers; the patch map keeps the model's."""
         width = self.position_embeddings.shape[-1]
         if self.is_learned:
             init.normal_(self.position_embeddings, std=width**-0.5)
         else:
             init.copy_(self.position_embeddings, sincos2d_table(*self.grid_size, width)[None])
-        if self.cls_token is not None:
-            init.normal_(self.cls_token, std=CLS_TOKEN_STD)
+        for token in self._prefix():
+            init.normal_(token, std=CLS_TOKEN_STD)
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
         """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
@@ -73,14 +76,21 @@ class PatchEmbeddings(nn.Module):
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
         # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
         hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
-        if self.cls_token is not None:
-            cls_tokens = self.cls_token.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
-            hidden_states = torch.cat([cls_tokens, hidden_states], dim=1)
+        if prefix := self._prefix():
+            tokens = torch.cat(prefix, dim=1)
+            if self.num_placed_prefix:
+                tokens = tokens + self.position_embeddings[:, : self.num_placed_prefix]
+            tokens = tokens.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
+            hidden_states = torch.cat([tokens, hidden_states], dim=1)
         return functional.dropout(hidden_states, self.dropout, self.training)
+
+    def _prefix(self) -> list[Tensor]:
+        """The tokens in front of the patches, [1, number, hidden_size] each."""
+        return [token for token in (self.cls_token, self.register_tokens) if token is not None]
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """Positions of a grid [1, rows · columns, hidden_size]; learned ones bicubic between those of the own grid."""
-        positions = self.position_embeddings
+        positions = self.position_embeddings[:, self.num_placed_prefix :]
         if (rows, columns) == self.grid_size:
             return positions
         if not self.is_learned:

@@ -21,6 +21,7 @@ COMMANDS = {
     "table": "run the rows of a paper's table and judge its claims",
     "align": "align the words of parallel text",
     "filter": "rank parallel text, or keep the best of it",
+    "convert": "turn a model of transformers or timm into one of ours, or back",
     "average": "average the last checkpoints of a run",
     "merge": "make one folder of a checkpoint in pieces",
     "card": "write the model card of a finished run",

@@ -23,6 +23,7 @@ ASKED_BY_TRANSFORMERS = {"configuration_seq2seq.py": "is_encoder_decoder: bool =
 FLOORS = (
     ("analysis",),
     ("clean_process",),
+    ("conversion",),
     ("training",),
     ("translation", "images"),
     ("cards", "app", "evidence"),

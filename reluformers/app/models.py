@@ -239,12 +239,16 @@ class Classifier:
         finally:
             if self.config.pooling == "attention":
                 hook.remove()
-        weights = choose_layer(layers, layer)
-        title = f"the mean of what {weights.shape[1]} patches give"
+        weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
+        is_pooling = weights.shape[1] == 1
+        weights = weights[..., before:]  # no picture for what the tokens before the patches get
         if self.config.pooling == "cls":
-            weights, title = weights[:, :1, 1:], "what the class token gives"  # no picture for what it gives itself
-        elif weights.shape[1] == 1:
+            weights, title = weights[:, :1], "what the class token gives"
+        elif is_pooling:
             title = "what the pooling query gives"
+        else:
+            weights = weights[:, before:]
+            title = f"the mean of what {weights.shape[1]} patches give"
         grid = [side // self.config.patch_size for side in pixels.shape[2:]]
         zeros = Zeros.count(weights, np.ones(weights.shape[1:], dtype=bool))
         return PatchMap(weights.mean(1).reshape(-1, *grid), self._picture(pixels[0]), title, zeros)

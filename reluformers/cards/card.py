@@ -286,7 +286,7 @@ def statistics_context(report: AttentionReport | None, where: str) -> dict[str, 
 
 
 def known_base_model(folder: str | Path, repo_id: str) -> str | None:
-    """The model that a folder says it was fine-tuned from: in the metadata of its README.md, else in config.json.
+    """The model that a folder says it was fine-tuned from: in its README.md, results.json or config.json.
 
     Args:
         folder: of the model.
@@ -295,17 +295,26 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
     Returns:
         A Hub id; None if there is none, as of a model that was trained from scratch.
     """
-    base = _old_metadata(folder).get("base_model")
-    found = [*base] if isinstance(base, list) else [base]
+    found = []
+    for known in (_old_metadata(folder), _start_of(folder)):
+        base = known.get("base_model")
+        found += [*base] if isinstance(base, list) else [base]
     with suppress(OSError, ValueError):
         found.append(json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("_name_or_path"))
     return next((name for name in found if is_hub_id(name) and name != repo_id), None)
 
 
 def known_licence(folder: str | Path) -> str:
-    """The licence in the metadata of a folder's README.md; that of this library where there is none."""
-    licence = _old_metadata(folder).get("license")
-    return licence if isinstance(licence, str) else "apache-2.0"
+    """The licence in a folder's README.md, or of what it started from; that of this library where there is none."""
+    found = [known.get("license") for known in (_old_metadata(folder), _start_of(folder))]
+    return next((licence for licence in found if isinstance(licence, str)), "apache-2.0")
+
+
+def _start_of(folder: str | Path) -> dict[str, Any]:
+    """What a run wrote down of the model that it started from."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads(Path(folder, "results.json").read_text(encoding="utf-8")).get("start") or {}
+    return {}
 
 
 def _old_metadata(folder: str | Path) -> dict[str, Any]:

@@ -34,7 +34,13 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "sentencepiece.bpe.model",
 )
+# a tokenizer of SentencePiece files has no other one
+_IN_PLACE_OF = {"tokenizer.json": "source.spm"}
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
@@ -83,6 +89,7 @@ def select_files(folder: Path) -> list[str]:
     """
     config = read_config(folder)
     required = task_of_model_type(config["model_type"]).required_files(config)
+    required = [name if (folder / name).is_file() else _IN_PLACE_OF.get(name, name) for name in required]
     names = {"config.json", HANDLER, *required, *_weights(folder), *_code(folder, config)}
     for name in sorted(names):
         if not (folder / name).is_file():

@@ -108,7 +108,7 @@ class ImageRecipe(Recipe):
 
     task: ClassVar[str] = "image-classification"
     arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
-    model_options: ClassVar[tuple[str, ...]] = ("preset", "size")
+    model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "size")
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         ("id2label", "label2id", "num_labels"), "follows from the classes of the data: leave it out"
     )

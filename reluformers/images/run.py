@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
-from transformers import AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoModelForImageClassification, PreTrainedModel, ViTImageProcessorPil
 
+from reluformers.conversion.convert import open_processor
+from reluformers.conversion.start import open_start, start_model
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
 from reluformers.training.run import TaskRun
 from reluformers.training.sources import naming
 
+from .augmentation import ImageCollator
 from .batches import check_images
 from .loading import class_names, describe_images, load_image_split
 from .processing import build_image_processor
@@ -26,6 +30,7 @@ logger = logging.getLogger(__name__)
 CONFUSION_FILE = "confusion_matrix.png"
 # a picture of more would show nothing
 MOST_DRAWN_CLASSES = 300
+_BATCH = 16  # images of a batch to calibrate on
 
 
 def train_image_classification(
@@ -108,9 +113,28 @@ class _ImageRun(TaskRun):
         """A model for the recipe and the classes."""
         id2label = dict(enumerate(self.classes))
         label2id = {name: label for label, name in id2label.items()}
+        if self.recipe.start is not None:
+            return self._start_model(checkpoint, {"id2label": id2label, "label2id": label2id})
         return AutoModelForImageClassification.from_config(
             self.recipe.model_config(id2label=id2label, label2id=label2id)
         )
+
+    def _start_model(self, checkpoint: Path | None, labels: dict[str, dict]) -> PreTrainedModel:
+        """The model that the recipe starts from, with a fresh head for other classes than its own."""
+        is_same = open_start(self.recipe.start).fields.get("id2label") == labels["id2label"]
+        if not is_same:
+            self.report("the classes are others than those of model.start: the head starts anew")
+        count = min(self.recipe.calibration_rows, len(self.train)) if checkpoint is None else 0
+        rows = np.linspace(0, len(self.train) - 1, count).astype(int).tolist()
+        collator = ImageCollator(self._processor())
+        batches = [collator(self.train.select(rows[i : i + _BATCH]).to_list()) for i in range(0, count, _BATCH)]
+        options = {**self.recipe.start_options, **labels}
+        return start_model(**options, batches=batches, new_head=not is_same, report=self.report)
+
+    def _processor(self) -> ViTImageProcessorPil:
+        """The image processor of the model that the recipe starts from, if it has one, else the usual one."""
+        processor = None if self.recipe.start is None else open_processor(open_start(self.recipe.start))
+        return build_image_processor(self.recipe.model_config()) if processor is None else processor
 
     def build_trainer(self, model: PreTrainedModel) -> ImageTrainer:
         """A trainer with the model's image processor."""
@@ -119,7 +143,7 @@ class _ImageRun(TaskRun):
             self.args,
             train_dataset=self.train,
             eval_dataset=self.evaluation.get("validation"),
-            processing_class=build_image_processor(model.config),
+            processing_class=self._processor(),
             augmentation=self.recipe.augmentation,
         )
 

@@ -16,10 +16,14 @@ from transformers import PreTrainedConfig
 
 from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from reluformers.conversion.convert import exchanged_config
+from reluformers.conversion.start import open_start
 from reluformers.errors import UserError
 from reluformers.files import atomic_write
 
 from .arguments import TaskTrainingArguments
+
+CALIBRATION_ROWS = 128
 
 
 def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
@@ -39,13 +43,16 @@ class Recipe(ABC):
 
     Every recipe has the sections `model` (`preset`, "softmax" if missing, and fields of its configuration class) and
     `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
+    With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
+    exchanged for, none if missing, `sites` is where (everywhere if missing), and `calibration_rows` of the training
+    set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes.
     """
 
     # what `task:` at the head of the file says
     task: ClassVar[str]
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
-    model_options: ClassVar[tuple[str, ...]] = ("preset",)
+    model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows")
     # fields of the configuration that are no matter of the recipe, and why
     decided_fields: ClassVar[dict[str, str]] = {}
 
@@ -74,10 +81,29 @@ class Recipe(ABC):
             UserError: a field has a value that is not allowed.
         """
         values = {**self.model, **fields}
+        if self.start is not None:
+            config_fields = {name: value for name, value in values.items() if name not in self.model_options}
+            return exchanged_config(open_start(self.start), values.get("preset"), values.get("sites"), **config_fields)
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(f"model: {_one_line(error)}") from error
+
+    @property
+    def start(self) -> str | None:
+        """Folder or Hub id of the model that training starts from; None for a fresh one."""
+        return self.model.get("start")
+
+    @property
+    def start_options(self) -> dict[str, Any]:
+        """What `start_model` takes of the model section, beside batches."""
+        options = {name: self.model.get(name) for name in ("start", "preset", "sites")}
+        return options | {name: value for name, value in self.model.items() if name not in self.model_options}
+
+    @property
+    def calibration_rows(self) -> int:
+        """How many rows of the training set an exchanged attention is fitted on."""
+        return self.model.get("calibration_rows", CALIBRATION_ROWS) if self.model.get("preset") else 0
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
         """Arguments of the trainer, for an output folder.
@@ -177,6 +203,7 @@ class Recipe(ABC):
         preset = values.get("preset", "softmax")
         if preset not in list(ATTENTION_PRESETS):
             raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+        cls._check_start(values)
         if not isinstance(values.get("dtype"), str | None):
             raise UserError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
         for name, reason in cls.decided_fields.items():
@@ -186,6 +213,25 @@ class Recipe(ABC):
         for name in values:
             check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
         return dict(values)
+
+    @classmethod
+    def _check_start(cls, values: dict[str, Any]) -> None:
+        """The keys of a warm start: their types, and that there is one."""
+        rows, sites = values.get("calibration_rows", 0), values.get("sites")
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
+            raise UserError(f"model.calibration_rows is {rows!r}, but must be an integer of 0 or more")
+        if sites is not None and (not isinstance(sites, list) or not all(isinstance(site, str) for site in sites)):
+            raise UserError(f"model.sites is {sites!r}, but must be a list of names, such as [cross]")
+        if not isinstance(values.get("start"), str | None):
+            raise UserError(f"model.start is {values['start']!r}, but must be a folder or Hub id")
+        if values.get("start") is None:
+            for name in ("sites", "calibration_rows"):
+                if name in values:
+                    raise UserError(f"model.{name} is given, but there is no model.start to exchange the attention of")
+        elif sites is not None and "preset" not in values:
+            raise UserError("model.sites says where, but there is no model.preset to say what comes there")
+        elif "size" in values:
+            raise UserError("model.size is given, but sizes follow from model.start: leave it out")
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

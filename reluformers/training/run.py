@@ -20,6 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
+from reluformers.conversion.convert import origin
 from reluformers.errors import UserError, describe_error
 from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
@@ -139,6 +140,8 @@ class TaskRun(ABC):
             trainer.weight_average.replace_weights()
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
         results |= self.evaluate(trainer) | seconds
+        if self.recipe.start is not None:
+            results["start"] = origin(self.recipe.start)
         results |= current_circumstances(
             self.args.device, processes=self.args.world_size, seed=self.args.seed
         ).to_dict()

@@ -13,10 +13,12 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.configuration.configuration_seq2seq import SITES
+from reluformers.conversion.start import start_model
 from reluformers.errors import UserError
 from reluformers.training.sources import naming
 
 from .cleaning import clean
+from .collation import PairCollator
 from .loading import load_translation_split, stream_translation_split
 from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 # of a stream, for training its tokenizers
 TOKENIZER_ROWS = 1_000_000
+_BATCH = 32  # rows of a batch to calibrate on
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
@@ -104,16 +107,21 @@ def _texts(train: Dataset | PairStream, columns: tuple[str, ...]) -> Iterator[li
                 yield batch[column]
 
 
-def make_tokenizers(section: TokenizerSection, train: Dataset | PairStream, max_length: int) -> Tokenizers:
-    """Load the tokenizers of a recipe, or train them on the training set, of a stream on 1,000,000 of its rows.
+def make_tokenizers(
+    section: TokenizerSection, train: Dataset | PairStream, max_length: int, start: str | None = None
+) -> Tokenizers:
+    """Load the tokenizers of a recipe or of the model that it starts from, or train them on the training set.
+
+    Of a stream they are trained on 1,000,000 rows.
 
     Args:
         section: of the recipe.
         train: columns `source` and `target`.
         max_length: longest sequence of the model, in tokens.
+        start: folder or Hub id of that model, if there is one.
     """
-    if section.path is not None:
-        return load_tokenizers(section.path)
+    if (path := section.path or start) is not None:
+        return load_tokenizers(path)
     options = {
         "vocab_size": section.vocab_size,
         "min_frequency": section.min_frequency,
@@ -148,7 +156,7 @@ def prepare_data(
     if reuse_tokenizers:
         tokenizers = load_tokenizers(folder)
     else:
-        tokenizers = make_tokenizers(recipe.tokenizer, splits["train"], max_length)
+        tokenizers = make_tokenizers(recipe.tokenizer, splits["train"], max_length, recipe.start)
         save_tokenizers(folder, *tokenizers)
     if data.document_tokens is not None:
         splits = {name: pack_documents(split, *tokenizers, data.document_tokens) for name, split in splits.items()}
@@ -178,8 +186,13 @@ def tokenise_block(rows: Dataset, *, tokenizers: Tokenizers, limits: dict[str, A
     return rows.select_columns(["input_ids", "labels"])
 
 
-def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: Path | None = None) -> PreTrainedModel:
-    """A fresh model for the recipe and its tokenizers, with generation defaults of the decoding section.
+def build_model(
+    recipe: TranslationRecipe,
+    prepared: PreparedData,
+    checkpoint: Path | None = None,
+    report: Callable[[str], None] = logger.info,
+) -> PreTrainedModel:
+    """A model for the recipe and its tokenizers, with generation defaults of the decoding section.
 
     The scale of cosine attention starts from the measured length of the training set unless the recipe gives one
     (QKNorm, section 3: L is the 97.5th percentile). It stands in config.json, and a resumed run takes it from there.
@@ -188,10 +201,13 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: P
         recipe: of the run.
         prepared: its data.
         checkpoint: where the run goes on, if it does.
+        report: takes a line on how near an exchanged attention is to the one before.
 
     Raises:
         UserError: the model and the tokenizers do not fit.
     """
+    if recipe.start is not None:
+        return _start_model(recipe, prepared, checkpoint, report)
     source, target = prepared.tokenizers
     ids = {f"{name}_token_id": getattr(source, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
     fields = {name: value for name, value in ids.items() if value is not None}
@@ -214,6 +230,31 @@ def build_model(recipe: TranslationRecipe, prepared: PreparedData, checkpoint: P
         max_length=1 + min(recipe.decoding.max_new_tokens, config.max_position_embeddings),
         **recipe.decoding.search_options(),
     )
+    return model
+
+
+def _start_model(
+    recipe: TranslationRecipe, prepared: PreparedData, checkpoint: Path | None, report: Callable[[str], None]
+) -> PreTrainedModel:
+    """The model that the recipe starts from; what it is never to generate stays so, the search is the recipe's."""
+    # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
+    count = recipe.calibration_rows if checkpoint is None else 0
+    if count and isinstance(prepared.train, PairStream):
+        raise UserError(
+            f"model.calibration_rows is {count}, but must be 0 with data.streaming: streams have no length"
+        )
+    batches = []
+    if count:
+        rows = np.linspace(0, len(prepared.train) - 1, min(count, len(prepared.train))).astype(int).tolist()
+        collator = PairCollator(prepared.tokenizers[0].pad_token_id)
+        batches = [
+            collator(prepared.train.select(rows[i : i + _BATCH]).to_list()) for i in range(0, len(rows), _BATCH)
+        ]
+    model = start_model(**recipe.start_options, batches=batches, report=report)
+    for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
+        check_tokenizer_fits(tokenizer, model.config, side=side)
+    max_length = 1 + min(recipe.decoding.max_new_tokens, model.config.max_position_embeddings)
+    model.generation_config.update(max_length=max_length, **recipe.decoding.search_options())
     return model
 
 

@@ -74,7 +74,7 @@ class _TranslationRun(TaskRun):
 
     def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
         """A model for the recipe and the tokenizers."""
-        return build_model(self.recipe, self.prepared, checkpoint)
+        return build_model(self.recipe, self.prepared, checkpoint, self.report)
 
     def build_trainer(self, model: PreTrainedModel) -> TranslationTrainer:
         """A trainer that decodes as the recipe says, with the beam of evaluations in training."""

@@ -164,7 +164,7 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
     for token in SPECIAL_TOKENS:
         key = f"{token}_id"
         ours, theirs = getattr(tokenizer, key, None), getattr(config, key, None)
-        if theirs is not None and ours != theirs:
+        if None not in (ours, theirs) and ours != theirs:
             raise UserError(
                 f"the {side} tokenizer has {key} {ours}, but the model has {key} {theirs}; "
                 "set both alike, or use the tokenizer that the model was trained with"

@@ -27,6 +27,8 @@ BAD_FIELDS = [
     ({"image_size": [64]}, r"image_size is \[64\], but must be one number or \[height, width\]"),
     ({"attention": None}, r"attention is None, but must be a preset's name"),
     ({"pooling_attention": "relu"}, r"pooling_attention is given, but pooling is 'mean'"),
+    ({"num_register_tokens": -1}, r"num_register_tokens is -1, but must be an integer in \[0"),
+    ({"prefix_positions": True, "position_embedding_type": "sincos2d"}, r"prefix_positions is True, but sincos2d"),
     ({"image_size": 0}, r"image_size is 0, but must be an integer in \[1"),
     ({"patch_size": 1.5}, r"patch_size is 1\.5, but must be an integer"),
     ({"num_attention_heads": 5}, r"num_attention_heads is 5, but must divide hidden_size \(768\)"),

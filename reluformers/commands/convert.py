@@ -1,0 +1,54 @@
+r"""Write one of our models with the weights of a model of transformers or timm, or the other way round.
+
+SOURCE is a MarianMT, BART, mBART, ViT or DeiT model, a Vision Transformer of timm, or one of ours. With softmax, which
+is what it gets without --preset, the model computes what the source does.
+
+Examples:
+    reluformers convert Helsinki-NLP/opus-mt-en-de opus-en-de
+    reluformers convert Helsinki-NLP/opus-mt-en-de relu-en-de --preset reluformer --sites cross
+    reluformers convert opus-en-de marian-en-de --back
+"""
+
+import argparse
+from pathlib import Path
+
+from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from reluformers.conversion.convert import convert, convert_back
+from reluformers.errors import UserError
+from reluformers.terminal import silence_transformers
+from reluformers.training.recipe import override
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("source", help="folder or Hub id of a saved model")
+    parser.add_argument("folder", type=Path, help="folder to write")
+    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE", help="field of our configuration, as in a recipe")
+    parser.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
+    parser.add_argument("--sites", nargs="+", metavar="SITE", help="where to exchange it: encoder, decoder, cross, …")
+    parser.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Convert."""
+    silence_transformers()
+    if options.sites and options.preset is None:
+        raise UserError("--sites says where, but there is no --preset to say what comes there")
+    if options.back:
+        if options.preset is not None or options.fields:
+            raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")
+        model = convert_back(options.source, options.folder, overwrite=options.overwrite)
+    else:
+        sections: dict = {"model": {}}
+        for text in options.fields:
+            override(sections, f"model.{text}")
+        model = convert(
+            options.source,
+            options.folder,
+            options.preset,
+            options.sites,
+            overwrite=options.overwrite,
+            **sections["model"],
+        )
+    print(f"{options.folder}: {type(model).__name__}, {model.num_parameters():,} parameters")

@@ -1,0 +1,308 @@
+"""Starts for an exchanged attention: what theory leaves free is set so that each module gives what softmax gave.
+
+What the softmax model's modules get for a few batches is recorded; then each module of the other model is fitted to
+the outputs of its counterpart for these inputs, in closed form. Nothing is trained.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from reluformers.modeling.attention import MultiHeadAttention
+from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.normalization import OutputGate, unit_length
+
+# φ with φ(κz) = κ^degree · φ(z), so that scaled queries scale the weights
+DEGREES = {"relu": 1, "relu2": 2}
+# inverse temperatures t of the sparsemax(t·z) whose thresholds keys are shifted by
+TEMPERATURES = tuple(2.0**power for power in range(-6, 2))
+# of the scales of cosine attention that are tried, over the ones that follow from covariances
+SCALE_FACTORS = tuple(2.0 ** (step / 2) for step in range(-3, 5))
+_RIDGE = 1e-3
+
+
+@dataclass
+class Call:
+    """What a module was called with, and what its heads gave.
+
+    Args:
+        hidden_states, key_value_states, mask: as in `MultiHeadAttention.forward`.
+        real: bool, True = real query [batch, query_len].
+        joined: outputs of the heads before the output projection [batch, query_len, embed_dim].
+    """
+
+    hidden_states: Tensor
+    key_value_states: Tensor | None
+    mask: AttentionMask | Tensor | None
+    real: Tensor
+    joined: Tensor
+
+
+@torch.no_grad()
+def calibrate(
+    model: PreTrainedModel, original: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
+) -> dict[str, float]:
+    r"""Fit the attention modules of a model, in place, to those of the one whose other weights it has.
+
+    - φ = relu or relu2 (θ = 0, dot score): queries of each head are scaled so that the row sums are 1 on average.
+      Before that, keys are shifted by the δ whose q_i·δ is nearest to the thresholds of sparsemax(t·z_i), by least
+      squares: softmax gives the same whatever δ is, relu cuts off there. t, or no shift, by the smallest error.
+    - Cosine score with a learned g: g = Cov(z, cos) / Var(cos) within rows, evenly or by softmax's weights, times the
+      factor of `SCALE_FACTORS` that has the smallest error.
+    - Output norm: the gain of each channel by least squares; the gate of a gated norm starts at σ(0) = 1/2.
+
+    Everything else, and every module that computes the same as before, stays.
+
+    Args:
+        model: of ours, with the weights of `original`; its parameters get new storage where they change.
+        original: of ours, with softmax at the sites that the model exchanged it.
+        batches: arguments of `forward`; a few hundred sentences or some dozen images.
+
+    Returns:
+        Relative squared error of each fitted module's outputs before the output projection, by the module's name.
+
+    Raises:
+        ValueError: there is no batch.
+    """
+    pairs = _exchanged(model, original)
+    calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
+    training = model.training
+    model.eval()
+    errors = {}
+    for name, (module, reference) in pairs.items():
+        attention = module.attention
+        is_plain = attention.query_key_norm == "none" and attention.scale_form == "constant"
+        if is_plain and attention.score == "dot" and attention.activation in DEGREES and attention.threshold == 0:
+            _fit_rectified(module, reference, calls[name])
+        if is_plain and attention.score == "cosine" and module.scale is not None:
+            _fit_scale(module, reference, calls[name])
+        if module.output_norm is not None:
+            _fit_gain(module, calls[name])
+        errors[name] = _relative_error(module, calls[name])
+    model.train(training)
+    return errors
+
+
+@torch.no_grad()
+def relative_errors(
+    model: PreTrainedModel, original: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
+) -> dict[str, float]:
+    """What `calibrate` returns, of a model as it is."""
+    pairs = _exchanged(model, original)
+    calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
+    return {name: _relative_error(pair[0], calls[name]) for name, pair in pairs.items()}
+
+
+def _exchanged(
+    model: PreTrainedModel, original: PreTrainedModel
+) -> dict[str, tuple[MultiHeadAttention, MultiHeadAttention]]:
+    """Modules that compute another attention than their counterparts."""
+    names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
+    pairs = {name: (model.get_submodule(name), original.get_submodule(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0].attention != pair[1].attention}
+
+
+def _record(
+    original: PreTrainedModel, modules: Mapping[str, MultiHeadAttention], batches: Iterable[Mapping[str, Tensor]]
+) -> dict[str, list[Call]]:
+    """What each module is called with while the model reads the batches."""
+    calls: dict[str, list[Call]] = {name: [] for name in modules}
+    inputs: dict[str, dict[str, Any]] = {}
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
+            hidden_states, key_value_states = (*given, None)[:2]
+            query_mask = options.get("query_mask")
+            real = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
+            inputs[name] = {
+                "hidden_states": hidden_states,
+                "key_value_states": key_value_states,
+                "mask": options.get("attention_mask"),
+                "real": real if query_mask is None else query_mask,
+            }
+
+        return hook
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple) -> None:
+            calls[name].append(Call(**inputs.pop(name), joined=given[0]))
+
+        return hook
+
+    hooks = [
+        hook
+        for name, module in modules.items()
+        for hook in (
+            module.register_forward_pre_hook(before(name), with_kwargs=True),
+            module.out_proj.register_forward_pre_hook(after(name)),
+        )
+    ]
+    training = original.training
+    original.eval()
+    try:
+        count = sum(1 for batch in batches if original(**batch) is not None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        original.train(training)
+    if not count:
+        raise ValueError("there is no batch to calibrate on")
+    return calls
+
+
+def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    """What goes into the output norm, if there is one, or into `before`, and the weights, for a recorded call."""
+    seen: list[Tensor] = []
+    place = before or module.output_norm or module.out_proj
+    hook = place.register_forward_pre_hook(lambda _module, given: seen.append(given[0]))
+    try:
+        _, weights, _ = module(call.hidden_states, call.key_value_states, call.mask, attn_implementation="eager")
+    finally:
+        hook.remove()
+    return seen[0], weights
+
+
+def _relative_error(module: MultiHeadAttention, calls: list[Call]) -> float:
+    """Σ‖o − o_softmax‖² / Σ‖o_softmax‖² over real queries, before the output projection."""
+    wrong = right = 0.0
+    for call in calls:
+        joined = _run(module, call, module.out_proj)[0]
+        wrong += (joined - call.joined)[call.real].double().square().sum().item()
+        right += call.joined[call.real].double().square().sum().item()
+    return wrong / max(right, 1e-30)
+
+
+def _fit_rectified(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
+    """Shift the keys and scale the queries of each head."""
+    head_dim, degree = module.head_dim, DEGREES[module.attention.activation]
+    heads = module.q_proj.out_features // head_dim
+    shifts = [torch.zeros(heads, head_dim)]
+    if module.k_proj.bias is not None:
+        shifts += [_key_shift(reference, calls, temperature) for temperature in TEMPERATURES]
+    bias = None if module.k_proj.bias is None else module.k_proj.bias.data
+    best_error, best_shift, best_scale = torch.full((heads,), torch.inf), shifts[0], torch.ones(heads)
+    for shift in shifts:
+        if bias is not None:
+            module.k_proj.bias.data = bias - shift.flatten().to(bias)
+        scale, error = _row_scale(module, calls, heads)
+        is_better = error < best_error
+        best_error = torch.where(is_better, error, best_error)
+        best_shift = torch.where(is_better[:, None], shift, best_shift)
+        best_scale = torch.where(is_better, scale, best_scale)
+    if bias is not None:
+        module.k_proj.bias.data = bias - best_shift.flatten().to(bias)
+    factor = best_scale.pow(1 / degree).repeat_interleave(head_dim).to(module.q_proj.weight)
+    module.q_proj.weight.data = module.q_proj.weight.data * factor[:, None]
+    if module.q_proj.bias is not None:
+        module.q_proj.bias.data = module.q_proj.bias.data * factor
+
+
+def _row_scale(module: MultiHeadAttention, calls: list[Call], heads: int) -> tuple[Tensor, Tensor]:
+    """1 / mean row sum of each head [heads], and the squared error of its outputs with that scale [heads]."""
+    sums, rows = torch.zeros(heads, dtype=torch.float64), 0
+    products = torch.zeros(3, heads, dtype=torch.float64)  # o·o, o·o_softmax, o_softmax·o_softmax
+    for call in calls:
+        output, weights = _run(module, call)
+        sums += weights.sum(-1).transpose(1, 2)[call.real].double().sum(0).cpu()
+        rows += int(call.real.sum())
+        ours, theirs = (
+            states[call.real].double().unflatten(-1, (heads, -1)).cpu() for states in (output, call.joined)
+        )
+        products += torch.stack([(a * b).sum((0, 2)) for a, b in ((ours, ours), (ours, theirs), (theirs, theirs))])
+    scale = torch.where(sums > 0, rows / sums, 1.0)
+    error = scale.square() * products[0] - 2 * scale * products[1] + products[2]
+    return scale.float(), torch.where(sums > 0, error, torch.inf).float()
+
+
+def _key_shift(reference: MultiHeadAttention, calls: list[Call], temperature: float) -> Tensor:
+    """The δ of each head whose a·q_i·δ is nearest to the threshold of row i under sparsemax(t·z) [heads, head_dim]."""
+    gram = moment = 0.0
+    for call in calls:
+        query, scores, visible = _scores(reference, call)
+        threshold = sparsemax_threshold(temperature * scores, visible) / temperature  # [batch, heads, query_len]
+        scaled = query * reference.attention.initial_scale(reference.head_dim)
+        real = (call.real & visible.any(-1).squeeze(1)).unsqueeze(1).double()  # [batch, 1, query_len]
+        scaled, threshold = scaled.double(), threshold.double() * real
+        gram = gram + torch.einsum("bhid,bhie,bki->hde", scaled, scaled, real)
+        moment = moment + torch.einsum("bhid,bhi->hd", scaled, threshold)
+    mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return torch.linalg.solve(gram + (_RIDGE * mean + 1e-12) * eye, moment).float().cpu()
+
+
+def sparsemax_threshold(scores: Tensor, visible: Tensor) -> Tensor:
+    """τ with Σ_j max(z_j − τ, 0) = 1 over the visible scores of each row (Martins and Astudillo 2016, algorithm 1).
+
+    Args:
+        scores: z [..., key_len].
+        visible: bool, broadcasting to the scores; a row without one has τ = 0.
+
+    Returns:
+        [...].
+    """
+    visible = visible.expand(scores.shape)
+    ordered = scores.masked_fill(~visible, -torch.inf).sort(-1, descending=True).values
+    known = ordered > -torch.inf
+    sums = ordered.masked_fill(~known, 0.0).cumsum(-1)
+    counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+    support = (known & (1 + counts * ordered > sums)).sum(-1, keepdim=True).clamp_min(1)
+    threshold = (sums.gather(-1, support - 1) - 1) / support
+    return torch.where(visible.any(-1), threshold.squeeze(-1), 0.0)
+
+
+def _scores(reference: MultiHeadAttention, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [batch, heads, query_len, head_dim], scores [batch, heads, query_len, key_len] and who sees whom."""
+    source = call.hidden_states if call.key_value_states is None else call.key_value_states
+    query, key = (
+        projection(states).unflatten(-1, (-1, reference.head_dim)).transpose(1, 2)
+        for projection, states in ((reference.q_proj, call.hidden_states), (reference.k_proj, source))
+    )
+    scores = query @ key.transpose(-1, -2) * reference.attention.initial_scale(reference.head_dim)
+    dense = AttentionMask.of(call.mask, query.shape[2], key.shape[2], query.device).dense
+    visible = torch.ones_like(scores[:, :1], dtype=torch.bool)
+    return query, scores, visible if dense is None else visible & dense
+
+
+def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls: list[Call]) -> None:
+    """Start g where the scores' differences are those of softmax's."""
+    sums = torch.zeros(2, 2, dtype=torch.float64)  # evenly and by weights; covariance and variance
+    for call in calls:
+        _, scores, visible = _scores(reference, call)
+        source = call.hidden_states if call.key_value_states is None else call.key_value_states
+        query, key = (
+            unit_length(projection(states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2))
+            for projection, states in ((module.q_proj, call.hidden_states), (module.k_proj, source))
+        )
+        cosines = query @ key.transpose(-1, -2)
+        seen = visible & call.real[:, None, :, None]
+        even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
+        weighted = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1) * seen
+        for place, share in enumerate((even.to(scores.dtype), weighted)):
+            z, c = (states - (share * states).sum(-1, keepdim=True) for states in (scores, cosines))
+            sums[place] += torch.stack([(share * z * c).double().sum(), (share * c * c).double().sum()]).cpu()
+    starts = [covariance / variance for covariance, variance in sums.tolist() if variance > 0 and covariance > 0]
+    candidates = [module.scale.item(), *(start * factor for start in starts for factor in SCALE_FACTORS)]
+    errors = []
+    for candidate in candidates:
+        module.scale.data = torch.full_like(module.scale, candidate)
+        errors.append(_relative_error(module, calls))
+    module.scale.data = torch.full_like(module.scale, candidates[errors.index(min(errors))])
+
+
+def _fit_gain(module: MultiHeadAttention, calls: list[Call]) -> None:
+    """The gain of the output norm, by channel; a channel that is always 0 keeps its own."""
+    norm = module.output_norm
+    norm.weight.data = torch.ones_like(norm.weight)
+    if isinstance(norm, OutputGate):
+        norm.gate.data = torch.zeros_like(norm.gate)
+    products = torch.zeros(2, norm.weight.numel(), dtype=torch.float64)
+    for call in calls:
+        normalised = norm(_run(module, call)[0])[call.real].double()
+        wanted = call.joined[call.real].double()
+        products += torch.stack([(normalised * wanted).sum(0), normalised.square().sum(0)]).cpu()
+    gain = torch.where(products[1] > 0, products[0] / products[1].clamp_min(1e-30), 1.0)
+    norm.weight.data = gain.to(norm.weight)

@@ -1,0 +1,330 @@
+"""From a model of transformers or timm to one of ours, perhaps with another attention, and back."""
+
+import copy
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTImageProcessorPil,
+)
+from transformers.utils import cached_file, has_file
+
+from reluformers.configuration.configuration_base import TransformerConfig
+from reluformers.configuration.configuration_seq2seq import seq2seq_config
+from reluformers.configuration.configuration_vision import vision_config
+from reluformers.errors import UserError, describe_error
+from reluformers.families import FAMILIES
+from reluformers.files import atomic_directory
+from reluformers.registry import config_class_of
+from reluformers.saved_models import load_config
+
+from .sources import Source, config_back, fields_of, source_of, target_of
+from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
+from .weights import State, load_renamed, read_weights, to_ours, to_theirs
+
+logger = logging.getLogger(__name__)
+
+CARD_FILE = "README.md"
+# of an attention module, what only some variants have
+VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
+# of a configuration, what belongs to the file that it was in
+_OF_A_FILE = {"architectures", "dtype", "transformers_version"}
+# fields that come with a preset's family
+_OF_AN_ATTENTION = ("normalization_loss_weight", "entropy_loss_weight")
+_PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}
+
+
+@dataclass
+class Opened:
+    """A model that ours can start from, before it is built.
+
+    Args:
+        place: folder or Hub id.
+        auto_class: opens models of its task.
+        fields: of our configuration, with its own attention.
+        weights: by our names.
+        generation_config: of an encoder–decoder model.
+        timm_config: content of config.json, of a model of timm.
+    """
+
+    place: str
+    auto_class: type
+    fields: dict[str, Any]
+    weights: State
+    generation_config: GenerationConfig | None = None
+    timm_config: dict[str, Any] | None = None
+
+
+def open_source(name_or_path: str | Path, **given: Any) -> Opened:
+    """Read what a model is and where its weights lie.
+
+    Args:
+        name_or_path: folder or Hub id of a model of `SOURCES`, of a Vision Transformer of timm, or of one of ours.
+        given: fields of our configuration that hold whatever the source says.
+
+    Raises:
+        UserError: it cannot be read, or ours cannot compute what it does.
+    """
+    place = str(name_or_path)
+    content = _read_json(place, "config.json")
+    if is_timm(content):
+        weights = read_weights(place)
+        fields = timm_fields(content, weights, place, given) | given
+        weights = from_timm(weights, fields["pooling"])
+        return Opened(place, AutoModelForImageClassification, fields, weights, timm_config=content)
+    config = load_config(place)
+    if config_class_of(config.model_type) is not None:
+        return _open_ours(place, config, given)
+    source, fields = source_of(config, place), fields_of(config, place) | given
+    weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
+    if source.auto_class is AutoModelForSeq2SeqLM:
+        fields.setdefault("output_bias", "lm_head.bias" in weights)
+        _warn_of_layerdrop(config, place)
+    return Opened(place, source.auto_class, fields, weights, _generation_config(place, config, source.auto_class))
+
+
+def build_model(
+    opened: Opened,
+    preset: str | None = None,
+    sites: Sequence[str] | None = None,
+    *,
+    new_head: bool = False,
+    config_fields: dict[str, Any] | None = None,
+) -> PreTrainedModel:
+    """One of our models with the weights of another; an exchange of the attention is not calibrated here.
+
+    Args:
+        opened: out of `open_source`; its weights become those of the model and are not copied.
+        preset: attention to exchange its own for; None keeps it.
+        sites: where, names of the configuration's `sites`; None = everywhere.
+        new_head: whether an image classifier gets a head that starts anew, for other classes.
+        config_fields: fields that hold whatever the source says.
+
+    Returns:
+        The model in evaluation mode, in the dtype of the weights; with softmax it computes what the source does.
+
+    Raises:
+        UserError: a weight is missing, has no place or another shape, or a field has a value that is not allowed.
+    """
+    config = exchanged_config(opened, preset, sites, **(config_fields or {}))
+    model_class = FAMILIES[type(config)][opened.auto_class]
+    weights, allowed = dict(opened.weights), "classifier\\." if new_head else "$."
+    if new_head:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("classifier.")}
+    if preset is not None:  # what the new attention has, or the old one had
+        weights = _fit_variant(model_class, config, weights)
+        allowed += f"|.*{VARIANT_WEIGHTS.pattern}"
+    model = load_renamed(model_class, config, weights, opened.place, allowed_missing=re.compile(allowed))
+    if opened.generation_config is not None:
+        model.generation_config = copy.deepcopy(opened.generation_config)
+    return model
+
+
+def exchanged_config(
+    opened: Opened, preset: str | None = None, sites: Sequence[str] | None = None, **config_fields: Any
+) -> TransformerConfig:
+    """The configuration of an opened model with the attention of a preset at some of its sites.
+
+    Raises:
+        UserError: there is no such preset or site, or a field has a value that is not allowed.
+    """
+    make = seq2seq_config if opened.auto_class is AutoModelForSeq2SeqLM else vision_config
+    fields = dict(opened.fields)
+    config_class = config_class_of(fields.pop("model_type", None))
+    try:
+        if preset is None:
+            fields |= config_fields
+            return make("softmax", **fields) if config_class is None else config_class(**fields)
+        before = make("softmax", **fields)
+        all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
+        for site in all_sites if sites is None else sites:
+            if site not in all_sites:
+                raise UserError(f"sites: {site!r} is none of {', '.join(all_sites)}")
+        kept = [] if sites is None else [site for site in all_sites if site not in sites]
+        belongs = ("attention", *_OF_AN_ATTENTION)
+        fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
+        fields |= {f"{site}_attention": before.attention_for(site) for site in kept}
+        return make(preset, **{**fields, **config_fields})
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{opened.place}: {describe_error(error)}") from error
+
+
+def convert(
+    source: str | Path,
+    folder: str | Path,
+    preset: str | None = None,
+    sites: Sequence[str] | None = None,
+    *,
+    overwrite: bool = False,
+    **given: Any,
+) -> PreTrainedModel:
+    """Write one of our models with the weights of another, its tokenizer or image processor, and where it is from.
+
+    Args:
+        source: folder or Hub id of a model of `SOURCES`, of a Vision Transformer of timm, or of one of ours.
+        folder: to write, whole or not at all.
+        preset, sites: as in `build_model`.
+        overwrite: whether to replace a folder that is there.
+        given: fields of our configuration that hold whatever the source says.
+
+    Returns:
+        The model, as `build_model` gives it.
+
+    Raises:
+        UserError: the source cannot be read or expressed, or the folder is there.
+    """
+    opened = open_source(source, **given)
+    model = build_model(opened, preset, sites)
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        model.save_pretrained(unfinished)
+        save_processor(opened, unfinished)
+        write_origin(unfinished, str(source), _PIPELINE_TAGS[opened.auto_class])
+    return model
+
+
+def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
+    """Write one of our softmax models as the model of transformers that computes the same.
+
+    Args:
+        source: folder or Hub id of one of our models.
+        folder: to write, whole or not at all.
+        overwrite: whether to replace a folder that is there.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        UserError: no model of `SOURCES` computes what it does, for the reasons that the message names.
+    """
+    place = str(source)
+    config = load_config(place)
+    if config_class_of(config.model_type) is None:
+        raise UserError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")
+    target: Source = target_of(config, place)
+    weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
+    theirs = config_back(config, place)
+    model_class = getattr(transformers, target.architectures[0])
+    model = load_renamed(model_class, theirs, weights, place, allowed_missing=re.compile(r"final_logits_bias"))
+    opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
+    if opened.generation_config is not None:
+        model.generation_config = opened.generation_config
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        model.save_pretrained(unfinished)
+        save_processor(opened, unfinished)
+        write_origin(unfinished, place, _PIPELINE_TAGS[target.auto_class])
+    return model
+
+
+def open_processor(opened: Opened) -> Any | None:
+    """The tokenizer or image processor of a source; None, after a warning, if there is none.
+
+    Raises:
+        UserError: a package that it needs is not installed.
+    """
+    if opened.timm_config is not None:
+        return timm_image_processor(opened.timm_config)
+    is_translation = opened.auto_class is AutoModelForSeq2SeqLM
+    try:
+        # the processor without torchvision, whatever is installed
+        return (AutoTokenizer if is_translation else ViTImageProcessorPil).from_pretrained(opened.place)
+    except ImportError as error:
+        raise UserError(f"{opened.place}: its tokenizer cannot be opened: {describe_error(error)}") from error
+    except (OSError, ValueError) as error:
+        logger.warning("%s: no tokenizer or image processor comes along (%s)", opened.place, describe_error(error))
+        return None
+
+
+def save_processor(opened: Opened, folder: Path) -> None:
+    """Save the tokenizer or image processor of a source, if it has one."""
+    processor = open_processor(opened)
+    if processor is not None:
+        processor.save_pretrained(folder)
+
+
+def write_origin(folder: Path, place: str, pipeline_tag: str) -> None:
+    """Write a README.md whose metadata name the source and its licence, as far as they are known."""
+    known = origin(place)
+    known["license"] = known["license"] or "unknown"  # which the Hub has a word for
+    relation = "finetune" if known["base_model"] else None
+    data = ModelCardData(**known, base_model_relation=relation, library_name="transformers", pipeline_tag=pipeline_tag)
+    name = known["base_model"] if isinstance(known["base_model"], str) else "another model"
+    text = f"# Weights of {name}\n\nConverted by `reluformers convert`.\n"
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / CARD_FILE)
+
+
+def origin(place: str) -> dict[str, Any]:
+    """Where a model is from: `base_model`, the Hub id or what a local folder's card says, and `license`, or None."""
+    card = _card_of(place)
+    return {"base_model": card.get("base_model") if Path(place).exists() else place, "license": card.get("license")}
+
+
+def _open_ours(place: str, config: PreTrainedConfig, given: dict[str, Any]) -> Opened:
+    auto_class = next(auto for auto in FAMILIES[type(config)] if auto in _PIPELINE_TAGS)
+    known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
+    fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
+    weights = read_weights(place)
+    return Opened(place, auto_class, fields, weights, _generation_config(place, config, auto_class))
+
+
+def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, weights: State) -> State:
+    """The weights without what another attention had."""
+    expected = _weight_names(model_class, config)
+    return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
+
+
+def _weight_names(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> set[str]:
+    with torch.device("meta"):
+        return set(model_class(config).state_dict())
+
+
+def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -> GenerationConfig | None:
+    """That of a source; one saved without a file of its own has it in config.json."""
+    if auto_class is not AutoModelForSeq2SeqLM:
+        return None
+    try:
+        return GenerationConfig.from_pretrained(place)
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def _warn_of_layerdrop(config: PreTrainedConfig, place: str) -> None:
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):
+        if getattr(config, name, 0) > 0:
+            logger.warning("%s: %s is %s, which further training leaves out", place, name, getattr(config, name))
+
+
+def _read_json(place: str, name: str) -> dict[str, Any]:
+    try:
+        may_be_id = not (place.startswith(".") or Path(place).is_absolute())
+        if (Path(place).is_dir() or may_be_id) and has_file(place, name):
+            return json.loads(Path(cached_file(place, name)).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{place}: {name} cannot be read: {describe_error(error)}") from error
+    raise UserError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")
+
+
+def _card_of(place: str) -> dict[str, Any]:
+    """Metadata of the README.md of a source, as far as there are any."""
+    try:
+        if not has_file(place, CARD_FILE):
+            return {}
+        return ModelCard.load(cached_file(place, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,66 @@
+"""Models that training starts from: the weights of another, with another attention that is fitted to it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .calibration import calibrate, relative_errors
+from .convert import Opened, build_model, open_source
+
+
+@lru_cache(maxsize=1)
+def open_start(name_or_path: str) -> Opened:
+    """`open_source`, once for all that a run asks of it."""
+    return open_source(name_or_path)
+
+
+def start_model(
+    start: str,
+    preset: str | None,
+    sites: Sequence[str] | None,
+    batches: Iterable[Mapping[str, Tensor]] = (),
+    *,
+    new_head: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+    **config_fields: Any,
+) -> PreTrainedModel:
+    """A model with the weights of another, in memory of its own and in float32, whose attention is fitted to batches.
+
+    Args:
+        start, preset, sites, new_head: as in `open_source` and `build_model`.
+        batches: of the training set; without any, an exchanged attention starts as it comes.
+        report: takes a line on how near the attention is.
+        config_fields: of our configuration, over those of the source.
+
+    Raises:
+        UserError: the source cannot be read or expressed, or a field is not allowed.
+    """
+    opened, batches = open_start(start), list(batches)
+    model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)
+    model = _own(model)
+    if preset is not None and batches:
+        original = _own(build_model(opened, new_head=new_head, config_fields=config_fields))
+        before = relative_errors(model, original, batches)
+        after = calibrate(model, original, batches)
+        if after:
+            report(
+                f"attention of {len(after)} modules exchanged; squared error of their outputs on {len(batches)} "
+                f"batches: {_mean(before):.3f} of the original's, {_mean(after):.3f} when fitted"
+            )
+    return model
+
+
+def _mean(errors: Mapping[str, float]) -> float:
+    return sum(errors.values()) / len(errors)
+
+
+@torch.no_grad()
+def _own(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with weights that no file and no other model holds, as training writes into them."""
+    for parameter in model.parameters():  # tied ones come once
+        parameter.data = parameter.data.to(torch.float32, copy=True)
+    return model

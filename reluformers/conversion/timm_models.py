@@ -1,0 +1,145 @@
+"""Vision Transformers in timm's names, those of big_vision among them: their configuration and weights in ours."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import ViTImageProcessorPil
+
+from reluformers.errors import UserError
+
+from .names import TIMM_NAMES, rename
+from .weights import State
+
+# by the second word of a model's name: what shapes do not tell
+HEADS = {"tiny": 3, "small": 6, "medium": 8, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
+_ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "gelu": {"hidden_act": "gelu"},
+    "gelu_tanh": {"hidden_act": "gelu_pytorch_tanh"},
+    "quick_gelu": {"hidden_act": "swish", "swish_beta": 1.702},
+    "relu": {"hidden_act": "relu"},
+    "silu": {"hidden_act": "silu"},
+}
+_POOLING = {"token": "cls", "avg": "mean"}
+_PREFIX = ("cls_token", "reg_token", "dist_token")
+
+
+def is_timm(config: Mapping[str, Any]) -> bool:
+    """Whether the content of a config.json is that of a model of timm."""
+    return "architecture" in config and "model_type" not in config
+
+
+def timm_fields(config: Mapping[str, Any], weights: State, place: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of our configuration for a Vision Transformer of timm; sizes are read from its weights.
+
+    Args:
+        config: content of its config.json: `architecture`, `global_pool`, `model_args` and `pretrained_cfg`.
+        weights: by timm's names.
+        place: where they come from, for errors.
+        given: fields that the user gives, such as `num_attention_heads`, which shapes do not tell.
+
+    Raises:
+        UserError: it is no plain Vision Transformer, or its heads cannot be told.
+    """
+    options, pretrained = dict(config.get("model_args") or {}), dict(config.get("pretrained_cfg") or {})
+    if "patch_embed.proj.weight" not in weights or "blocks.0.attn.qkv.weight" not in weights:
+        raise UserError(f"{place}: the architecture {config['architecture']!r} is no plain Vision Transformer")
+    width, channels, patch_size, _ = weights["patch_embed.proj.weight"].shape
+    pool = config.get("global_pool", options.get("global_pool", "token"))
+    activation = options.get("act_layer", "gelu")
+    for name, value, allowed in (("global_pool", pool, _POOLING), ("act_layer", activation, _ACTIVATIONS)):
+        if value not in allowed:
+            raise UserError(f"{place}: {name} is {value!r}, but must be one of {', '.join(allowed)}")
+    prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
+    image_size = _image_size(pretrained, options)
+    grid = math.prod(side // patch_size for side in image_size)
+    labels = config.get("label_names") or [f"LABEL_{i}" for i in range(_rows(weights, "head.weight", place))]
+    return {
+        "hidden_size": width,
+        "num_channels": channels,
+        "patch_size": patch_size,
+        "image_size": image_size[0] if len(set(image_size)) == 1 else image_size,
+        "num_hidden_layers": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
+        "num_attention_heads": given.get("num_attention_heads") or _heads(config, options, place),
+        "intermediate_size": _rows(weights, "blocks.0.mlp.fc1.weight", place),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
+        "attention_output_bias": "blocks.0.attn.proj.bias" in weights,
+        "pooling": _POOLING[pool],
+        "num_register_tokens": prefix - (pool == "token"),
+        "prefix_positions": bool(prefix) and weights["pos_embed"].shape[1] == grid + prefix,
+        "position_embedding_type": "learned",
+        "norm_after_pooling": "fc_norm.weight" in weights,
+        "norm_position": "pre",
+        "norm_type": "layer_norm",
+        "layer_norm_eps": 1e-6,
+        "initialization": "normal",
+        "label_smoothing": 0.0,
+        "multi_label_reduction": "mean",
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+        **_ACTIVATIONS[activation],
+    }
+
+
+def from_timm(weights: State, pooling: str) -> State:
+    """Weights of a Vision Transformer of timm under our names; joined queries, keys and values are parted.
+
+    Args:
+        weights: by timm's names; moved out of this dict.
+        pooling: of our configuration; with `"mean"` the class token is a register among others.
+    """
+    registers = [weights.pop(name) for name in _PREFIX[pooling == "cls" :] if name in weights]
+    if registers:
+        weights["reg_token"] = torch.cat(registers, dim=1) if len(registers) > 1 else registers[0]
+    renamed: State = {}
+    for name in list(weights):
+        tensor, ours = weights.pop(name), rename(name, TIMM_NAMES)
+        if ".qkv_proj." in ours:
+            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[ours.replace(".qkv_proj.", f".{part}_proj.")] = piece
+        else:
+            renamed[ours] = tensor
+    return renamed
+
+
+def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
+    """The stock image processor that does what timm does before an evaluation: resize, crop the centre, normalise."""
+    pretrained = dict(config.get("pretrained_cfg") or {})
+    height, width = _image_size(pretrained, {})
+    mean, std = ([float(number) for number in pretrained.get(name, (0.5, 0.5, 0.5))] for name in ("mean", "std"))
+    target, options = {"height": height, "width": width}, {}
+    if height == width:
+        options = {"do_center_crop": True, "crop_size": target}
+        target = {"shortest_edge": math.floor(height / pretrained.get("crop_pct", 0.875))}
+    return ViTImageProcessorPil(
+        size=target,
+        resample=Image.Resampling[pretrained.get("interpolation", "bicubic").upper()],
+        image_mean=mean,
+        image_std=std,
+        do_convert_rgb=True,
+        **options,
+    )
+
+
+def _image_size(pretrained: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
+    size = options.get("img_size")
+    if size is None:
+        return list(pretrained.get("input_size", (3, 224, 224)))[1:]
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+def _heads(config: Mapping[str, Any], options: Mapping[str, Any], place: str) -> int:
+    words = str(config["architecture"]).split("_")
+    heads = options.get("num_heads") or HEADS.get(words[1] if len(words) > 1 else "")
+    if heads is None:
+        raise UserError(f"{place}: the number of heads of {config['architecture']!r} is not known; give it")
+    return heads
+
+
+def _rows(weights: Mapping[str, Tensor], name: str, place: str) -> int:
+    if name not in weights:
+        raise UserError(f"{place}: lacks the weight {name}")
+    return weights[name].shape[0]

@@ -1,0 +1,143 @@
+"""Weights of a saved model, read where they lie and not into memory, under our names or under others'."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import load_state_dict
+from transformers.utils import cached_file, has_file, logging
+
+from reluformers.errors import UserError, describe_error
+
+from .names import SHARED_NAMES, rename, reversed_table
+from .sources import Source, is_seq2seq
+
+_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENS = "embed_tokens.weight"
+_ENCODER_TOKENS, _DECODER_TOKENS = f"model.encoder.{_TOKENS}", f"model.decoder.{_TOKENS}"
+
+State = dict[str, Tensor]
+
+
+def read_weights(name_or_path: str | Path) -> State:
+    """All tensors of a saved model by name, mapped from its files: one `.safetensors` or `.bin`, or several.
+
+    Args:
+        name_or_path: folder of a saved model, or a Hub id.
+
+    Raises:
+        UserError: there are none, or a file cannot be read.
+    """
+    name = str(name_or_path)
+    try:
+        found = next((file for file in _FILES if has_file(name, file)), None)
+        if found is None:
+            raise UserError(f"{name}: holds none of {', '.join(_FILES)}")
+        path = Path(cached_file(name, found))
+        if not found.endswith(".json"):
+            return load_state_dict(path)
+        shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        weights: State = {}
+        for shard in shards:
+            weights |= load_state_dict(cached_file(name, shard))
+        return weights
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError) as error:
+        raise UserError(f"{name}: its weights cannot be read: {describe_error(error)}") from error
+
+
+def load_renamed(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    weights: State,
+    place: str,
+    *,
+    allowed_missing: re.Pattern[str] | None = None,
+) -> PreTrainedModel:
+    """A model with weights that have its names, in their dtype and in evaluation mode; none of them is copied.
+
+    Args:
+        model_class, config: of the model.
+        weights: by its names.
+        place: where they come from, for errors.
+        allowed_missing: names, from their beginning, of weights that may start anew.
+
+    Raises:
+        UserError: a weight is missing, has no place or another shape.
+    """
+    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is reported below, in one line, or meant to be
+    try:
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    missing = [name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))]
+    if missing:
+        raise UserError(f"{place}: lacks the weight {min(missing)}")
+    if info["unexpected_keys"]:
+        raise UserError(f"{place}: has the weight {min(info['unexpected_keys'])}, for which there is no place")
+    if info["mismatched_keys"]:
+        key, stored, wanted = min(info["mismatched_keys"])
+        raise UserError(f"{place}: {key} has the shape {list(stored)} instead of {list(wanted)}")
+    return model.eval()
+
+
+def to_ours(weights: State, source: Source, tying: str) -> State:
+    """Weights of a model of transformers under our names.
+
+    Args:
+        weights: by the names of its files; moved out of this dict.
+        source: its kind.
+        tying: of our configuration; of tied matrices one is kept.
+    """
+    if not is_seq2seq(source):
+        return {rename(name, source.names): weights.pop(name) for name in list(weights)}
+    renamed: State = {}
+    is_whole = any(name.startswith("model.") for name in weights)  # else it was saved without the head
+    for name in list(weights):
+        tensor = weights.pop(name)
+        if name.endswith(source.ignored):
+            continue
+        prefix = "" if is_whole or name == "final_logits_bias" else "model."
+        renamed[prefix + rename(name, source.names)] = tensor
+    shared = renamed.pop("model.shared.weight", None)
+    if tying == "all":
+        if shared is not None:
+            renamed[_ENCODER_TOKENS] = shared
+        renamed.pop(_DECODER_TOKENS, None)
+    if tying != "none":
+        renamed.pop("lm_head.weight", None)
+    if "lm_head.bias" in renamed:
+        renamed["lm_head.bias"] = renamed["lm_head.bias"].flatten()
+    return renamed
+
+
+def to_theirs(weights: State, source: Source, tying: str) -> State:
+    """Our weights under the names of a model of transformers; the way back of `to_ours`."""
+    table: Mapping[str, str] = reversed_table(source.names)
+    if not is_seq2seq(source):
+        return {rename(name, table): weights.pop(name) for name in list(weights)}
+    if tying != "none":
+        weights.pop("lm_head.weight", None)
+    if tying == "all":
+        weights.pop(_DECODER_TOKENS, None)
+        table = {**table, **reversed_table(SHARED_NAMES)}
+    renamed = {rename(name, table): weights.pop(name) for name in list(weights)}
+    if "final_logits_bias" in renamed:
+        renamed["final_logits_bias"] = renamed["final_logits_bias"][None]
+    if tying == "none" and source.model_type != "marian":  # theirs have a third matrix
+        renamed["model.shared.weight"] = renamed[_ENCODER_TOKENS].clone()  # else only one of them is saved
+    return renamed

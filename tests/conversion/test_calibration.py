@@ -1,0 +1,166 @@
+"""An exchanged attention that was fitted is nearer to the original than one that was not."""
+
+import pytest
+import torch
+from reluformers.modeling.attention import MultiHeadAttention
+
+from reluformers import seq2seq_config, vision_config
+from reluformers.conversion.calibration import calibrate, relative_errors, sparsemax_threshold
+from reluformers.conversion.convert import build_model, convert, exchanged_config, open_source
+from reluformers.families import FAMILIES
+
+# some presets in every run, all of them where there is time
+PRESETS = ["reluformer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "rela", "relu-vit"))]
+PRESETS += ["rela-g", "qknorm"]
+SIZES = {
+    "vocab_size": 40, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "norm_position": "pre",
+}  # fmt: skip
+IMAGES = {
+    "image_size": 16, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 48, "num_labels": 7,
+}  # fmt: skip
+
+
+def sharpen(model):
+    """Scores as wide as those of trained models, with key biases, which softmax does not see."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention):
+                for projection in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
+                    projection.weight.normal_(0, 2.0 * projection.in_features**-0.5)
+                    projection.bias.normal_(0, 0.5)
+        if hasattr(model, "classifier"):
+            model.classifier.weight.normal_(0, 0.3)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["translation", "images"])
+def original(request, tmp_path_factory):
+    """A folder of a softmax model, batches to fit it on and others to judge it by."""
+    torch.manual_seed(0)
+    is_translation = request.param == "translation"
+    config = seq2seq_config("softmax", **SIZES) if is_translation else vision_config("softmax", **IMAGES)
+    auto_class = list(FAMILIES[type(config)])[-1]
+    folder = tmp_path_factory.mktemp("softmax")
+    sharpen(FAMILIES[type(config)][auto_class](config)).save_pretrained(folder)
+
+    def batch():
+        if not is_translation:
+            return {"pixel_values": torch.randn(8, 3, 16, 16)}
+        ids, mask, labels = (
+            torch.randint(4, 40, (8, 9)),
+            torch.ones(8, 9, dtype=torch.long),
+            torch.randint(4, 40, (8, 7)),
+        )
+        mask[3:, 6:], labels[:4, 5:] = 0, -100
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    return folder, [batch() for _ in range(3)], [batch()]
+
+
+@torch.no_grad()
+def divergence(model, teacher, batches) -> float:
+    """Mean Kullback–Leibler divergence of the classes' probabilities."""
+    total = 0.0
+    for batch in batches:
+        ours, theirs = (each(**batch).logits.log_softmax(-1) for each in (model, teacher))
+        total += (theirs.exp() * (theirs - ours)).sum(-1).mean().item()
+    return total
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_it_is_nearer_on_other_inputs(preset, original):
+    folder, batches, others = original
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
+    expected = [teacher(**batch).logits for batch in others]
+    before, errors_before = divergence(model, teacher, others), relative_errors(model, teacher, others)
+    fitted = calibrate(model, teacher, batches)
+    errors = relative_errors(model, teacher, others)
+    assert sum(errors.values()) < sum(errors_before.values())
+    # random scores are about as wide as QKNorm starts with, and random image models hardly look at their attention
+    if preset != "qknorm" and "labels" in others[0]:
+        assert divergence(model, teacher, others) < 0.8 * before
+    assert fitted == pytest.approx(relative_errors(model, teacher, batches))
+    for batch, logits in zip(others, expected, strict=True):  # the original stays as it is
+        assert torch.equal(teacher(**batch).logits, logits)
+
+
+@pytest.mark.parametrize("preset", ["reluformer", pytest.param("relu-vit", marks=pytest.mark.slow)])
+def test_row_sums_are_1_on_average(preset, original):
+    folder, batches, _ = original
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
+    calibrate(model, teacher, batches)
+    sums = {}
+
+    def note(name):
+        def hook(module, given, options, output):
+            real = options.get("query_mask")
+            rows = output[1].sum(-1).transpose(1, 2)  # [batch, query_len, heads]
+            sums.setdefault(name, []).append(rows[real] if real is not None else rows.flatten(0, 1))
+
+        return hook
+
+    name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, MultiHeadAttention))
+    module.register_forward_hook(note(name), with_kwargs=True)
+    for batch in batches:  # the inputs of the first layer are those of the original
+        model(**batch, output_attentions=True)
+    means = torch.cat(sums[name]).mean(0)
+    torch.testing.assert_close(means, torch.ones_like(means), atol=1e-4, rtol=0)
+
+
+def test_only_exchanged_sites_are_touched(original):
+    folder, batches, _ = original
+    site = "cross" if "labels" in batches[0] else "encoder"
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "reluformer", [site])
+    errors = calibrate(model, teacher, batches)
+    part = "cross_attn" if site == "cross" else "self_attn"
+    assert errors
+    assert all(part in name for name in errors)
+    for (name, ours), theirs in zip(model.named_parameters(), teacher.parameters(), strict=True):
+        assert torch.equal(ours, theirs) or (part in name and ("q_proj" in name or name.endswith("k_proj.bias")))
+
+
+def test_the_regulariser_comes_and_goes_with_its_family(original):
+    opened = open_source(original[0])
+    assert not exchanged_config(opened, "rela-g").has_regularizer
+    assert exchanged_config(opened, "reluformer").has_regularizer
+    assert not exchanged_config(
+        opened, "reluformer", normalization_loss_weight=0, entropy_loss_weight=0
+    ).has_regularizer
+    given = exchanged_config(opened, "relu", attention={"activation": "relu2"})
+    assert given.attention_for("encoder").activation == "relu2"
+
+
+def test_what_stays_softmax_needs_no_fit(original):
+    folder, batches, _ = original
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "softmax")
+    assert calibrate(model, teacher, batches) == {}
+    torch.testing.assert_close(model(**batches[0]).logits, teacher(**batches[0]).logits)
+
+
+def test_without_a_batch_there_is_nothing_to_fit_on(original):
+    folder = original[0]
+    with pytest.raises(ValueError, match="there is no batch to calibrate on"):
+        calibrate(build_model(open_source(folder), "relu"), build_model(open_source(folder)), [])
+
+
+def test_sparsemax_thresholds():
+    scores = torch.randn(5, 6, 9, dtype=torch.float64) * 3
+    visible = torch.rand(5, 1, 9) < 0.7
+    visible[0] = False
+    threshold = sparsemax_threshold(scores, visible)
+    sums = (scores - threshold[..., None]).clamp_min(0).masked_fill(~visible, 0).sum(-1)
+    expected = visible.any(-1).expand(5, 6).double()
+    torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_fitted_model_is_saved_and_goes_on_as_any_other(preset, original, tmp_path):
+    folder, batches, _ = original
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
+    calibrate(model, teacher, batches)
+    model.save_pretrained(tmp_path)
+    again = convert(tmp_path, tmp_path / "again")
+    torch.testing.assert_close(again(**batches[0]).logits, model(**batches[0]).logits)

@@ -1,0 +1,350 @@
+"""Models of transformers become ours and go back: logits, generation, loss, gradients and every weight."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BartForSequenceClassification,
+    BartModel,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from reluformers import seq2seq_config, vision_config
+from reluformers.conversion.convert import convert, convert_back
+from reluformers.conversion.sources import ACTIVATIONS
+from reluformers.errors import UserError
+
+SEQ2SEQ = {
+    "marian": (MarianConfig, MarianMTModel),
+    "bart": (BartConfig, BartForConditionalGeneration),
+    "mbart": (MBartConfig, MBartForConditionalGeneration),
+}
+VISION = {"vit": (ViTConfig, ViTForImageClassification), "deit": (DeiTConfig, DeiTForImageClassification)}
+VOCABULARY, PAD, EOS = 23, 22, 0
+
+
+def shake(model):
+    """Weights as of a trained model: wide, no two alike, biases not 0; the row of the padding stays 0."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            is_computed = name.endswith("embed_positions.weight") and model.config.model_type == "marian"
+            if tensor.is_floating_point() and not is_computed:
+                tensor.normal_(1.0 if "norm" in name and "weight" in name else 0.0, 0.3)
+    model.tie_weights()
+    return model.eval()
+
+
+def random_seq2seq(kind: str, seed: int, **fields):
+    draw = random.Random(seed)
+    heads, other_heads = draw.choice([(1, 2), (2, 4), (4, 2)])
+    config_class, model_class = SEQ2SEQ[kind]
+    options = {
+        "vocab_size": VOCABULARY,
+        "d_model": 8 * draw.choice([1, 2]),
+        "encoder_layers": draw.choice([1, 2]),
+        "decoder_layers": draw.choice([1, 2, 3]),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": other_heads,
+        "encoder_ffn_dim": draw.choice([12, 20]),
+        "decoder_ffn_dim": draw.choice([12, 20]),
+        "max_position_embeddings": draw.choice([16, 24]),
+        "activation_function": draw.choice(sorted(ACTIVATIONS)),
+        "scale_embedding": draw.random() < 0.5,
+        "tie_word_embeddings": draw.random() < 0.7,
+        "dropout": draw.choice([0.0, 0.3]),
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": draw.choice([0, 3] if kind != "marian" else [0, None]),
+        "decoder_start_token_id": PAD if kind == "marian" else 2,
+        **fields,
+    }
+    if kind == "marian" and draw.random() < 0.5:
+        options |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCABULARY}
+    model = shake(model_class(config_class(**options)))
+    model.generation_config = GenerationConfig(
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=options["decoder_start_token_id"],
+        bad_words_ids=[[PAD], [4], [5, 6]],
+        forced_eos_token_id=EOS,
+        forced_bos_token_id=draw.choice([None, 7]),
+        max_length=10,
+        num_beams=4,
+        length_penalty=0.8,
+    )
+    return model
+
+
+def random_vision(kind: str, seed: int, **fields):
+    draw = random.Random(seed)
+    config_class, model_class = VISION[kind]
+    options = {
+        "hidden_size": 8 * draw.choice([1, 2]),
+        "num_hidden_layers": draw.choice([1, 3]),
+        "num_attention_heads": draw.choice([1, 2, 4]),
+        "intermediate_size": draw.choice([12, 20]),
+        "image_size": draw.choice([8, [8, 12], [16, 8]]),
+        "patch_size": draw.choice([4, [4, 4]]),
+        "num_channels": draw.choice([1, 3]),
+        "hidden_act": draw.choice(sorted(ACTIVATIONS)),
+        "qkv_bias": draw.random() < 0.5,
+        "layer_norm_eps": draw.choice([1e-12, 1e-5]),
+        "num_labels": 5,
+        **fields,
+    }
+    return shake(model_class(config_class(**options)))
+
+
+def tokens(*shape) -> torch.Tensor:
+    return torch.randint(1, PAD, shape)
+
+
+def seq2seq_inputs(model) -> dict[str, torch.Tensor]:
+    input_ids, mask, labels = tokens(3, 7), torch.ones(3, 7, dtype=torch.long), tokens(3, 6)
+    input_ids[1, 4:], mask[1, 4:], labels[2, 3:] = PAD, 0, -100
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+
+
+def vision_inputs(model) -> dict[str, torch.Tensor]:
+    size = model.config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return {
+        "pixel_values": torch.randn(3, model.config.num_channels, height, width),
+        "labels": torch.tensor([0, 4, 2]),
+    }
+
+
+def gradients_by_size(model) -> list[tuple]:
+    """Norms of all gradients, in an order that names have no part in; positions that are computed have none."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return sorted(round(float(gradient.norm()), 3) for gradient in gradients if gradient.norm() > 0)
+
+
+def compare(theirs, ours, inputs):
+    expected, computed = theirs(**inputs), ours(**inputs)
+    torch.testing.assert_close(computed.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(computed.loss, expected.loss, atol=1e-5, rtol=1e-5)
+
+
+# some configurations in every run, more of them where there is time
+def seeds(few: int, all_of_them: int) -> list:
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, all_of_them))]
+
+
+@pytest.mark.parametrize("seed", seeds(1, 8))
+@pytest.mark.parametrize("kind", SEQ2SEQ)
+def test_translation_models_go_there_and_back(kind, seed, tmp_path):
+    theirs = random_seq2seq(kind, seed)
+    theirs.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "ours")
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    assert type(ours).__name__ == "Seq2SeqTransformerForConditionalGeneration"
+    inputs = seq2seq_inputs(theirs)
+    compare(theirs, ours, inputs)
+    source = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    for search in ({}, {"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 2}):
+        torch.testing.assert_close(ours.generate(**source, **search), theirs.generate(**source, **search))
+    theirs(**inputs).loss.backward()
+    ours(**inputs).loss.backward()
+    ours.lm_head.bias.grad = None  # a buffer there
+    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
+    convert_back(tmp_path / "ours", tmp_path / "back")
+    check_weights(tmp_path / "source", tmp_path / "back")
+    back = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
+    assert type(back) is type(theirs)
+    torch.testing.assert_close(back(**inputs).logits, theirs(**inputs).logits)
+    torch.testing.assert_close(back.generate(**source), theirs.generate(**source))
+
+
+@pytest.mark.parametrize("seed", seeds(2, 10))
+@pytest.mark.parametrize("kind", VISION)
+def test_image_models_go_there_and_back(kind, seed, tmp_path):
+    theirs = random_vision(kind, seed)
+    theirs.config.id2label = {number: f"class {number}" for number in range(5)}
+    theirs.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "ours")
+    ours = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
+    inputs = vision_inputs(theirs)
+    compare(theirs, ours, inputs)
+    assert ours.config.id2label == theirs.config.id2label
+    theirs(**inputs).loss.backward()
+    ours(**inputs).loss.backward()
+    assert gradients_by_size(ours) == pytest.approx(gradients_by_size(theirs), abs=2e-3)
+    convert_back(tmp_path / "ours", tmp_path / "back")
+    check_weights(tmp_path / "source", tmp_path / "back")
+    back = AutoModelForImageClassification.from_pretrained(tmp_path / "back")
+    torch.testing.assert_close(back(**inputs).logits, theirs(**inputs).logits)
+    assert type(back) is type(theirs)
+
+
+def check_weights(before, after):
+    """What went there and back are the same bits; a matrix that nothing reads may be another."""
+    before, after = (load_file(folder / "model.safetensors") for folder in (before, after))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        if name != "model.shared.weight" or "lm_head.weight" not in before:
+            assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_other_losses_are_the_same(problem_type, tmp_path):
+    theirs = random_vision("vit", 1, problem_type=problem_type)
+    theirs.save_pretrained(tmp_path / "source")
+    ours = convert(tmp_path / "source", tmp_path / "ours")
+    compare(theirs, ours, vision_inputs(theirs) | {"labels": torch.rand(3, 5)})
+
+
+@pytest.mark.parametrize("form", ["shards", "bin", "bin shards", "bare", "half"])
+def test_files_of_every_form_are_read(form, tmp_path):
+    theirs = random_seq2seq("bart", 3, tie_word_embeddings=True)
+    if form == "half":
+        theirs = theirs.to(torch.bfloat16)
+    if form == "bare":
+        bare = BartModel(theirs.config)
+        bare.load_state_dict(theirs.model.state_dict())
+        bare.save_pretrained(tmp_path)
+        theirs.final_logits_bias.zero_()
+    else:
+        theirs.save_pretrained(tmp_path, max_shard_size="3KB" if "shards" in form else "1GB")
+    if form.startswith("bin"):
+        weights = load_file(tmp_path / "model.safetensors") if form == "bin" else None
+        if weights is None:
+            index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+            for shard in set(index["weight_map"].values()):
+                torch.save(load_file(tmp_path / shard), tmp_path / shard.replace(".safetensors", ".bin"))
+                (tmp_path / shard).unlink()
+            index["weight_map"] = {k: v.replace(".safetensors", ".bin") for k, v in index["weight_map"].items()}
+            (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+            (tmp_path / "model.safetensors.index.json").unlink()
+        else:
+            torch.save(weights, tmp_path / "pytorch_model.bin")
+            (tmp_path / "model.safetensors").unlink()
+    ours = convert(tmp_path, tmp_path / "ours")
+    assert ours.dtype == theirs.dtype
+    inputs = seq2seq_inputs(theirs)
+    tolerance = {"atol": 0.1, "rtol": 0.1} if form == "half" else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits, **tolerance)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says what is mapped")
+def test_weights_are_not_copied(tmp_path):
+    theirs = random_seq2seq("marian", 0)
+    theirs.save_pretrained(tmp_path)
+    model = convert(tmp_path, tmp_path / "ours")
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    places = [line[0].split("-") for line in lines if line[-1] == str(tmp_path / "model.safetensors")]
+    address = model.model.encoder.layers[0].self_attn.q_proj.weight.data_ptr()
+    assert any(int(start, 16) <= address < int(end, 16) for start, end in places)
+
+
+def test_origin_and_licence_stand_in_the_card(tmp_path):
+    random_vision("vit", 0).save_pretrained(tmp_path / "source")
+    (tmp_path / "source/README.md").write_text("---\nlicense: cc-by-4.0\nbase_model: org/vit\n---\n# x\n")
+    convert(tmp_path / "source", tmp_path / "ours")
+    card = ModelCard.load(tmp_path / "ours/README.md").data
+    assert (card.license, card.base_model, card.base_model_relation) == ("cc-by-4.0", "org/vit", "finetune")
+
+
+REFUSED = {
+    "teacher": lambda: DeiTForImageClassificationWithTeacher(random_vision("deit", 0).config),
+    "classifier": lambda: BartForSequenceClassification(random_seq2seq("bart", 0).config),
+    "activation": lambda: random_vision("vit", 0, hidden_act="tanh"),
+    "patches": lambda: random_vision("vit", 0, patch_size=[4, 2]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("teacher", "is a DeiTForImageClassificationWithTeacher, but must be a DeiTForImageClassification"),
+        ("classifier", "is a BartForSequenceClassification, but must be a BartForConditionalGeneration"),
+        ("activation", "has the activation 'tanh', but it must be one of relu, gelu, "),
+        ("patches", r"has patches of \[4, 2\], but they must be square"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_name(name, message, tmp_path):
+    REFUSED[name]().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        convert(tmp_path, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    random_vision("vit", 0).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    more = {**weights, "vit.encoder.layer.0.layer_scale": torch.ones(8)}
+    fewer = {name: tensor for name, tensor in weights.items() if name != "vit.layernorm.bias"}
+    other = {**weights, "vit.layernorm.bias": torch.ones(3)}
+    for changed, message in (
+        (more, "has the weight vit.layers.0.layer_scale, for which there is no place"),
+        (fewer, "lacks the weight vit.norm.bias"),
+        (other, r"vit.norm.bias has the shape \[3\] instead of \["),
+    ):
+        save_file(changed, path, metadata={"format": "pt"})
+        with pytest.raises(UserError, match=message):
+            convert(tmp_path, tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (seq2seq_config("relu"), "encoder_attention is no plain softmax"),
+        (seq2seq_config("softmax", cross_attention="qknorm"), "cross_attention is no plain softmax"),
+        (seq2seq_config("softmax"), "cannot be a marian model, since position_embedding_type is 'sinusoidal' instead"),
+        (
+            seq2seq_config("softmax", position_embedding_type="sinusoidal_marian", activation_function="swiglu"),
+            "since activation_function is 'swiglu'$",
+        ),
+        (
+            seq2seq_config(
+                "softmax", position_embedding_type="learned", position_offset=2, embedding_norm="layer_norm",
+                tying="decoder", norm_position="post",
+            ),
+            "cannot be a bart model, since tying is 'decoder' instead of 'all'",
+        ),
+        (vision_config("softmax", "Ti/4", pooling="mean"), "cannot be a vit model, since .*pooling is 'mean' instead"),
+    ],
+)  # fmt: skip
+def test_what_others_cannot_compute_does_not_go_back(config, message, tmp_path):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        convert_back(tmp_path, tmp_path / "back")
+
+
+def test_a_folder_that_is_there_stays(tmp_path):
+    random_vision("vit", 0).save_pretrained(tmp_path / "source")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/mine.txt").write_text("mine")
+    with pytest.raises((UserError, OSError)):
+        convert(tmp_path / "source", tmp_path / "ours")
+    convert(tmp_path / "source", tmp_path / "ours", overwrite=True)
+    assert (tmp_path / "ours/config.json").is_file()
+
+
+def test_a_source_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is neither the folder nor the Hub id of a saved model"):
+        convert(tmp_path, tmp_path / "ours")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(
+        UserError, match="is a model of type 'bert', but must be one of marian, bart, mbart, vit, deit"
+    ):
+        convert(tmp_path, tmp_path / "ours")

@@ -1,0 +1,161 @@
+"""One run of a recipe with `model.start`: convert, exchange, fit, train, save."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
+from builders.translation_runs import write_toy_files
+from reluformers.cards.card import known_base_model, known_licence
+from reluformers.conversion.start import start_model
+from reluformers.errors import UserError
+from reluformers.images import ImageRecipe
+from reluformers.images.run import train_image_classification
+from reluformers.translation import TranslationRecipe
+from reluformers.translation.run import train_translation
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+
+CARD = "---\nlicense: cc-by-4.0\nbase_model: org/base\n---\n# x\n"
+SHORT = {
+    "max_steps": 2,
+    "lr_scheduler_type": "constant",
+    "learning_rate": 1e-3,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("marian")
+    files = write_toy_files(folder)
+    texts = [line for side in files["train"].values() for line in Path(side).read_text().splitlines()]
+    tokenizer = train_tokenizer(texts, 100)
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=40,
+        activation_function="swish", pad_token_id=0, eos_token_id=2, bos_token_id=1, decoder_start_token_id=0,
+        forced_eos_token_id=2, init_std=0.3,
+    )  # fmt: skip
+    model = MarianMTModel(config)
+    model.generation_config = GenerationConfig(
+        bad_words_ids=[[0]], num_beams=6, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0
+    )
+    model.save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    (folder / "README.md").write_text(CARD)
+    return folder, files
+
+
+def translation_recipe(start, files, training=SHORT, **model) -> TranslationRecipe:
+    return TranslationRecipe.from_dict(
+        {
+            "model": {"start": str(start), **model},
+            "data": {"source_lang": "en", "target_lang": "de", **files},
+            "training": {**training, "max_tokens": 400},
+            "decoding": {"num_beams": 2, "max_new_tokens": 10},
+        }
+    )
+
+
+def test_a_translation_model_starts_from_marian(marian, tmp_path):
+    folder, files = marian
+    lines = []
+    recipe = translation_recipe(folder, files, preset="reluformer", sites=["encoder", "cross"], dropout=0.2)
+    results = train_translation(recipe, tmp_path, report=lines.append)
+    assert any(
+        "attention of 2 modules exchanged; squared error of their outputs on 4 batches" in line for line in lines
+    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    config = model.config
+    assert [config.attention_for(site).activation for site in config.sites] == ["relu", "softmax", "relu"]
+    assert (config.dropout, config.activation_function, config.model_type) == (0.2, "swish", "reluformer")
+    assert model.generation_config.bad_words_ids == [[0]]
+    assert (model.generation_config.num_beams, model.generation_config.max_length) == (2, 11)
+    assert results["start"] == {"base_model": "org/base", "license": "cc-by-4.0"}
+    assert known_base_model(tmp_path, "me/mine") == "org/base"
+    assert known_licence(tmp_path) == "cc-by-4.0"
+    kept = MarianMTModel.from_pretrained(folder).model.shared.weight
+    tuned = model.model.encoder.embed_tokens.weight
+    assert not torch.equal(kept, tuned)  # trained, in memory of its own
+    torch.testing.assert_close(kept, tuned, atol=0.02, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_warm_goes_on_from_its_checkpoint(marian, tmp_path):
+    folder, files = marian
+    training = {**SHORT, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
+    recipe = translation_recipe(folder, files, training, preset="rela-g")
+    whole = train_translation(recipe, tmp_path / "whole")
+    one = translation_recipe(folder, files, {**training, "max_steps": 1}, preset="rela-g")
+    train_translation(one, tmp_path / "parts")
+    parts = train_translation(recipe, tmp_path / "parts", resume="last")
+    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-6)
+
+
+def test_without_a_preset_the_source_is_trained_as_it_is(marian):
+    folder, files = marian
+    recipe = translation_recipe(folder, files)
+    assert recipe.model_config().attention.preset_name == "softmax"
+    assert recipe.calibration_rows == 0
+    model = start_model(**recipe.start_options)
+    ids = {"input_ids": torch.tensor([[5, 9, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+    theirs = MarianMTModel.from_pretrained(folder).eval()
+    torch.testing.assert_close(model.eval()(**ids).logits, theirs(**ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"start": 3}, "model.start is 3, but must be a folder or Hub id"),
+        ({"sites": ["cross"]}, "model.sites is given, but there is no model.start"),
+        ({"start": "x", "sites": "cross"}, r"model.sites is 'cross', but must be a list of names, such as \[cross\]"),
+        ({"start": "x", "sites": ["cross"]}, "model.sites says where, but there is no model.preset"),
+        ({"start": "x", "calibration_rows": -1}, "model.calibration_rows is -1, but must be an integer of 0 or more"),
+        ({"start": "/nowhere/x"}, "/nowhere/x: is neither the folder nor the Hub id of a saved model"),
+    ],
+)
+def test_a_wrong_start_is_named(model, message):
+    with pytest.raises(UserError, match=message):
+        TranslationRecipe.from_dict({"model": model})
+
+
+def test_a_size_beside_a_start_is_refused():
+    with pytest.raises(UserError, match=r"model\.size is given, but sizes follow from model\.start: leave it out"):
+        ImageRecipe.from_dict({"model": {"start": "x", "size": "S/16"}})
+
+
+@pytest.mark.parametrize("labels", [CLASSES, pytest.param(["cat", "dog"], marks=pytest.mark.slow)], ids=len)
+def test_an_image_model_starts_from_vit(labels, tmp_path):
+    id2label = dict(enumerate(labels))
+    config = ViTConfig(**SIZES, id2label=id2label, label2id={name: number for number, name in id2label.items()})
+    theirs = ViTForImageClassification(config)
+    theirs.save_pretrained(tmp_path / "vit")
+    size = {"height": 8, "width": 8}
+    ViTImageProcessorPil(size=size, image_mean=[0.4] * 3, image_std=[0.3] * 3).save_pretrained(tmp_path / "vit")
+    files = {name: write_images(tmp_path, name, 24) for name in ("train", "validation")}
+    recipe = make_image_recipe(files, max_steps=2)
+    recipe = ImageRecipe.from_dict(
+        {**recipe.to_dict(), "model": {"start": str(tmp_path / "vit"), "preset": "relu-vit", "calibration_rows": 20}}
+    )
+    lines = []
+    train_image_classification(recipe, tmp_path / "run", report=lines.append)
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run")
+    assert type(model).__name__ == "ReLUViTForImageClassification"
+    assert list(model.config.id2label.values()) == CLASSES
+    assert json.loads((tmp_path / "run/preprocessor_config.json").read_text())["image_mean"] == [0.4] * 3
+    assert any("attention of 2 modules exchanged" in line for line in lines)
+    assert any("the head starts anew" in line for line in lines) == (labels != CLASSES)
