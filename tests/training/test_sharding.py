@@ -93,11 +93,11 @@ def test_weights_in_pieces_train_as_whole_ones(tmp_path, capsys):
     folders = [tmp_path / name for name in ("whole", "sharded")]
     logs = [json.loads((folder / "log_history.json").read_text()) for folder in folders]
     numbers = [[[entry[key] for key in ("loss", "grad_norm")] for entry in log if "loss" in entry] for log in logs]
-    torch.testing.assert_close(torch.tensor(numbers[1]), torch.tensor(numbers[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(numbers[1]), torch.tensor(numbers[0]), rtol=1e-3, atol=1e-4)
     weights = [load_file(folder / "model.safetensors") for folder in folders]
     assert weights[0].keys() == weights[1].keys()
     for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-4, msg=name)
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     for key in ("examples", "validation_bleu", "parameters"):
         assert results[0][key] == results[1][key]
