@@ -11,11 +11,14 @@ ordered.
 
 import torch
 from torch import Tensor
-from transformers import EncoderDecoderCache, GenerationConfig, GenerationMixin, LogitsProcessorList
-from transformers.generation import (
+from transformers import (
+    EncoderDecoderCache,
     EosTokenCriteria,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,

@@ -246,7 +246,7 @@ def open_processor(opened: Opened) -> Any | None:
         return (AutoTokenizer if is_translation else ViTImageProcessorPil).from_pretrained(opened.place)
     except ImportError as error:
         raise UserError(f"{opened.place}: its tokenizer cannot be opened: {describe_error(error)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # the last is Marian's, of a folder without its two files
         logger.warning("%s: no tokenizer or image processor comes along (%s)", opened.place, describe_error(error))
         return None
 

@@ -18,7 +18,7 @@ from reluformers.tasks import Task, task_named
 
 from .records import RunRecord, load_records, load_rows
 from .statistics import Difference, difference, holm, paired_p_value
-from .tables import RELATIONS, SCORE, Claim, Row, Table, row_key
+from .tables import SCORE, Claim, Row, Table, row_key
 
 LEVEL = 0.05  # of verdicts, after Holm's correction
 HOLDS, FAILS, OPEN = "holds", "does not", "not decided"
@@ -279,9 +279,9 @@ class TableReport:
         if found is None:
             return self._verdict_without_numbers(claim)
         if false < LEVEL:
-            return Verdict(claim, HOLDS, found, f"p = {false:.3f} that it is not {RELATIONS[claim.relation]}")
+            return Verdict(claim, HOLDS, found, f"p = {false:.3f} that it is false")
         if true < LEVEL:
-            return Verdict(claim, FAILS, found, f"p = {true:.3f} that it is {RELATIONS[claim.relation]}")
+            return Verdict(claim, FAILS, found, f"p = {true:.3f} that it is true")
         smallest = self._form(claim.measure)(found.smallest_effect)
         return Verdict(claim, OPEN, found, f"differences from {smallest} would have been found")
 

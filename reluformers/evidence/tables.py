@@ -20,7 +20,6 @@ from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
-RELATIONS = {">": "better than", ">=": "no worse than", "~": "as good as"}
 # of a record's attention statistics; None where a run has no value
 MEASURES = ("zeros", "null_rate", "entropy", "row_sum")
 SCORE = "score"

@@ -89,7 +89,7 @@ def select_files(folder: Path) -> list[str]:
     """
     config = read_config(folder)
     required = task_of_model_type(config["model_type"]).required_files(config)
-    required = [name if (folder / name).is_file() else _IN_PLACE_OF.get(name, name) for name in required]
+    required = [_IN_PLACE_OF[name] if _is_replaced(folder, name) else name for name in required]
     names = {"config.json", HANDLER, *required, *_weights(folder), *_code(folder, config)}
     for name in sorted(names):
         if not (folder / name).is_file():
@@ -98,6 +98,10 @@ def select_files(folder: Path) -> list[str]:
     optional = [*_OPTIONAL, *RECORDS, *card, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
     names |= {name for name in optional if (folder / name).is_file()}
     return sorted(names | set(_card_files(folder)))
+
+
+def _is_replaced(folder: Path, name: str) -> bool:
+    return not (folder / name).is_file() and (folder / _IN_PLACE_OF.get(name, name)).is_file()
 
 
 def is_made_by_trainer(card: Path) -> bool:

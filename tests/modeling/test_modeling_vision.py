@@ -302,7 +302,7 @@ def test_maps_without_bias(fields):
 
 def test_statistics_count_every_row_of_every_module():
     model = build_model("relu-vit", "vision").train()
-    rows = model.vit(draw_images()["pixel_values"]).regularizer_sums[-1]
+    rows = model.vit(draw_images()["pixel_values"], output_null_rate=True).regularizer_sums[-1]
     assert rows == 3 * 2 * 3 * 6 + 3 * 2 * 1  # images x heads x (layers x tokens + the query of the pooling)
 
 

@@ -199,6 +199,8 @@ def test_the_changes_that_a_recipe_names_are_valid(path):
     comments = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     key = r"(?:model|tokenizer|data|augmentation|training|decoding)\.[\w.]+="
     for quoted, plain in re.findall(rf"'({key}[^']+)'|(?<!')({key}[^\s\\]+)", comments):
+        if plain.startswith("model.start="):  # that model is made by another command
+            continue
         load_recipe(path, [quoted or plain]).model_config()
 
 
