@@ -194,13 +194,15 @@ def test_the_recipes_of_the_repository_are_valid(path, tmp_path):
         assert recipe.data.target_lang
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+# those that start from a model need one that is there
+COLD_RECIPES = [path for path in RECIPES if "model.start=" not in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", COLD_RECIPES, ids=lambda path: path.stem)
 def test_the_changes_that_a_recipe_names_are_valid(path):
     comments = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     key = r"(?:model|tokenizer|data|augmentation|training|decoding)\.[\w.]+="
     for quoted, plain in re.findall(rf"'({key}[^']+)'|(?<!')({key}[^\s\\]+)", comments):
-        if plain.startswith("model.start="):  # that model is made by another command
-            continue
         load_recipe(path, [quoted or plain]).model_config()
 
 
