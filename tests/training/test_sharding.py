@@ -80,7 +80,7 @@ def run_sharded(recipe, folder: Path, resume: str = "") -> None:
 
 @pytest.mark.slow
 def test_weights_in_pieces_train_as_whole_ones(tmp_path, capsys):
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_tokens": 100}
     recipe = make_recipe(write_toy_files(tmp_path), **options)
     # of an odd number of tokens, which no two processes can share evenly
     recipe.tokenizer.vocab_size = 101
