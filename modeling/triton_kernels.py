@@ -71,10 +71,11 @@ def forward_kernel(
     key, value = head_of(key, strides, 1, batch, head), head_of(value, strides, 2, batch, head)
     query = head_of(query, strides, 0, batch, head)
     query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
+    factors = load_row(row_factors, batch % row_batches, rows, query_len)
+    # float16 may overflow if weights are divided after they are rounded
+    IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16
     output_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     row_sum = tl.zeros([QUERIES], tl.float32)
-    factors = load_row(row_factors, batch % row_batches, rows, query_len)
-    IS_HALF: tl.constexpr = row_factors is not None and value.dtype.element_ty == tl.float16  # would overflow without
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
     whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)

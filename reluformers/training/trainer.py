@@ -144,7 +144,7 @@ class TaskTrainer(Trainer):
     def _is_logged(self) -> bool:
         """Whether the log speaks of the update that is being computed; null rates cost time, so others report none."""
         if self.args.logging_strategy != IntervalStrategy.STEPS:
-            return True
+            return self.args.logging_strategy == IntervalStrategy.EPOCH
         step = self.state.global_step + 1
         return step % self.state.logging_steps == 0 or (step == 1 and self.args.logging_first_step)
 
