@@ -242,6 +242,27 @@ class TranslationPipeline(Pipeline):
         weights = weights_of_heads(cross_attentions[layer], getattr(config, "alignment_head", None))[:, shift:]
         return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
 
+    @torch.inference_mode()
+    def align(self, text: str, translation: str | list[int]) -> list[dict[str, Any]]:
+        """Word alignments of a translation that is given, in the form in which `__call__` returns them.
+
+        Args:
+            text: is cut to what the model takes.
+            translation: a text, which is cut as well, or tokens as `generate` returns them.
+
+        Raises:
+            ValueError: a text is empty or not a string.
+        """
+        inputs = self.preprocess(text, return_alignments=True)
+        if isinstance(translation, str):
+            check_text(translation, "the translation")
+            limit = self.model.config.max_position_embeddings
+            tokens = self.target_tokenizer(text_target=translation, truncation=True, max_length=limit)["input_ids"]
+            translation = [self.model.generation_config.decoder_start_token_id, *tokens]
+        sides = (inputs["input_ids"], inputs["attention_mask"], torch.tensor([translation]))
+        weights = self.cross_weights(*(side.to(self.device) for side in sides))[0].cpu()
+        return align_words(weights, inputs["source"]["words"], split_tokens(self.target_tokenizer, translation[1:]))
+
     def postprocess(self, outputs: dict[str, Any]) -> dict[str, Any]:
         source, records = outputs["source"], []
         for row, tokens in enumerate(outputs["tokens"][0].tolist()):

@@ -18,8 +18,7 @@ from PIL import Image
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
+    pipeline,
 )
 from transformers.image_utils import load_image
 
@@ -45,6 +44,7 @@ AXIS_NAMES = {  # site → query, key
 class Translation:
     """A text, its translation and the tokens of both [length], the target's with the start token."""
 
+    source: str
     text: str
     source_ids: list[int]
     target_ids: list[int]
@@ -83,7 +83,10 @@ class Word:
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Weights [heads, queries, keys] of words; `visible`, bool [queries, keys], tells a zero from what is masked."""
+    """Weights [heads, queries, keys] of words; `visible`, bool [queries, keys], tells a zero from what is masked.
+
+    Of cross-attention with the word alignment, which comes from one layer, whichever is shown.
+    """
 
     weights: np.ndarray
     visible: np.ndarray
@@ -91,6 +94,7 @@ class AttentionMap:
     keys: list[Word]
     axis_names: tuple[str, str]
     zeros: Zeros
+    alignment: Sequence[tuple[str, str | None]] = ()
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,9 @@ class Translator:
 
     def __init__(self, name: str, config: Any, options: dict[str, Any]):
         self.config = config
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(name, **options).eval()
-        self.tokenizer = self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        if config.decoder_vocab_size is not None:
-            self.target_tokenizer = AutoTokenizer.from_pretrained(name, subfolder="target_tokenizer", **options)
+        self.pipeline = pipeline("translation", model=name, device="cpu", **options)
+        self.model, self.tokenizer = self.pipeline.model, self.pipeline.tokenizer
+        self.target_tokenizer = self.pipeline.target_tokenizer
 
     def layers(self, site: str) -> int:
         """Number of layers of a site."""
@@ -145,14 +148,19 @@ class Translator:
         longest = min(length + EXTRA_TOKENS, limit - 1)
         target = self.model.generate(**inputs, num_beams=num_beams, max_length=longest + 1, max_new_tokens=None)[0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
-        return Translation(translated, inputs["input_ids"][0].tolist(), target.tolist())
+        return Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist())
 
     def read(self, text: str, translated: str) -> Translation:
         """A translation that is given, in the tokens of this model, as many as it takes."""
         source = self.tokenizer(text.strip())["input_ids"]
         target = self.target_tokenizer(text_target=translated)["input_ids"]
         start, limit = self.model.generation_config.decoder_start_token_id, self.config.max_position_embeddings
-        return Translation(translated, source[:limit], [start, *target][:limit])
+        return Translation(text, translated, source[:limit], [start, *target][:limit])
+
+    def align(self, translation: Translation) -> list[tuple[str, str | None]]:
+        """Words of a translation, each with the source word that it is aligned with, None if it is with none."""
+        links = self.pipeline.align(translation.source, translation.target_ids)
+        return [(link["target"], link["source"]) for link in links]
 
     @torch.inference_mode()
     def attend(self, translation: Translation, site: str, layer: int) -> AttentionMap:
@@ -188,7 +196,9 @@ class Translator:
         keys = given if site == "decoder" else source
         merged = merge_words(np.where(visible, weights, 0), queries, keys)
         seen = merge_words(visible[None], queries, keys)[0] > 0
-        return AttentionMap(merged, seen, queries, keys, AXIS_NAMES[site], Zeros.count(weights, visible))
+        zeros = Zeros.count(weights, visible)
+        alignment = self.align(translation) if site == "cross" else ()
+        return AttentionMap(merged, seen, queries, keys, AXIS_NAMES[site], zeros, alignment)
 
 
 class Classifier:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ fail = functools.partial(explain, keep=False)
 
 def display_name(name: str) -> str:
     """The name of a model without the place of its folder."""
-    return Path(name).resolve().name if Path(name).is_dir() else name
+    return Path(os.path.abspath(name)).name if Path(name).is_dir() else name
 
 
 def preset_name(config: Any) -> str:
@@ -172,7 +173,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
 
         `site` is "cross", "encoder" or "decoder", `layer` counts from 1. The answer holds the translation, the words
         of both sides, weights[head][query][key] and, by head, the shares of weights that are exactly zero and of null
-        rows.
+        rows; of "cross" also the word alignment, pairs of a target word and its source word or null.
         """
         translation = translator.translate(text, BEAMS)
         shown = translator.attend(translation, site, layer - 1)
@@ -183,6 +184,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             "weights": shown.weights.tolist(),
             "zeros": shown.zeros.by_head,
             "null_rows": shown.zeros.nulls,
+            "alignment": shown.alignment,
         }
 
     opened = tell(examples[0], BEAMS) if examples else None

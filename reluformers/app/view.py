@@ -100,7 +100,7 @@ def _text_map(name: str, attention: AttentionMap) -> str:
     return f"""<section class="map" data-head="{head}" data-map="{escape(json.dumps(data))}">
 {_figures(name, attention.zeros)}
 <p class="hint">Point at a word, or step to it with Tab.</p>
-{"".join(lines)}
+{"".join(lines)}{_alignment(attention.alignment)}
 <output aria-live="polite"></output>
 <div class="looks">{_heads(pictures, attention.zeros, head, titles, attention.weights.shape[1:])}
 <div class="scroll" tabindex="0" role="group" aria-label="weights of the chosen head, word by word"><div class="matrix"
@@ -174,6 +174,12 @@ def _words(words: Sequence[Word], kind: str, *, focusable: bool = True) -> str:
         f'{" " if word.blank else ""}<span class="word" data-{kind}="{number}"{focus}>{escape(word.text)}</span>'
         for number, word in enumerate(words)
     )
+
+
+def _alignment(links: Sequence[tuple[str, str | None]]) -> str:
+    """Which source word each word of the translation is aligned with."""
+    pairs = (f"<span>{escape(target)}\u00a0← {escape(source or '∅')}</span>" for target, source in links)
+    return f'<div class="line aligned"><b>word alignment</b>{" ".join(pairs)}</div>' if links else ""
 
 
 def _legend(has_nulls: bool, is_masked: bool, colour: str) -> str:

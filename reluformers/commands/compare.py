@@ -9,6 +9,7 @@ Example:
 
 import argparse
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def read_json(folder: Path, name: str) -> dict | list:
 
 def run_names(folders: list[Path]) -> dict[Path, str]:
     """The names of the folders, or their paths where two have one name."""
-    names = {folder: folder.resolve().name for folder in folders}
+    names = {folder: Path(os.path.abspath(folder)).name for folder in folders}  # a link keeps its own name
     counts = Counter(names.values())
     return {folder: name if counts[name] == 1 else str(folder) for folder, name in names.items()}
 

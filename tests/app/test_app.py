@@ -15,7 +15,7 @@ import torch
 import yaml
 from packaging.requirements import Requirement
 from PIL import Image
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, pipeline
 
 from builders.pictures import picture
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
@@ -404,6 +404,24 @@ def test_programs_translate_and_get_the_weights(translation_client, translator):
     np.testing.assert_allclose(answer["weights"], shown.weights, rtol=1e-6)
     assert answer["zeros"] == shown.zeros.by_head
     assert answer["keys"][:2] == ["Two", "dogs"]
+    assert answer["alignment"] == []  # of cross-attention alone
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_words_are_aligned_as_by_the_pipeline(tmp_path, separate):
+    folder = save_translator(tmp_path, separate=separate)
+    model = models.load_model(str(folder))
+    translation = model.translate(f" {TEXT}", 2)
+    [expected] = pipeline("translation", model=folder, trust_remote_code=True)(
+        TEXT, num_beams=2, return_alignments=True, max_new_tokens=len(translation.target_ids) - 1
+    )
+    shown = model.attend(translation, "cross", 0)
+    assert shown.alignment == [(link["target"], link["source"]) for link in expected["alignments"]]
+    html = view.text_view([("one", shown)])
+    assert "word alignment" in html
+    assert all(f"{target}\u00a0← {source or '∅'}" in unescape(html) for target, source in shown.alignment)
+    assert "word alignment" not in view.text_view([("one", model.attend(translation, "encoder", 0))])
+    assert not model.align(model.read(TEXT, ""))
 
 
 def test_programs_see_named_endpoints_alone(translation_client, classification_client):

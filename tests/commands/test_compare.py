@@ -49,6 +49,11 @@ def test_runs_of_one_name_keep_their_curves(compare, tmp_path):
         assert str(folder) in picture.read_text()
 
 
+def test_a_link_keeps_its_own_name(compare, tmp_path):
+    (tmp_path / "softmax").symlink_to(finished_run(tmp_path / "9a47-1", [{"epoch": 1.0, "loss": 3.0}]))
+    assert compare(tmp_path / "softmax")[2].startswith("| softmax |")
+
+
 def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     history = [
         {"epoch": 0.5, "loss": 2.0, "images_per_second": 100.0},

@@ -216,10 +216,21 @@ def test_alignment_is_read_from_the_configured_layer_or_the_last_but_one(tokeniz
     words = answer["translation_text"].split()
     assert [link["target"] for link in answer["alignments"]] == words
     assert len(words) > 1
+    assert pipe.align(TEXTS[1], tokens[0].tolist()) == answer["alignments"]
     for link, total in zip(answer["alignments"], sums, strict=True):
         best = int(total[:-1].argmax())
         assert (link["source_index"], link["source"]) == (best, source_words[best])
         assert link["weight"] == pytest.approx(float(total[best] / total.sum()), abs=1e-5)
+
+
+def test_given_translations_are_aligned(pipe, tokenizer):
+    start = pipe.model.generation_config.decoder_start_token_id
+    links = pipe.align(TEXTS[0], TEXTS[1])
+    assert links == pipe.align(TEXTS[0], [start, *tokenizer(TEXTS[1])["input_ids"]])
+    assert [link["target"] for link in links] == TEXTS[1].split()
+    assert pipe.align(TEXTS[0], " ".join(TEXTS * 20))  # cut to what the model takes
+    with pytest.raises(ValueError, match="the translation is empty"):
+        pipe.align(TEXTS[0], " ")
 
 
 def test_words_that_attend_to_nothing_have_no_source(tokenizer):
