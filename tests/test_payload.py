@@ -235,6 +235,7 @@ def test_the_files_are_as_tidy_as_their_sources(tmp_path):
         assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_folder_of_one_file_for_each_module_opens_and_is_saved_anew(tmp_path):
     old, batch = tmp_path / "old", draw_pairs()
     model = build_model("reluformer")

@@ -60,6 +60,7 @@ def test_the_task_of_a_strange_folder_is_an_error(capsys, tmp_path):
     assert "no such folder" in fails(capsys, "evaluate", "./nowhere", "--data", "x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), [("train.py", "train"), ("evaluate_model.py", "evaluate")])
 def test_scripts_are_shims_of_the_commands(file, name):
     script = SCRIPTS / file

@@ -141,6 +141,7 @@ def test_folders_are_shown_as_no_model_of_the_hub():
     assert [shown(Path(name)) for name in ("/runs/demo", "../demo")] == ["/runs/demo", "../demo"]
 
 
+@pytest.mark.slow
 def test_folder_opens_where_the_library_is_not(saved_model):
     answer = translate_in_clean_process(saved_model, AWKWARD_TEXT)
     assert isinstance(answer.text, str)

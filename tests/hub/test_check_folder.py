@@ -38,6 +38,7 @@ def test_code_may_print(folder):
     assert check_folder(folder).task == "translation"
 
 
+@pytest.mark.slow
 def test_code_that_does_not_open_is_refused(folder):
     (folder / "attention.py").write_text("raise RuntimeError('two\\nlines')\n")
     with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:

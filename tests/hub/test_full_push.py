@@ -35,6 +35,7 @@ def pushed(hub, repo_id: str = REPO) -> dict[str, bytes]:
     return repo.commits[repo.branches["main"]]
 
 
+@pytest.mark.slow
 def test_the_notebook_holds_what_the_release_answers(folder, hub):
     (folder / "README.md").unlink()
     push_to_hub(folder, REPO, api=client(hub), examples=["two dogs play"])

@@ -88,6 +88,7 @@ def files_of(hub, repo_id: str, revision: str = "main") -> dict[str, bytes | str
     return repo.commits[repo.find(revision)]
 
 
+@pytest.mark.slow
 def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environment):
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     released = tmp_path / "released"
@@ -124,6 +125,7 @@ def test_a_configuration_that_is_pushed_alone_brings_its_code(tmp_path, hub, hub
     assert {path.name for path in (tmp_path / "toy").iterdir()} <= set(files_of(hub, "tester/toy"))
 
 
+@pytest.mark.slow
 def test_a_release_removes_the_files_of_an_older_one(tmp_path, hub, hub_environment):
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     for name in ("old", "new"):

@@ -24,6 +24,7 @@ def run_script(hub: Hub, home: Path, *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environment(hub, home), check=False)
 
 
+@pytest.mark.slow
 def test_a_stranger_uses_what_the_command_has_pushed(saved, hub, tmp_path):
     result = run_script(hub, tmp_path, str(saved), REPO, "--space")
     assert result.returncode == 0, result.stderr

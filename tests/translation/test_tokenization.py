@@ -145,6 +145,7 @@ def test_impossible_training_is_refused():
         train_tokenizer(["ab"], 100, byte_fallback=True)
 
 
+@pytest.mark.slow
 def test_folder_opens_where_only_transformers_is(tokenizer, tmp_path):
     save_tokenizers(tmp_path, tokenizer)
     code = (
