@@ -21,6 +21,7 @@ else:
 
 # φ that take each score by itself; the others normalise a row and need it whole
 ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
 
 def choose_computation(
@@ -115,6 +116,15 @@ def compute_dtype(states: Tensor) -> torch.dtype:
     if states.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False):
         return states.dtype
     return torch.float32
+
+
+def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
+    """Whether φ(a·x − θ) = a·φ(x) in this dtype, so that a factor of the weights is one of the scores as well.
+
+    Not in float16, which holds neither large nor small weights.
+    """
+    is_homogeneous = activation in HOMOGENEOUS and scale > 0
+    return is_homogeneous and not isinstance(threshold, Tensor) and threshold == 0 and dtype != torch.float16
 
 
 class PassOptions(NamedTuple):

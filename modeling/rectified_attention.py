@@ -15,7 +15,13 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, choose_computation, native
+from .computation import (
+    ELEMENTWISE_ACTIVATIONS,
+    PassOptions,
+    can_scale_weights,
+    choose_computation,
+    native,
+)
 from .masks import AttentionMask
 from .normalization import wide_dtype
 from .regularization import RowStatistics
@@ -218,6 +224,8 @@ def attend(
         threshold = threshold.reshape(())
     if computation == "single_query":
         return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
+    if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
+        scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     options = PassOptions(
         learned_threshold=threshold if isinstance(threshold, Tensor) else None,

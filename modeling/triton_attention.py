@@ -9,7 +9,8 @@ nothing to keep for the backward pass, which makes the weights again, tile by ti
 
 Matrix products take the dtype of the inputs and add up in float32, all else is float32: weights are rounded to the
 dtype of the inputs before they meet the values, and so are the gradients of the scores before they meet queries and
-keys. Needs the package triton and a GPU of NVIDIA's Ampere or later, or triton's interpreter, on any device
+keys. Dropout knows shares of whole 256ths: p = 0.1 drops 26/256 of the weights and divides the others by 1 − 26/256.
+Needs the package triton and a GPU of NVIDIA's Ampere or later, or triton's interpreter, on any device
 (TRITON_INTERPRET=1 before the first import).
 """
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .computation import PassOptions
+from .computation import PassOptions, can_scale_weights
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, touch_kernel
 
@@ -58,17 +59,20 @@ INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
 LENGTH_BUCKETS = (256, 2048)  # tiles are timed anew for lengths up to each of these, and above
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
-HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0, so a may wait for the sums
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smallest tiles
 
 
 def _scale_can_wait(options: PassOptions, dtype: torch.dtype) -> bool:
-    """Whether sums of unscaled weights can be scaled: not in float16, whose largest number is 65504."""
-    if options.learned_threshold is not None or dtype == torch.float16:
-        return False
-    return options.activation in HOMOGENEOUS and options.threshold == 0 and options.scale > 0
+    """Whether sums of unscaled weights can be scaled."""
+    threshold = options.threshold if options.learned_threshold is None else options.learned_threshold
+    return can_scale_weights(options.activation, options.scale, threshold, dtype)
+
+
+def _dropped_bytes(options: PassOptions) -> int:
+    """Of the 256 values of a byte those that drop a weight."""
+    return min(round(options.dropout * 256), 255)
 
 
 def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
@@ -118,7 +122,7 @@ def triton_forward(
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
     waits = _scale_can_wait(options, query.dtype) and not number
-    output_scale = (options.scale if waits else 1.0) / (1.0 - options.dropout)
+    output_scale = (options.scale if waits else 1.0) / (1.0 - _dropped_bytes(options) / 256)
     _launch(
         "forward",
         options,
@@ -161,7 +165,7 @@ def triton_backward(
     if grad_row_sums is not None or grad_weighted_logs is not None:
         row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
     waits = _scale_can_wait(options, query.dtype) and row_grads[0] is None
-    kept_share = 1.0 - options.dropout
+    kept_share = 1.0 - _dropped_bytes(options) / 256
     grad_scale = options.scale / kept_share
     value_scale = (options.scale if waits else 1.0) / kept_share
     numbers = (options.scale, kept_share, grad_scale, value_scale)
@@ -212,7 +216,6 @@ def _launch(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
     row_batches = 1 if row_factors is None else len(row_factors)
-    drop_below = min(round(options.dropout * 2**32), 2**32 - 1) - 2**31
     kernel = tuned_kernel(TuningCase.of(name, options, *states[:2], rows))
     with torch.cuda.device_of(states[0]):
         kernel[lambda tile: (triton.cdiv(length, tile[side]) * batch * heads,)](
@@ -221,7 +224,7 @@ def _launch(
             rows,
             None if row_factors is None else row_factors.contiguous(),
             key_padding_mask,
-            options.seed if options.dropout > 0 else None,
+            options.seed if _dropped_bytes(options) > 0 else None,
             options.learned_threshold,
             (options.threshold, *numbers),
             heads,
@@ -229,7 +232,7 @@ def _launch(
             key_len,
             min(max(options.causal_offset or 0, -query_len), key_len),  # beyond that all or nothing is seen
             row_batches,
-            drop_below,
+            _dropped_bytes(options),
             ACTIVATION=options.activation,
             IS_CAUSAL=options.causal_offset is not None,
             IS_AFFINE=is_affine,
@@ -268,7 +271,7 @@ class TuningCase(NamedTuple):
             device=query.device,
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
             has_rows=tuple(row is not None for row in rows),
-            has_dropout=options.dropout > 0,
+            has_dropout=_dropped_bytes(options) > 0,
             is_deterministic=torch.are_deterministic_algorithms_enabled(),
         )
 

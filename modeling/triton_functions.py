@@ -100,13 +100,37 @@ def activated_and_rounded(scores, dtype: tl.constexpr, ACTIVATION: tl.constexpr)
 
 
 @jit
-def is_kept(seed, head, queries, keys, drop_below):
-    """Which weights dropout leaves: Philox of (key, query, head), so that every tile draws the same.
+def is_kept(seed, head, rows, first, drop_below, KEYS: tl.constexpr):
+    """Which weights of some rows and KEYS keys from `first` on, a multiple of KEYS, dropout leaves    [rows, KEYS].
 
-    Seven of its ten rounds are enough to pass all tests of randomness (Salmon et al. 2011).
+    A byte decides: Philox gives 16 to each row and quarter of 64 keys, so that every tile draws the same. Seven of its
+    ten rounds are enough to pass all tests of randomness (Salmon et al. 2011). The keys of a quarter are those that
+    one thread has of a matrix product, two of every eight, so that no number has to change its thread.
     """
-    random, _, _, _ = tl.philox(seed, keys, queries, head, 0, 7)
-    return random.to(tl.int32, bitcast=True) >= drop_below
+    BLOCKS: tl.constexpr = (KEYS + 63) // 64
+    quarters = first // 64 * 4 + tl.arange(0, 4 * BLOCKS)
+    one, two, three, four = tl.philox(seed, quarters[None, :], rows[:, None], head, 0, 7)
+    kept = tl.join(
+        tl.join(_are_kept(one, drop_below), _are_kept(two, drop_below)),
+        tl.join(_are_kept(three, drop_below), _are_kept(four, drop_below)),
+    )
+    kept = tl.permute(tl.reshape(kept, [rows.shape[0], BLOCKS, 4, 8, 2]), [0, 1, 3, 2, 4])
+    if KEYS < 64:  # a part of a block
+        part = tl.arange(0, 64 // KEYS)[None, :, None] == first % 64 // KEYS
+        kept = tl.sum(tl.where(part, tl.reshape(kept, [rows.shape[0], 64 // KEYS, KEYS]), 0), 1)
+    return tl.reshape(kept, [rows.shape[0], KEYS]) != 0
+
+
+@jit
+def _are_kept(words, drop_below):
+    """int8, 1 where a byte of a word is not below the bound    [..., 2, 2]."""
+    lower = tl.join(_is_large(words, drop_below), _is_large(words >> 8, drop_below))
+    return tl.join(lower, tl.join(_is_large(words >> 16, drop_below), _is_large(words >> 24, drop_below)))
+
+
+@jit
+def _is_large(words, drop_below):
+    return ((words & 255).to(tl.int32) >= drop_below).to(tl.int8)
 
 
 @jit

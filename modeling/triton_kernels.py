@@ -103,7 +103,7 @@ def forward_kernel(
                 log_sum += tl.sum(weights * log_of(weights), 1)
                 count += tl.sum((weights != 0).to(tl.float32), 1)
             if seed is not None:
-                kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
+                kept = is_kept(seed, place, rows, first, drop_below, KEYS)
                 weights = tl.where(kept, weights, 0.0)
             if IS_HALF:
                 weights *= factors[:, None]
@@ -186,7 +186,7 @@ def key_kernel(
                 is_visible = keys[:, None] <= rows[None, :] + causal_offset
                 passed = tl.where(is_visible, passed, 0.0)
             if seed is not None:
-                kept = is_kept(seed, place, rows[None, :], keys[:, None], drop_below)
+                kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
             grad_value_tile = tl.dot(passed.to(grad_tile.dtype), grad_tile, grad_value_tile, input_precision=PRECISION)
             if row_sum_grads is not None:
@@ -261,7 +261,7 @@ def query_kernel(
                 scores = scores * scale - threshold
             weights = activated(scores, ACTIVATION)
             if seed is not None:
-                kept = is_kept(seed, place, rows[:, None], keys[None, :], drop_below)
+                kept = is_kept(seed, place, rows, first, drop_below, KEYS)
                 grads = tl.where(kept, grads, 0.0)
             if row_sum_grads is not None or IS_HALF:
                 grads *= factors[:, None]

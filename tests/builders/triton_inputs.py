@@ -11,7 +11,7 @@ from torch import Tensor
 import reference
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
-SHARE = 0.3  # of dropout
+SHARE = 0.3125  # of dropout, in whole 256ths
 TINY = torch.finfo(torch.float32).tiny
 TRITON = (triton_forward, triton_backward)
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # of the largest number

@@ -210,14 +210,30 @@ def test_dropout_leaves_its_share():
     is_kept = kept > 0
     torch.testing.assert_close(kept[is_kept], torch.full_like(kept[is_kept], 1 / (1 - SHARE)))
     assert abs(is_kept.double().mean() - (1 - SHARE)) < 0.05
-    for other in (*others, *(kept.roll(1, axis) for axis in range(4))):  # two fair draws agree in 58 %
+    for other in (*others, *(kept.roll(1, axis) for axis in range(4))):  # two fair draws agree in 57 %
         assert abs((is_kept == (other > 0)).double().mean() - SHARE**2 - (1 - SHARE) ** 2) < 0.06
 
 
 def test_dropout_is_the_same_in_every_tile(monkeypatch):
     (kept,) = draw_kept(5)
-    monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", {"QUERIES": 32, "KEYS": 16})
-    torch.testing.assert_close(draw_kept(5)[0] > 0, kept > 0)
+    for queries, keys in ((32, 16), (16, 32), (16, 64), (16, 128)):
+        monkeypatch.setattr(triton_attention, "INTERPRETER_TILE", {"QUERIES": queries, "KEYS": keys})
+        torch.testing.assert_close(draw_kept(5)[0] > 0, kept > 0)
+
+
+def test_dropout_is_rounded_to_what_a_byte_can_say():
+    query, key, _, _ = draw(1, 1, 100, 128, 128)
+    options = {"activation": "sigmoid", "scale": 0.1}
+    unit = torch.eye(128).expand(1, 1, -1, -1)
+    whole = triton_forward(query, key, unit, pass_options(**options))[0]
+    kept = triton_forward(query, key, unit, pass_options(dropout=0.1, seed=torch.tensor(3), **options))[0] / whole
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 256 / 230))
+    assert abs((kept > 0).double().mean() - 230 / 256) < 0.01
+    # every bit of a byte is drawn, of every place in a word: no key and no row is dropped more often than others
+    assert ((kept == 0).double().mean(-2) < 0.25).all()
+    for dropped in (0.001, 0.9999):  # none at all, and all but a 256th
+        part = triton_forward(query, key, unit, pass_options(dropout=dropped, seed=torch.tensor(3), **options))[0]
+        assert (part != 0).double().mean() == pytest.approx(1 - min(round(dropped * 256), 255) / 256, abs=0.002)
 
 
 @pytest.mark.parametrize("everything", [False, True])
