@@ -4,7 +4,8 @@ What the softmax model's modules get for a few batches is recorded; then each mo
 the outputs of its counterpart for these inputs, in closed form. Nothing is trained.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,7 @@ def calibrate(
     Raises:
         ValueError: there is no batch.
     """
-    pairs = _exchanged(model, original)
+    pairs = exchanged_modules(model, original)
     calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
     training = model.training
     model.eval()
@@ -92,15 +93,15 @@ def relative_errors(
     model: PreTrainedModel, original: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]
 ) -> dict[str, float]:
     """What `calibrate` returns, of a model as it is."""
-    pairs = _exchanged(model, original)
+    pairs = exchanged_modules(model, original)
     calls = _record(original, {name: pair[1] for name, pair in pairs.items()}, batches)
     return {name: _relative_error(pair[0], calls[name]) for name, pair in pairs.items()}
 
 
-def _exchanged(
+def exchanged_modules(
     model: PreTrainedModel, original: PreTrainedModel
 ) -> dict[str, tuple[MultiHeadAttention, MultiHeadAttention]]:
-    """Modules that compute another attention than their counterparts."""
+    """Modules that compute another attention than their counterparts, with these, by their names."""
     names = [name for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)]
     pairs = {name: (model.get_submodule(name), original.get_submodule(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0].attention != pair[1].attention}
@@ -110,6 +111,21 @@ def _record(
     original: PreTrainedModel, modules: Mapping[str, MultiHeadAttention], batches: Iterable[Mapping[str, Tensor]]
 ) -> dict[str, list[Call]]:
     """What each module is called with while the model reads the batches."""
+    training = original.training
+    original.eval()
+    try:
+        with recording(modules) as calls:
+            count = sum(1 for batch in batches if original(**batch) is not None)
+    finally:
+        original.train(training)
+    if not count:
+        raise ValueError("there is no batch to calibrate on")
+    return calls
+
+
+@contextmanager
+def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, list[Call]]]:
+    """What each module, by its name, is called with in a block, in order."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
     inputs: dict[str, dict[str, Any]] = {}
 
@@ -141,17 +157,11 @@ def _record(
             module.out_proj.register_forward_pre_hook(after(name)),
         )
     ]
-    training = original.training
-    original.eval()
     try:
-        count = sum(1 for batch in batches if original(**batch) is not None)
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
-        original.train(training)
-    if not count:
-        raise ValueError("there is no batch to calibrate on")
-    return calls
 
 
 def _run(module: MultiHeadAttention, call: Call, before: nn.Module | None = None) -> tuple[Tensor, Tensor]:

@@ -121,15 +121,15 @@ class _ImageRun(TaskRun):
 
     def _start_model(self, checkpoint: Path | None, labels: dict[str, dict]) -> PreTrainedModel:
         """The model that the recipe starts from, with a fresh head for other classes than its own."""
-        is_same = open_start(self.recipe.start).fields.get("id2label") == labels["id2label"]
-        if not is_same:
+        self.has_new_head = open_start(self.recipe.start).fields.get("id2label") != labels["id2label"]
+        if self.has_new_head:
             self.report("the classes are others than those of model.start: the head starts anew")
         count = min(self.recipe.calibration_rows, len(self.train)) if checkpoint is None else 0
         rows = np.linspace(0, len(self.train) - 1, count).astype(int).tolist()
         collator = ImageCollator(self._processor())
         batches = [collator(self.train.select(rows[i : i + _BATCH]).to_list()) for i in range(0, count, _BATCH)]
         options = {**self.recipe.start_options, **labels}
-        return start_model(**options, batches=batches, new_head=not is_same, report=self.report)
+        return start_model(**options, batches=batches, new_head=self.has_new_head, report=self.report)
 
     def _processor(self) -> ViTImageProcessorPil:
         """The image processor of the model that the recipe starts from, if it has one, else the usual one."""

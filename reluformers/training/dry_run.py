@@ -58,7 +58,7 @@ def estimate(
         with run.args.main_process_first(local=False):
             run.prepare(None)
         set_seed(run.args.seed)
-        trainer = run.build_trainer(run.build_model(None))
+        trainer = run.make_trainer(run.build_model(None))
         clock = _FirstUpdates(trainer.meter, updates)
         trainer.add_callback(clock)
         trainer.train()

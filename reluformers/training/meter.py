@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_STATISTICS = ("regularization_loss", "null_rate")
+_STATISTICS = ("regularization_loss", "null_rate", "distillation_loss", "attention_loss")
 
 
 class TrainingMeter:
@@ -46,7 +46,8 @@ class TrainingMeter:
 
         Args:
             inputs: of the model.
-            outputs: of the model; `regularization_loss` and `null_rate` are scalars, and may be missing.
+            outputs: of the model; the statistics (`regularization_loss`, `null_rate`, those of `Transfer`) are scalars
+                or missing.
         """
         for name, number in self.count(inputs).items():
             self._sum(name, number)
@@ -67,8 +68,8 @@ class TrainingMeter:
                 have seen as many batches with each statistic.
 
         Returns:
-            `regularization_loss` and `null_rate` (means over the batches that reported them), and `…_per_second` of
-            everything that is counted (all processes together).
+            The statistics (means over the batches that reported them), and `…_per_second` of everything that is
+            counted (all processes together).
         """
         if not self._sums:
             return {}

@@ -22,8 +22,10 @@ from reluformers.errors import UserError
 from reluformers.files import atomic_write
 
 from .arguments import TaskTrainingArguments
+from .transfer import TransferOptions
 
 CALIBRATION_ROWS = 128
+_TRANSFER = tuple(item.name for item in dataclasses.fields(TransferOptions))
 
 
 def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
@@ -45,14 +47,15 @@ class Recipe(ABC):
     `training` (fields of `arguments_class`, all but `output_dir`), both dicts; the other sections are dataclasses.
     With `model.start`, a folder or Hub id, the model is that one: `preset` is then the attention that its own is
     exchanged for, none if missing, `sites` is where (everywhere if missing), and `calibration_rows` of the training
-    set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes.
+    set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. `TransferOptions` are fields
+    of this section too.
     """
 
     # what `task:` at the head of the file says
     task: ClassVar[str]
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
-    model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows")
+    model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows", *_TRANSFER)
     # fields of the configuration that are no matter of the recipe, and why
     decided_fields: ClassVar[dict[str, str]] = {}
 
@@ -105,6 +108,11 @@ class Recipe(ABC):
         """How many rows of the training set an exchanged attention is fitted on."""
         return self.model.get("calibration_rows", CALIBRATION_ROWS) if self.model.get("preset") else 0
 
+    @property
+    def transfer(self) -> TransferOptions:
+        """What the model that training starts from does in training."""
+        return TransferOptions(**{name: self.model[name] for name in _TRANSFER if name in self.model})
+
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
         """Arguments of the trainer, for an output folder.
 
@@ -121,6 +129,8 @@ class Recipe(ABC):
                 f"training.metric_for_best_model is {args.metric_for_best_model!r}, but evaluations measure "
                 f"{' and '.join(metrics)}"
             )
+        if self.transfer.is_gradual:  # an attention whose turn has not come has no gradient
+            args.ddp_find_unused_parameters = True
         return args
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,12 +234,17 @@ class Recipe(ABC):
             raise UserError(f"model.sites is {sites!r}, but must be a list of names, such as [cross]")
         if not isinstance(values.get("start"), str | None):
             raise UserError(f"model.start is {values['start']!r}, but must be a folder or Hub id")
+        given = {name: values[name] for name in _TRANSFER if name in values}
+        transfer = TransferOptions(**check_fields("model", given, TransferOptions))
         if values.get("start") is None:
-            for name in ("sites", "calibration_rows"):
+            for name in ("sites", "calibration_rows", *given):
                 if name in values:
                     raise UserError(f"model.{name} is given, but there is no model.start to exchange the attention of")
         elif sites is not None and "preset" not in values:
             raise UserError("model.sites says where, but there is no model.preset to say what comes there")
+        elif (transfer.is_gradual or transfer.attention_distillation > 0) and values.get("preset") is None:
+            name = "schedule" if transfer.is_gradual else "attention_distillation"
+            raise UserError(f"model.{name} is of the attention that is exchanged, but there is no model.preset")
         elif "size" in values:
             raise UserError("model.size is given, but sizes follow from model.start: leave it out")
 

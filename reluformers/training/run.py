@@ -20,7 +20,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
-from reluformers.conversion.convert import origin
+from reluformers.conversion.convert import build_model, origin
+from reluformers.conversion.start import open_start
 from reluformers.errors import UserError, describe_error
 from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
@@ -32,6 +33,7 @@ from .lock import only_run
 from .recipe import Recipe
 from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
+from .transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,9 @@ class TaskRun(ABC):
         self.report = report if self.args.process_index == 0 else logger.debug
         self.record = run_record(recipe, self.args)
 
+    # of a run that starts from a model: whether it has an output layer of its own
+    has_new_head = False
+
     @abstractmethod
     def prepare(self, checkpoint: Path | None) -> None:
         """Load the data; processes beside the first come after it and find what it has written.
@@ -98,6 +103,26 @@ class TaskRun(ABC):
     def has_ended(self, trainer: TaskTrainer, checkpoint: Path) -> bool:
         """Whether something but the number of updates ended training at a checkpoint."""
         return False
+
+    def make_trainer(self, model: PreTrainedModel) -> TaskTrainer:
+        """The trainer, in which the model that the run starts from takes part as the recipe says.
+
+        Raises:
+            UserError: it cannot.
+        """
+        trainer, options = self.build_trainer(model), self.recipe.transfer
+        if not (options.is_gradual or options.is_distilled):
+            return trainer
+        if options.distillation > 0 and self.has_new_head:
+            raise UserError(
+                f"model.distillation is {options.distillation}, but must be 0 here: the classes of model.start are "
+                "others than those of the data"
+            )
+        # the head is not compared then, but has to know the labels
+        labels = {name: getattr(model.config, name) for name in ("id2label", "label2id")} if self.has_new_head else {}
+        original = build_model(open_start(self.recipe.start), new_head=self.has_new_head, config_fields=labels)
+        trainer.add_callback(Transfer(options, trainer.model, original, trainer.accelerator, self.args))
+        return trainer
 
     def run(self, resume: str | Path | None) -> dict[str, Any]:
         """Go through the run.
@@ -131,7 +156,7 @@ class TaskRun(ABC):
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
         with _naming_packages():
-            trainer = self.build_trainer(model)
+            trainer = self.make_trainer(model)
         trainer.run_record = self.record
         seconds = self._train(trainer, checkpoint)
         if self.args.average_last > 1:

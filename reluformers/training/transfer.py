@@ -1,0 +1,272 @@
+"""From a model's softmax attention to another: distillation from the original, and a schedule of the exchange."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel, TrainerCallback
+
+from reluformers.conversion.calibration import Call, exchanged_modules, recording
+from reluformers.errors import UserError
+
+from .arguments import TaskTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """Fields of a recipe's `model` section that say what the original does in training; see `Transfer`.
+
+    Args:
+        distillation: w, in [0, 1].
+        attention_distillation: a, 0 or more.
+        schedule: how the attention is exchanged; see `exchange_shares`.
+        schedule_updates: over how many updates; 0 with `at_once`.
+
+    Raises:
+        UserError: a value is not allowed, alone or beside the others.
+    """
+
+    distillation: float = 0.0
+    attention_distillation: float = 0.0
+    schedule: Literal["at_once", "layer_by_layer", "mixed"] = "at_once"
+    schedule_updates: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.distillation <= 1:
+            raise UserError(f"model.distillation is {self.distillation}, but must be in [0, 1]")
+        if not 0 <= self.attention_distillation < float("inf"):
+            raise UserError(
+                f"model.attention_distillation is {self.attention_distillation}, but must be 0 or more, and finite"
+            )
+        if self.is_gradual and self.schedule_updates < 1:
+            raise UserError(
+                f"model.schedule_updates is {self.schedule_updates}, but must be 1 or more with model.schedule "
+                f"{self.schedule!r}"
+            )
+        if not self.is_gradual and self.schedule_updates != 0:
+            raise UserError(
+                f"model.schedule_updates is {self.schedule_updates}, but must be 0 with model.schedule 'at_once'; "
+                "the others are layer_by_layer and mixed"
+            )
+
+    @property
+    def is_gradual(self) -> bool:
+        """Whether the original's attention takes part in the first updates."""
+        return self.schedule != "at_once"
+
+    @property
+    def is_distilled(self) -> bool:
+        """Whether the original is asked about every batch."""
+        return self.distillation > 0 or self.attention_distillation > 0
+
+
+def exchange_shares(schedule: str, updates: int, step: int, layers: int) -> list[float]:
+    """λ of each layer after `step` updates: what its exchanged attention gives is λ·new + (1 − λ)·old.
+
+    - `at_once`: 1.
+    - `layer_by_layer`: 1 from step l·updates/layers on for layer l = 0, 1, …, and 0 before.
+    - `mixed`: step/updates, at most 1, for all.
+    """
+    if schedule == "mixed":
+        return [min(step / updates, 1.0)] * layers
+    if schedule == "layer_by_layer":
+        return [float(step * layers >= layer * updates) for layer in range(layers)]
+    return [1.0] * layers
+
+
+def divergences(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(p ‖ q) in nats, p that of the reference: logits [..., classes] → float32 [...]."""
+    ours, theirs = logits.float().log_softmax(-1), reference.float().log_softmax(-1)
+    return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+
+
+def relative_difference(call: Call, reference: Call) -> Tensor:
+    """Mean of (o − o')² over the variance of o', both over real queries and all channels; a scalar in float32."""
+    real = reference.real.unsqueeze(-1)
+    ours, theirs = call.joined.float(), reference.joined.float()
+    count = (real.sum() * theirs.shape[-1]).clamp_min(1)
+    mean = torch.where(real, theirs, 0.0).sum() / count
+    variance = torch.where(real, theirs - mean, 0.0).square().sum() / count
+    difference = torch.where(real, ours - theirs, 0.0).square().sum() / count
+    return difference / variance.clamp_min(torch.finfo(torch.float32).eps)
+
+
+class Transfer(TrainerCallback):
+    r"""Draws a model in training to the one that it started from, and exchanges its attention bit by bit.
+
+    The loss of a batch with T of the N tokens that the update's loss is divided by (of images, T = N) becomes
+
+        (1 − w)·L + w·Σ_t KL(p_t ‖ q_t)/N + a·A·T/N + R·T/N
+
+    with L the model's cross-entropy, R its regulariser, p_t and q_t the distributions of the original and the model,
+    and A the mean over the exchanged modules of `relative_difference`, of what their heads give before the output
+    projection: there `calibrate` fits, and the run prints its errors (attention transfer: Zhang et al. 2024, LoLCATs,
+    arXiv 2410.10254; there the modules get the original's inputs, here the model's). The training log has KL per token
+    as `distillation_loss` and A as `attention_loss`.
+
+    Both hang on the model as hooks and replaced `forward`s, from the first update to the last or to the end of the
+    schedule, and act in training mode alone: evaluations and checkpoints are of the new model by itself.
+
+    Args:
+        options: what to do.
+        model: that is trained.
+        original: it before the exchange; becomes frozen, float32, on the device of the accelerator, and no part of the
+            model.
+        accelerator: whose mixed precision the original is run in.
+        args: of the training.
+
+    Raises:
+        UserError: it does not go with the model or the arguments.
+    """
+
+    def __init__(
+        self,
+        options: TransferOptions,
+        model: PreTrainedModel,
+        original: PreTrainedModel,
+        accelerator: Accelerator,
+        args: TaskTrainingArguments,
+    ):
+        _check(options, model, accelerator, args)
+        self.options, self.model, self.accelerator = options, model, accelerator
+        original = original.float().to(accelerator.device).eval().requires_grad_(False)
+        self.pairs = exchanged_modules(model, original)
+        if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
+            raise UserError(
+                "model.preset is the attention that model.start has, so there is nothing that model.schedule could "
+                "exchange or model.attention_distillation compare"
+            )
+        # without distillation, all but the attention may go
+        self.original = original if options.is_distilled else None
+        self.recorded = self.pairs if options.attention_distillation > 0 else {}
+        self.shares: dict[str, float] = {}
+        self._attached = ExitStack()
+        self._blended = ExitStack()
+        self._recording = ExitStack()
+        self._calls: Mapping[str, list[Call]] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.original is not None:
+            self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
+            self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
+        self._share(state.global_step)
+        if min(self.shares.values(), default=1) < 1:
+            for name, (module, old) in self.pairs.items():
+                module.forward = self._blend(name, module, old)
+                self._blended.callback(delattr, module, "forward")
+        if self.options.schedule_updates > state.max_steps:
+            logger.warning(
+                "model.schedule_updates is %d, but there are only %d updates: they end before the exchange does",
+                self.options.schedule_updates,
+                state.max_steps,
+            )
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._share(state.global_step)
+        if min(self.shares.values(), default=1) == 1:
+            self._blended.close()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._blended.close()
+        self._attached.close()
+
+    def _share(self, step: int) -> None:
+        """Set λ of each module; the attention modules of one layer are exchanged together."""
+        layers = {name: name.rpartition(".")[0] for name in self.pairs}
+        order = list(dict.fromkeys(layers.values()))  # as they are computed, the encoder's first
+        shares = exchange_shares(self.options.schedule, self.options.schedule_updates, step, len(order))
+        self.shares = {name: shares[order.index(layer)] for name, layer in layers.items()}
+
+    def _blend(self, name: str, module: nn.Module, old: nn.Module) -> Callable[..., tuple]:
+        new = module.forward
+
+        def forward(*given: Any, **options: Any) -> tuple:
+            share = self.shares[name] if module.training else 1.0
+            if share == 1:
+                return new(*given, **options)
+            # regulariser and null rate are of the new attention alone
+            kept = old(*given, **{**options, "entropy_bound": None, "count_null_rows": False})
+            if share == 0:
+                return kept
+            output, weights, sums = new(*given, **options)
+            return torch.lerp(kept[0].to(output.dtype), output, share), weights, sums
+
+        return forward
+
+    def _before(self, model: nn.Module, given: tuple) -> None:
+        self._recording.close()  # of a call that failed
+        if model.training:
+            ours = {name: pair[0] for name, pair in self.recorded.items()}
+            self._calls = self._recording.enter_context(recording(ours))
+
+    def _after(self, model: nn.Module, given: tuple, inputs: dict[str, Any], outputs: Any) -> Any:
+        """Put the whole loss in the place of the model's own."""
+        if not model.training:
+            return outputs
+        self._recording.close()
+        theirs = {name: pair[1] for name, pair in self.recorded.items()}
+        asked = {
+            name: value for name, value in inputs.items() if name not in ("num_items_in_batch", "output_null_rate")
+        }
+        with torch.no_grad(), self.accelerator.autocast(), recording(theirs) as references:
+            reference = self.original(*given, **asked)
+        labels, logits = inputs["labels"], outputs.logits
+        is_counted = torch.ones_like(logits[..., 0], dtype=torch.bool)
+        if labels.shape == is_counted.shape:
+            is_counted = labels.ne(-100)
+        count = is_counted.sum()
+        items = count if inputs.get("num_items_in_batch") is None else inputs["num_items_in_batch"]
+        items = torch.as_tensor(items, device=logits.device).clamp_min(1)
+        loss = outputs.loss
+        if self.options.distillation > 0:
+            divergence = torch.where(is_counted, divergences(logits, reference.logits), 0.0).sum()
+            regulariser = 0.0 if outputs.regularization_loss is None else outputs.regularization_loss * (count / items)
+            loss = loss + self.options.distillation * (divergence / items - (loss - regulariser))
+            outputs["distillation_loss"] = divergence.detach() / count.clamp_min(1)
+        if self.recorded:
+            # a module whose λ is 0 was not called
+            heard = {name: calls[0] for name, calls in self._calls.items() if calls}
+            parts = [relative_difference(call, references[name][0]) for name, call in heard.items()]
+            difference = torch.stack(parts).mean() if parts else loss.new_zeros(())
+            loss = loss + self.options.attention_distillation * difference * (count / items)
+            outputs["attention_loss"] = difference.detach()
+        self._calls = {}
+        outputs["loss"] = loss
+        return outputs
+
+
+def _check(
+    options: TransferOptions, model: PreTrainedModel, accelerator: Accelerator, args: TaskTrainingArguments
+) -> None:
+    """Refuse what was not made for it.
+
+    Raises:
+        UserError: names the setting.
+    """
+    settings = {
+        "training.torch_compile": args.torch_compile,
+        "training.gradient_checkpointing": args.gradient_checkpointing and options.attention_distillation > 0,
+        "FSDP": accelerator.is_fsdp2,
+        "training.deepspeed": args.deepspeed is not None,
+        "several GPUs in one process (start with accelerate launch)": args.n_gpu > 1,
+    }
+    for name, is_set in settings.items():
+        if is_set:
+            raise UserError(
+                f"{name} does not go with model.distillation, model.attention_distillation and model.schedule, which "
+                "change modules while they are trained: leave one of them out"
+            )
+    problem = getattr(model.config, "problem_type", None)
+    if options.distillation > 0 and problem not in (None, "single_label_classification"):
+        raise UserError(
+            f"model.distillation is {options.distillation}, but must be 0 with problem_type {problem!r}, whose "
+            "outputs are no distribution over classes"
+        )

@@ -1,0 +1,393 @@
+"""Distillation from the original and schedules of the exchange, by hand and through whole runs, of both tasks."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from reluformers.modeling.attention import MultiHeadAttention
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    TrainerControl,
+    TrainerState,
+)
+
+from builders.commands import launch
+from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
+from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs, write_toy_files
+from reluformers.errors import UserError
+from reluformers.images import ImageRecipe
+from reluformers.images.run import _ImageRun, train_image_classification
+from reluformers.training.transfer import TransferOptions, exchange_shares
+from reluformers.translation import TranslationRecipe
+from reluformers.translation.run import _TranslationRun, train_translation
+
+TASKS = {"translation": "dropout", "images": "hidden_dropout_prob"}  # and what a task calls its dropout
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory):
+    """By task: a softmax model of two layers whose attention is not even, and the recipe's sections beside `model`."""
+    folder = tmp_path_factory.mktemp("starts")
+    recipe = make_recipe(write_toy_files(folder), preset="softmax", max_steps=1, save_strategy="no")
+    recipe.model |= {"encoder_layers": 2, "attention_dropout": 0.0, "label_smoothing": 0.1}
+    recipe.decoding.max_new_tokens = 3
+    train_translation(recipe, folder / "translation")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "translation")
+    files = {name: write_images(folder, name, 24) for name in ("train", "validation")}
+    images = make_image_recipe(files, save_strategy="steps", save_steps=2)
+    labels = dict(enumerate(CLASSES))
+    config = ImageRecipe.from_dict({"model": {"preset": "softmax", **SIZES, "label_smoothing": 0.1}}).model_config(
+        id2label=labels, label2id={name: number for number, name in labels.items()}
+    )
+    vision = AutoModelForImageClassification.from_config(config)
+    torch.nn.init.normal_(vision.classifier.weight)
+    for each, name in ((model, "translation"), (vision, "images")):
+        for module in each.modules():
+            if isinstance(module, MultiHeadAttention):
+                torch.nn.init.normal_(module.q_proj.weight, std=0.5)
+                torch.nn.init.normal_(module.k_proj.weight, std=0.5)
+        each.save_pretrained(folder / name)
+    sections = {"translation": recipe.to_dict(), "images": images.to_dict()}
+    sections["translation"]["training"] |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    sections["translation"]["training"] |= {"max_tokens": 100, "num_train_epochs": 3}
+    for each in sections.values():
+        each.pop("model")
+    sections["translation"].pop("tokenizer")
+    return folder, sections
+
+
+def recipe_of(starts, task, training=(), **model):
+    folder, sections = starts
+    given = {"start": str(folder / task), TASKS[task]: 0.0, "label_smoothing": 0.1, **model}
+    owner = TranslationRecipe if task == "translation" else ImageRecipe
+    training = {**sections[task]["training"], **dict(training)}
+    return owner.from_dict({**sections[task], "model": given, "training": training})
+
+
+def begin(starts, task, folder, step=0, training=(), **model):
+    """Trainer, original and hooks as at an update of a run, and a batch of it."""
+    recipe = recipe_of(starts, task, training, **model)
+    run = (_TranslationRun if task == "translation" else _ImageRun)(recipe, folder, str)
+    run.prepare(None)
+    trainer = run.make_trainer(run.build_model(None))
+    transfer = trainer.callback_handler.callbacks[-1]
+    state = TrainerState(global_step=step, max_steps=10)
+    state.logging_steps = trainer.state.logging_steps = 1
+    transfer.on_train_begin(trainer.args, state, TrainerControl())
+    transfer.on_step_begin(trainer.args, state, TrainerControl())
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.model.train()
+    auto_class = AutoModelForSeq2SeqLM if task == "translation" else AutoModelForImageClassification
+    return trainer, transfer, auto_class.from_pretrained(starts[0] / task).eval(), batch
+
+
+def by_hand(ours, theirs, labels, weight, smoothing=0.1):
+    """Σ (1 − w)·CE + w·KL over the predictions that count, and their number, in float64."""
+    ours, theirs = (logits.double().flatten(0, -2).log_softmax(-1) for logits in (ours, theirs))
+    labels, total, count = labels.flatten(), 0.0, 0
+    for q, p, label in zip(ours, theirs, labels, strict=True):
+        if label != -100:
+            target = torch.full_like(q, smoothing / len(q))
+            target[label] += 1 - smoothing
+            total = total - (1 - weight) * (target * q).sum() + weight * (p.exp() * (p - q)).sum()
+            count += 1
+    return total, count
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_loss_is_cross_entropy_and_divergence(starts, tmp_path, task):
+    model = {"preset": "relu-vit", "distillation": 0.3}
+    if task == "translation":
+        model = {"preset": "reluformer", "distillation": 0.3, "normalization_loss_weight": 0.5}
+    trainer, _, original, batch = begin(starts, task, tmp_path, **model)
+    items = 37 if task == "translation" else None
+    loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True, num_items_in_batch=items)
+    total, count = by_hand(outputs.logits.detach(), original(**batch).logits, batch["labels"], 0.3)
+    items = items or count
+    regulariser = outputs.regularization_loss * count / items if task == "translation" else 0.0
+    assert loss.item() == pytest.approx(float(total / items + regulariser), rel=1e-5)
+    divergence, _ = by_hand(outputs.logits.detach(), original(**batch).logits, batch["labels"], 1.0)
+    assert float(outputs.distillation_loss) == pytest.approx(float(divergence / count), rel=1e-4)
+    assert divergence > 1e-3
+    # evaluations know none of it
+    trainer.model.eval()
+    plain = functional.cross_entropy(trainer.model(**batch).logits.flatten(0, -2), batch["labels"].flatten())
+    assert float(trainer.model(**batch).loss) == pytest.approx(float(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_of_itself_there_is_nothing_to_learn(starts, tmp_path, task):
+    trainer, _, _, batch = begin(starts, task, tmp_path, distillation=1)
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+    loss.backward()
+    assert all(weight.grad.abs().max() < 1e-5 for weight in trainer.model.parameters())
+
+
+def test_padding_does_not_count(starts, tmp_path):
+    model = {"preset": "rela-g", "distillation": 0.5, "attention_distillation": 2.0}
+    trainer, _, _, batch = begin(starts, "translation", tmp_path, **model)
+    padded = {
+        name: functional.pad(ids, (0, 5), value=value)
+        for (name, ids), value in zip(
+            ((name, batch[name]) for name in ("input_ids", "attention_mask", "labels")), (0, 0, -100), strict=True
+        )
+    }
+    padded["input_ids"][:, -5:] = trainer.processing_class.pad_token_id
+    losses = [trainer.compute_loss(trainer.model, each) for each in (batch, padded)]
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_accumulated_batches_are_one_large_one(starts, tmp_path, task):
+    trainer, _, _, batch = begin(starts, task, tmp_path, preset="relu-vit", distillation=0.6)
+    rows = len(batch["labels"])
+    parts = [
+        {name: value[place] for name, value in batch.items()} for place in (slice(rows // 2), slice(rows // 2, rows))
+    ]
+    assert rows % 2 == 0
+    items, share = ((batch["labels"] >= 0).sum(), 1) if task == "translation" else (None, 0.5)
+    gradients = []
+    for pieces, factor in (([batch], 1), (parts, share)):
+        trainer.model.zero_grad()
+        for piece in pieces:
+            (trainer.compute_loss(trainer.model, piece, num_items_in_batch=items) * factor).backward()
+        gradients.append([weight.grad.clone() for weight in trainer.model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("accelerated", ["fused", "eager"])
+def test_the_difference_of_the_heads(starts, tmp_path, task, accelerated):
+    """Σ over real queries and channels of (o − o')², over that of (o' − mean)²; then the mean over the modules."""
+    sites = ["cross"] if task == "translation" else ["encoder"]
+    options = {"preset": "relu-vit", "sites": sites, "attention_distillation": 3.0}
+    trainer, transfer, original, batch = begin(starts, task, tmp_path, **options)
+    trainer.model.set_attn_implementation(accelerated)
+    assert all(name.endswith("cross_attn" if task == "translation" else "self_attn") for name in transfer.pairs)
+    heard = {"ours": [], "theirs": []}
+    for which, model in (("ours", trainer.model), ("theirs", original)):
+        for name in transfer.pairs:
+            projection = model.get_submodule(name).out_proj
+            projection.register_forward_pre_hook(lambda _, given, which=which: heard[which].append(given[0].detach()))
+    loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    original(**batch)
+    parts = []
+    for ours, theirs in zip(heard["ours"], heard["theirs"], strict=True):
+        real = batch["labels"] >= 0 if task == "translation" else torch.ones(ours.shape[:2], dtype=torch.bool)
+        ours, theirs = ours[real].double(), theirs[real].double()
+        parts.append((ours - theirs).square().mean() / theirs.var(correction=0))
+    assert len(parts) == len(transfer.pairs)
+    expected = torch.stack(parts).mean()
+    assert float(outputs.attention_loss) == pytest.approx(float(expected), rel=1e-4)
+    task_loss, count = by_hand(outputs.logits.detach(), outputs.logits.detach(), batch["labels"], 0.0)
+    assert loss.item() == pytest.approx(float(task_loss / count + 3 * expected), rel=1e-5)
+    # its gradient reaches what the attention is made of
+    trainer.model.zero_grad()
+    loss.backward()
+    assert all(module.q_proj.weight.grad.abs().max() > 0 for module, _ in transfer.pairs.values())
+    assert all(weight.grad is None for weight in transfer.original.parameters())
+
+
+def test_schedules_by_hand():
+    assert exchange_shares("at_once", 0, 0, 2) == [1.0, 1.0]
+    assert [exchange_shares("mixed", 4, step, 2)[1] for step in range(6)] == [0, 0.25, 0.5, 0.75, 1, 1]
+    layers = [exchange_shares("layer_by_layer", 6, step, 3) for step in range(6)]
+    assert layers == [[1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    # fewer updates than layers
+    assert [exchange_shares("layer_by_layer", 2, step, 3) for step in (0, 1, 2)] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_before_the_exchange_the_model_is_the_original(starts, tmp_path, task):
+    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4}
+    trainer, transfer, original, batch = begin(starts, task, tmp_path, **options)
+    model = trainer.model
+    assert torch.equal(model(**batch).logits, original(**batch).logits)
+    model(**batch).loss.backward()
+    for module, old in transfer.pairs.values():
+        assert all(weight.grad is None for weight in (*module.parameters(), *old.parameters()))
+    # a checkpoint and an evaluation have the new model
+    assert not any("old" in name or "original" in name for name in model.state_dict())
+    new = type(model)(model.config).eval()
+    new.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(**batch).logits, new(**batch).logits)
+    assert not torch.allclose(model(**batch).logits, original(**batch).logits)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_halfway_a_module_gives_the_mean(starts, tmp_path, task):
+    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4}
+    _, transfer, *_ = begin(starts, task, tmp_path, step=1, **options)
+    module, old = next(iter(transfer.pairs.values()))
+    states = torch.randn(2, 3, module.q_proj.in_features)
+    new = type(module).forward(module, states)[0]
+    torch.testing.assert_close(module(states)[0], 0.25 * new + 0.75 * old(states)[0])
+    assert torch.equal(module.eval()(states)[0], new)
+
+
+def test_layers_are_exchanged_from_the_first(starts, tmp_path):
+    options = {"preset": "rela-g", "schedule": "layer_by_layer", "schedule_updates": 3}
+    trainer, transfer, _, batch = begin(starts, "translation", tmp_path, step=1, **options)
+    assert {name.removeprefix("model."): share for name, share in transfer.shares.items()} == {
+        "encoder.layers.0.self_attn": 1,
+        "encoder.layers.1.self_attn": 1,
+        "decoder.layers.0.self_attn": 0,
+        "decoder.layers.0.cross_attn": 0,
+    }
+    trainer.model(**batch).loss.backward()
+    for name, (module, _) in transfer.pairs.items():
+        assert (module.q_proj.weight.grad is not None) == (transfer.shares[name] == 1)
+
+
+def hooks_of(model):
+    return [
+        name
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    ]
+
+
+def test_afterwards_nothing_is_left(starts, tmp_path):
+    options = {"preset": "rela-g", "schedule": "mixed", "schedule_updates": 4, "distillation": 0.5}
+    trainer, transfer, _, batch = begin(starts, "translation", tmp_path, step=3, **options)
+    assert set(hooks_of(trainer.model)) == {"", *transfer.pairs}
+    transfer.on_step_begin(trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert hooks_of(trainer.model) == [""]  # distillation goes on
+    transfer.on_train_end(trainer.args, TrainerState(global_step=4), TrainerControl())
+    assert hooks_of(trainer.model) == []
+    new = type(trainer.model)(trainer.model.config)
+    new.load_state_dict(trainer.model.state_dict())
+    assert torch.equal(trainer.model(**batch).loss, new.train()(**batch).loss)
+
+
+EVERYTHING = {"distillation": 0.5, "attention_distillation": 0.5}
+RUNS = [
+    ("translation", {"gradient_accumulation_steps": 2}, {"schedule": "mixed", "schedule_updates": 3}),
+    ("translation", {"bf16": True}, {"schedule": "layer_by_layer", "schedule_updates": 4}),
+    ("images", {}, {"schedule": "layer_by_layer", "schedule_updates": 4}),
+]
+
+
+@pytest.mark.parametrize(("task", "training", "schedule"), RUNS, ids=["accumulated", "bf16", "images"])
+def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, training, schedule):
+    preset = "reluformer" if task == "translation" else "relu-vit"
+    recipe = recipe_of(
+        starts, task, {**training, "max_steps": 4}, preset=preset, **{TASKS[task]: 0.1}, **EVERYTHING, **schedule
+    )
+    train = train_translation if task == "translation" else train_image_classification
+    train(recipe, tmp_path / "whole")
+    copy_as_interrupted(tmp_path / "whole", tmp_path / "resumed")
+    train(recipe, tmp_path / "resumed", resume="last")
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    for name, weight in whole.items():
+        assert torch.equal(weight, resumed[name]), name
+    logs = [json.loads((tmp_path / name / "log_history.json").read_text()) for name in ("whole", "resumed")]
+    assert [entry["loss"] for entry in logs[0] if "loss" in entry] == [e["loss"] for e in logs[1] if "loss" in e]
+    assert all({"distillation_loss", "attention_loss"} <= entry.keys() for entry in logs[0] if "loss" in entry)
+    # any folder, checkpoints too, opens like that of a model which was trained alone
+    auto_class = AutoModelForSeq2SeqLM if task == "translation" else AutoModelForImageClassification
+    for folder in (tmp_path / "whole", tmp_path / "whole" / "checkpoint-2"):
+        model, report = auto_class.from_pretrained(folder, output_loading_info=True)
+        assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert model.config.attention.activation == "relu"
+    other = recipe_of(
+        starts,
+        task,
+        {**training, "max_steps": 4},
+        preset=preset,
+        **{TASKS[task]: 0.1, **EVERYTHING, **schedule, "distillation": 0.4},
+    )
+    shutil.rmtree(tmp_path / "resumed" / "checkpoint-4")
+    with pytest.raises(UserError, match=r"the run has model\.distillation 0\.5, but 0\.4 is asked for"):
+        train(other, tmp_path / "resumed", resume="last")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["mixed", "layer_by_layer"])
+def test_two_processes_train_like_one(starts, tmp_path, schedule):
+    options = {"preset": "reluformer", "distillation": 0.5, "schedule": schedule, "schedule_updates": 3}
+    for name, processes in (("one", 1), ("two", 2)):
+        training = {"max_tokens": 200 // processes, "save_strategy": "no", "optim": "adamw_torch"}
+        recipe_of(starts, "translation", training, **options).save(tmp_path / f"{name}.yaml")
+        launch("train.py", processes, tmp_path / f"{name}.yaml", "--output_dir", tmp_path / name)
+    one, two = (training_logs(tmp_path / name) for name in ("one", "two"))
+    for entry, other in zip(one, two, strict=True):
+        assert other["loss"] == pytest.approx(entry["loss"], rel=1e-4)
+        assert other["grad_norm"] == pytest.approx(entry["grad_norm"], rel=1e-3)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"distillation": 1.5}, r"model.distillation is 1.5, but must be in \[0, 1\]"),
+        ({"distillation": float("nan")}, r"model.distillation is nan, but must be in \[0, 1\]"),
+        ({"distillation": "much"}, "model.distillation is 'much', but must be float"),
+        ({"attention_distillation": -1}, "model.attention_distillation is -1.0, but must be 0 or more, and finite"),
+        ({"schedule": "slowly"}, "model.schedule is 'slowly', but must be one of at_once, layer_by_layer, mixed"),
+        ({"schedule": "mixed"}, "model.schedule_updates is 0, but must be 1 or more with model.schedule 'mixed'"),
+        ({"schedule_updates": 9}, "model.schedule_updates is 9, but must be 0 with model.schedule 'at_once'"),
+        ({"schedule": "mixed", "schedule_updates": 1.5}, "model.schedule_updates is 1.5, but must be int"),
+        ({"start": None, "distillation": 0.5}, "model.distillation is given, but there is no model.start"),
+        ({"schedule": "mixed", "schedule_updates": 9}, "model.schedule is of the attention that is exchanged, but"),
+        ({"attention_distillation": 1}, "model.attention_distillation is of the attention that is exchanged, but"),
+    ],
+)
+def test_wrong_fields_are_named(starts, model, message):
+    with pytest.raises(UserError, match=message):
+        recipe_of(starts, "translation", **model)
+
+
+@pytest.mark.parametrize(
+    ("task", "training", "model", "message"),
+    [
+        ("images", {}, {"preset": "softmax", "attention_distillation": 1.0}, "is the attention that model.start has"),
+        ("images", {"torch_compile": True}, {"distillation": 0.5}, "training.torch_compile does not go with"),
+        (
+            "translation",
+            {"gradient_checkpointing": True},
+            {"preset": "rela", "attention_distillation": 0.5},
+            "training.gradient_checkpointing does not go with",
+        ),
+        (
+            "images",
+            {},
+            {"distillation": 0.5, "problem_type": "multi_label_classification"},
+            "must be 0 with problem_type 'multi_label_classification'",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(starts, tmp_path, task, training, model, message):
+    with pytest.raises(UserError, match=message):
+        begin(starts, task, tmp_path, training=training, **model)
+
+
+def test_other_classes_cannot_be_distilled_but_attention_can(starts, tmp_path):
+    folder, sections = starts
+    files = {name: write_images(tmp_path, name, 8, ["cat", "dog"]) for name in ("train", "validation")}
+    moved = (folder, {"images": sections["images"] | {"data": files}})
+    with pytest.raises(
+        UserError, match=r"must be 0 here: the classes of model\.start are others than those of the data"
+    ):
+        begin(moved, "images", tmp_path, distillation=0.5)
+    trainer, *_, batch = begin(moved, "images", tmp_path, preset="rela", attention_distillation=1.0)
+    assert trainer.compute_loss(trainer.model, batch, return_outputs=True)[1].attention_loss > 0
+
+
+def test_an_exchange_that_training_does_not_see_the_end_of_is_a_warning(starts, tmp_path, caplog):
+    begin(starts, "images", tmp_path, preset="rela", schedule="mixed", schedule_updates=99)
+    assert "model.schedule_updates is 99, but there are only 10 updates" in caplog.text
+
+
+def test_defaults_do_nothing():
+    options = TransferOptions()
+    assert not options.is_gradual
+    assert not options.is_distilled
