@@ -121,7 +121,9 @@ class TaskRun(ABC):
         # the head is not compared then, but has to know the labels
         labels = {name: getattr(model.config, name) for name in ("id2label", "label2id")} if self.has_new_head else {}
         original = build_model(open_start(self.recipe.start), new_head=self.has_new_head, config_fields=labels)
-        trainer.add_callback(Transfer(options, trainer.model, original, trainer.accelerator, self.args))
+        transfer = Transfer(options, trainer.model, original, trainer.accelerator, self.args)
+        trainer.add_callback(transfer)
+        trainer.statistics = transfer.statistics
         return trainer
 
     def run(self, resume: str | Path | None) -> dict[str, Any]:

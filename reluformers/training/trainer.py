@@ -61,6 +61,8 @@ class TaskTrainer(Trainer):
     def __init__(self, *arguments: Any, **options: Any):
         self.meter = TrainingMeter(self.count)
         self.run_record: dict[str, Any] = {}
+        # of the last batch, for the log, beside those of the model's outputs
+        self.statistics: dict[str, Tensor] = {}
         self._is_saving = False
         # of a training set that is streamed
         self._stream: BatchStream | None = None
@@ -137,7 +139,7 @@ class TaskTrainer(Trainer):
             inputs = {**inputs, "output_null_rate": True}
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **options)
         if model.training:
-            self.meter.add(inputs, outputs)
+            self.meter.add(inputs, {**outputs, **self.statistics})
         return (loss, outputs) if return_outputs else loss
 
     @property

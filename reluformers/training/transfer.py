@@ -147,6 +147,8 @@ class Transfer(TrainerCallback):
         # without distillation, all but the attention may go
         self.original = original if options.is_distilled else None
         self.recorded = self.pairs if options.attention_distillation > 0 else {}
+        # of the last batch; outputs keep their fields, of which DDP builds them anew
+        self.statistics: dict[str, Tensor] = {}
         self.shares: dict[str, float] = {}
         self._attached = ExitStack()
         self._blended = ExitStack()
@@ -230,14 +232,14 @@ class Transfer(TrainerCallback):
             divergence = torch.where(is_counted, divergences(logits, reference.logits), 0.0).sum()
             regulariser = 0.0 if outputs.regularization_loss is None else outputs.regularization_loss * (count / items)
             loss = loss + self.options.distillation * (divergence / items - (loss - regulariser))
-            outputs["distillation_loss"] = divergence.detach() / count.clamp_min(1)
+            self.statistics["distillation_loss"] = divergence.detach() / count.clamp_min(1)
         if self.recorded:
             # a module whose λ is 0 was not called
             heard = {name: calls[0] for name, calls in self._calls.items() if calls}
             parts = [relative_difference(call, references[name][0]) for name, call in heard.items()]
             difference = torch.stack(parts).mean() if parts else loss.new_zeros(())
             loss = loss + self.options.attention_distillation * difference * (count / items)
-            outputs["attention_loss"] = difference.detach()
+            self.statistics["attention_loss"] = difference.detach()
         self._calls = {}
         outputs["loss"] = loss
         return outputs
@@ -253,7 +255,10 @@ def _check(
     """
     settings = {
         "training.torch_compile": args.torch_compile,
-        "training.gradient_checkpointing": args.gradient_checkpointing and options.attention_distillation > 0,
+        # whose first forward pass has no gradient
+        "training.gradient_checkpointing_kwargs.use_reentrant": (args.gradient_checkpointing_kwargs or {}).get(
+            "use_reentrant", False
+        ),
         "FSDP": accelerator.is_fsdp2,
         "training.deepspeed": args.deepspeed is not None,
         "several GPUs in one process (start with accelerate launch)": args.n_gpu > 1,

@@ -111,7 +111,7 @@ def test_the_loss_is_cross_entropy_and_divergence(starts, tmp_path, task):
     regulariser = outputs.regularization_loss * count / items if task == "translation" else 0.0
     assert loss.item() == pytest.approx(float(total / items + regulariser), rel=1e-5)
     divergence, _ = by_hand(outputs.logits.detach(), original(**batch).logits, batch["labels"], 1.0)
-    assert float(outputs.distillation_loss) == pytest.approx(float(divergence / count), rel=1e-4)
+    assert trainer.statistics["distillation_loss"].item() == pytest.approx(float(divergence / count), rel=1e-4)
     assert divergence > 1e-3
     # evaluations know none of it
     trainer.model.eval()
@@ -183,7 +183,7 @@ def test_the_difference_of_the_heads(starts, tmp_path, task, accelerated):
         parts.append((ours - theirs).square().mean() / theirs.var(correction=0))
     assert len(parts) == len(transfer.pairs)
     expected = torch.stack(parts).mean()
-    assert float(outputs.attention_loss) == pytest.approx(float(expected), rel=1e-4)
+    assert trainer.statistics["attention_loss"].item() == pytest.approx(float(expected), rel=1e-4)
     task_loss, count = by_hand(outputs.logits.detach(), outputs.logits.detach(), batch["labels"], 0.0)
     assert loss.item() == pytest.approx(float(task_loss / count + 3 * expected), rel=1e-5)
     # its gradient reaches what the attention is made of
@@ -263,6 +263,19 @@ def test_afterwards_nothing_is_left(starts, tmp_path):
     new = type(trainer.model)(trainer.model.config)
     new.load_state_dict(trainer.model.state_dict())
     assert torch.equal(trainer.model(**batch).loss, new.train()(**batch).loss)
+
+
+def test_checkpointed_layers_have_the_same_gradient(starts, tmp_path):
+    options = {"preset": "rela", "schedule": "mixed", "schedule_updates": 4, **EVERYTHING}
+    trainer, _, _, batch = begin(starts, "translation", tmp_path, step=2, **options)
+    gradients = []
+    for is_checkpointed in (False, True):
+        if is_checkpointed:
+            trainer.model.gradient_checkpointing_enable()
+        trainer.model.zero_grad()
+        trainer.compute_loss(trainer.model, batch).backward()
+        gradients.append([weight.grad.clone() for weight in trainer.model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 EVERYTHING = {"distillation": 0.5, "attention_distillation": 0.5}
@@ -353,9 +366,9 @@ def test_wrong_fields_are_named(starts, model, message):
         ("images", {"torch_compile": True}, {"distillation": 0.5}, "training.torch_compile does not go with"),
         (
             "translation",
-            {"gradient_checkpointing": True},
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
             {"preset": "rela", "attention_distillation": 0.5},
-            "training.gradient_checkpointing does not go with",
+            "training.gradient_checkpointing_kwargs.use_reentrant does not go with",
         ),
         (
             "images",
@@ -379,7 +392,8 @@ def test_other_classes_cannot_be_distilled_but_attention_can(starts, tmp_path):
     ):
         begin(moved, "images", tmp_path, distillation=0.5)
     trainer, *_, batch = begin(moved, "images", tmp_path, preset="rela", attention_distillation=1.0)
-    assert trainer.compute_loss(trainer.model, batch, return_outputs=True)[1].attention_loss > 0
+    trainer.compute_loss(trainer.model, batch)
+    assert trainer.statistics["attention_loss"] > 0
 
 
 def test_an_exchange_that_training_does_not_see_the_end_of_is_a_warning(starts, tmp_path, caplog):
