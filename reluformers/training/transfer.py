@@ -100,7 +100,7 @@ def relative_difference(call: Call, reference: Call) -> Tensor:
 
 
 class Transfer(TrainerCallback):
-    r"""Draws a model in training to the one that it started from, and exchanges its attention bit by bit.
+    r"""Draws a model in training to the one that it started from, and exchanges its attention step by step.
 
     The loss of a batch with T of the N tokens that the update's loss is divided by (of images, T = N) becomes
 
@@ -156,6 +156,7 @@ class Transfer(TrainerCallback):
         self._calls: Mapping[str, list[Call]] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
+        self.on_train_end(args, state, control)  # of a start that `auto_find_batch_size` gave up
         if self.original is not None:
             self._attached.callback(self.model.register_forward_pre_hook(self._before).remove)
             self._attached.callback(self.model.register_forward_hook(self._after, with_kwargs=True).remove)
