@@ -208,7 +208,9 @@ def test_before_the_exchange_the_model_is_the_original(starts, tmp_path, task):
     trainer, transfer, original, batch = begin(starts, task, tmp_path, **options)
     model = trainer.model
     assert torch.equal(model(**batch).logits, original(**batch).logits)
-    model(**batch).loss.backward()
+    outputs = model(**batch, output_null_rate=True)
+    assert outputs.null_rate is None  # there is no new attention to speak of
+    outputs.loss.backward()
     for module, old in transfer.pairs.values():
         assert all(weight.grad is None for weight in (*module.parameters(), *old.parameters()))
     # a checkpoint and an evaluation have the new model
