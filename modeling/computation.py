@@ -75,10 +75,10 @@ def choose_computation(
 
 
 def _is_native(query: Tensor, value: Tensor, mask: AttentionMask, activation: str) -> bool:
-    """Whether compiled code is installed for this; bf16 stays in PyTorch where the processor itself multiplies it."""
+    """Whether compiled code is installed for this; bf16 stays in PyTorch where the processor multiplies tiles of it."""
     if native is None or query.device.type != "cpu" or not mask.is_structured:
         return False
-    if query.dtype != torch.float32 and compute_dtype(query) == query.dtype:
+    if query.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16", False):
         return False
     return native.can_take(query, value, activation) and _is_same_function(activation)
 

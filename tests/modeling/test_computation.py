@@ -90,8 +90,10 @@ def test_compiled_code_goes_first(expected, options, compiled_code, monkeypatch)
     assert choose(**options) == expected
 
 
-def test_bfloat16_stays_where_the_processor_multiplies_it(compiled_code, monkeypatch):
+def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(compiled_code, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert choose("relu", dtype=torch.bfloat16) == "native"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
     assert choose("relu", dtype=torch.bfloat16) == "blocks"
     assert choose("relu") == "native"
 
