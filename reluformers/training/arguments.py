@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field, fields
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 
 
@@ -32,6 +34,9 @@ class TaskTrainingArguments(TrainingArguments):
         # transformers takes bf16 for a mistake where there is no accelerator, unless the CPU is asked for
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True
+        # transformers gives ddp_timeout to no process group of CPUs; the one that is made first stays
+        if self.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"):
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         super().__post_init__()
         if self.label_smoothing_factor:
             raise ValueError(
