@@ -9,7 +9,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from reluformers.errors import UserError
 
-_ROWS_AT_ONCE = 100_000
+_ROWS_AT_ONCE = 50_000
+# of the rows that are sorted at once
+_PARTS = 64
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -20,7 +22,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     in each batch, hence the number of batches, are the same in every epoch; rows of equal lengths change places and
     the batches change order. Both depend on (seed, epoch) alone, on every process, so a run can be resumed by skipping
     batches. Each row comes once per epoch, and each process gets the same number of batches. In memory a row takes 2
-    bytes, and 4 more in an epoch; 10 while its order is made (2 more each if lengths come in more than 65,536 pairs).
+    bytes, and 4 more in an epoch, also while its order is made (2 more if lengths come in more than 65,536 pairs).
 
     Args:
         source_lengths: Lengths of the sources in tokens, int [rows].
@@ -81,22 +83,38 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             generator = np.random.default_rng((self.seed, self.epoch))
             generator.shuffle(rows)
             generator.shuffle(batches)
-        rows = self._sorted(rows)
+        self._sort(rows)
         for batch in batches[self.rank :: self.world_size].tolist():
             yield rows[self._edges[batch] : self._edges[batch + 1]].tolist()
 
-    def _sorted(self, rows: np.ndarray) -> np.ndarray:
-        """Rows by their places, as a stable sort has them: those that share one keep their order."""
-        following, result = self._first_rows.copy(), np.empty_like(rows)
-        for start in range(0, self.rows, _ROWS_AT_ONCE):
-            block = rows[start : start + _ROWS_AT_ONCE]
+    def _sort(self, rows: np.ndarray) -> None:
+        """Sort rows by their places in place, stably: those that share one keep their order.
+
+        Blocks of the array move into parts of neighbouring places, and these, sorted, back into it. It shrinks and
+        grows with that, so that no row is held twice.
+        """
+        counts = np.diff(self._first_rows, append=self.rows)
+        part_of_place = self._first_rows * _PARTS // self.rows
+        is_large = counts * _PARTS > self.rows
+        # a large place is a part of its own, for there is nothing to sort in it
+        borders = 1 + np.flatnonzero(np.diff(part_of_place) | is_large[1:] | is_large[:-1])
+        parts: list[list[np.ndarray]] = [[] for _ in range(len(borders) + 1)]
+        for start in reversed(range(0, self.rows, _ROWS_AT_ONCE)):
+            block = rows[start:].copy()
+            rows.resize(start, refcheck=False)
             places = self._places[block]
             order = np.argsort(places, kind="stable")
-            places = places[order]
-            number_in_place = np.arange(len(places)) - np.searchsorted(places, places)
-            result[following[places] + number_in_place] = block[order]
-            following += np.bincount(places, minlength=len(following))
-        return result
+            ends = np.searchsorted(places, borders, sorter=order)
+            for part, piece in zip(parts, np.split(block[order], ends), strict=True):
+                part.append(piece.copy())
+        for part, is_one_place in zip(parts, np.diff(borders, prepend=0, append=len(counts)) == 1, strict=True):
+            if not is_one_place:
+                whole = np.concatenate(part[::-1])
+                part[:] = [whole[np.argsort(self._places[whole], kind="stable")]]
+            while part:
+                piece = part.pop()
+                rows.resize(len(rows) + len(piece), refcheck=False)
+                rows[len(rows) - len(piece) :] = piece
 
 
 class SeededBatch(NamedTuple):

@@ -1,5 +1,6 @@
 """Batches within a budget of tokens: the promises of the sampler, over random lengths and numbers of processes."""
 
+import tracemalloc
 from collections import Counter
 from itertools import chain, pairwise
 
@@ -10,6 +11,7 @@ import torch
 from datasets import Dataset
 
 from reluformers.errors import UserError
+from reluformers.training import batching
 from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
 
 
@@ -81,6 +83,26 @@ def test_rows_of_equal_lengths_change_batches():
     grouping = [{frozenset(batch) for batch in epoch_of(sampler, epoch)} for epoch in (0, 1)]
     assert len(grouping[0]) == 10
     assert grouping[0] != grouping[1]
+
+
+@pytest.mark.parametrize("lengths", ["random", "equal", "mostly equal", "two"])
+def test_sorting_is_stable_and_holds_no_row_twice(lengths, monkeypatch):
+    monkeypatch.setattr(batching, "_ROWS_AT_ONCE", 20_000)
+    source, target = random_lengths(4, rows=501_000)
+    if lengths != "random":
+        source[:] = target[:] = 30
+        source[: {"equal": 0, "mostly equal": 5_000, "two": 200_000}[lengths]] = 20
+    sampler = TokenBudgetBatchSampler(source, target, 4096)
+    shuffled = np.random.default_rng(0).permutation(501_000).astype(np.uint32)
+    expected = shuffled[np.argsort(sampler._places[shuffled], kind="stable")]
+    tracemalloc.start()
+    rows = shuffled.copy()
+    sampler._sort(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (rows == expected).all()
+    # beside it, 2 bytes of each row are held all the time
+    assert sampler._places.nbytes + peak < 8 * 501_000
 
 
 def test_without_shuffling_batches_go_from_short_to_long():
