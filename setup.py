@@ -61,6 +61,7 @@ EXTRAS_REQUIRE["test"] = [
     "peft>=0.18",  # LoRA on q_proj and v_proj
     'triton>=3.6; platform_system == "Linux"',  # GPU kernels in its interpreter
     "selenium>=4.27",  # the app in a browser
+    "tensorboard>=2.20",  # the log of a training run
     # the notebooks of docs/notebooks
     "nbclient>=0.11",
     "ipykernel>=7.0",  # what nbclient runs them in

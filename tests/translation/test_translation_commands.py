@@ -61,7 +61,7 @@ def test_a_run_from_files_to_a_model(recipe_file, tmp_path, monkeypatch, capsys)
         (["training.lr_scheduler_type=cosine_with_min_lr"], "training.lr_scheduler_type or its lr_scheduler_kwargs"),
         (["training.lr_scheduler_kwargs={foo: 1}"], "training.lr_scheduler_type or its lr_scheduler_kwargs"),
         (["training.optim=adamw_bnb_8bit"], "training: You need to install `bitsandbytes`"),
-        (["training.report_to=tensorboard"], "training: TensorBoardCallback requires tensorboard"),
+        (["training.report_to=trackio"], "training: TrackioCallback requires trackio"),
         (["model.dtype=foo"], "foo"),
         (["model.dtype=3"], "model.dtype is 3, but must be the name of a type"),
         (["--resume"], "holds no complete checkpoint"),
