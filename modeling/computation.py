@@ -75,7 +75,7 @@ def choose_computation(
 
 
 def _is_native(query: Tensor, value: Tensor, mask: AttentionMask, activation: str) -> bool:
-    """Whether compiled code is installed for this; bf16 stays in PyTorch where the processor multiplies tiles of it."""
+    """Whether compiled code is there for this; bf16 stays in PyTorch where the processor multiplies tiles of it."""
     if native is None or query.device.type != "cpu" or not mask.is_structured:
         return False
     if query.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16", False):
