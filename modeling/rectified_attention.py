@@ -15,13 +15,7 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .computation import (
-    ELEMENTWISE_ACTIVATIONS,
-    PassOptions,
-    can_scale_weights,
-    choose_computation,
-    native,
-)
+from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, can_scale_weights, choose_computation, native
 from .masks import AttentionMask
 from .normalization import wide_dtype
 from .regularization import RowStatistics

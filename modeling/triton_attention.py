@@ -75,6 +75,10 @@ def _dropped_bytes(options: PassOptions) -> int:
     return min(round(options.dropout * 256), 255)
 
 
+def _kept_share(options: PassOptions) -> float:
+    return 1.0 - _dropped_bytes(options) / 256
+
+
 def can_take(query: Tensor, value: Tensor, activation: str) -> bool:
     """Whether the kernels can do this, with keys as wide as queries."""
     head_dim = query.shape[-1]
@@ -122,7 +126,7 @@ def triton_forward(
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
     waits = _scale_can_wait(options, query.dtype) and not number
-    output_scale = (options.scale if waits else 1.0) / (1.0 - _dropped_bytes(options) / 256)
+    output_scale = (options.scale if waits else 1.0) / _kept_share(options)
     _launch(
         "forward",
         options,
@@ -165,7 +169,7 @@ def triton_backward(
     if grad_row_sums is not None or grad_weighted_logs is not None:
         row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
     waits = _scale_can_wait(options, query.dtype) and row_grads[0] is None
-    kept_share = 1.0 - _dropped_bytes(options) / 256
+    kept_share = _kept_share(options)
     grad_scale = options.scale / kept_share
     value_scale = (options.scale if waits else 1.0) / kept_share
     numbers = (options.scale, kept_share, grad_scale, value_scale)

@@ -5,7 +5,7 @@ import json
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Translation:
     text: str
     source_ids: list[int]
     target_ids: list[int]
+    alignment: Sequence[tuple[str, str | None]] = ()
 
 
 @dataclass(frozen=True)
@@ -148,19 +149,28 @@ class Translator:
         longest = min(length + EXTRA_TOKENS, limit - 1)
         target = self.model.generate(**inputs, num_beams=num_beams, max_length=longest + 1, max_new_tokens=None)[0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
-        return Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist())
+        return self._aligned(Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist()))
 
     def read(self, text: str, translated: str) -> Translation:
         """A translation that is given, in the tokens of this model, as many as it takes."""
         source = self.tokenizer(text.strip())["input_ids"]
         target = self.target_tokenizer(text_target=translated)["input_ids"]
         start, limit = self.model.generation_config.decoder_start_token_id, self.config.max_position_embeddings
-        return Translation(text, translated, source[:limit], [start, *target][:limit])
+        return self._aligned(Translation(text, translated, source[:limit], [start, *target][:limit]))
 
     def align(self, translation: Translation) -> list[tuple[str, str | None]]:
-        """Words of a translation, each with the source word that it is aligned with, None if it is with none."""
+        """Words of a translation, each with the source word that it is aligned with, None if it is with none.
+
+        The code is the model's own: that of earlier versions cannot say it, and no words are returned.
+        """
+        if not hasattr(self.pipeline, "align"):
+            return []
         links = self.pipeline.align(translation.source, translation.target_ids)
         return [(link["target"], link["source"]) for link in links]
+
+    def _aligned(self, translation: Translation) -> Translation:
+        """A translation with its alignment, which no layer that is shown changes."""
+        return replace(translation, alignment=self.align(translation))
 
     @torch.inference_mode()
     def attend(self, translation: Translation, site: str, layer: int) -> AttentionMap:
@@ -197,7 +207,7 @@ class Translator:
         merged = merge_words(np.where(visible, weights, 0), queries, keys)
         seen = merge_words(visible[None], queries, keys)[0] > 0
         zeros = Zeros.count(weights, visible)
-        alignment = self.align(translation) if site == "cross" else ()
+        alignment = translation.alignment if site == "cross" else ()
         return AttentionMap(merged, seen, queries, keys, AXIS_NAMES[site], zeros, alignment)
 
 

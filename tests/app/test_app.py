@@ -424,6 +424,15 @@ def test_words_are_aligned_as_by_the_pipeline(tmp_path, separate):
     assert not model.align(model.read(TEXT, ""))
 
 
+def test_a_model_whose_code_cannot_align_is_shown_without(tmp_path, monkeypatch):
+    model = models.load_model(str(save_translator(tmp_path)))
+    monkeypatch.delattr(type(model.pipeline), "align")
+    shown = model.attend(model.translate(TEXT, 1), "cross", 0)
+    assert shown.weights.size
+    assert not shown.alignment
+    assert "word alignment" not in view.text_view([("one", shown)])
+
+
 def test_programs_see_named_endpoints_alone(translation_client, classification_client):
     for client, names in ((translation_client, {"/translate", "/attention"}), (classification_client, {"/classify"})):
         endpoints = client.view_api(return_format="dict")["named_endpoints"]
