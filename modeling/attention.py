@@ -21,6 +21,7 @@ from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
 from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
+from .dropout import apply_dropout
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
 from .rectified_attention import attend, in_one_dtype
@@ -74,7 +75,7 @@ def eager_attention(
     divisor = module.length_divisor(mask.key_counts, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
-    dropped = functional.dropout(weights, dropout) if dropout > 0 else weights
+    dropped = apply_dropout(weights, dropout) if dropout > 0 else weights
     return (dropped @ value).transpose(1, 2), weights, RowStatistics.of(weights, needed_statistics)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
 from .computation import PassOptions, compute_dtype
+from .dropout import keep_factors
 from .normalization import at_least_float32, wide_dtype
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
@@ -59,8 +60,7 @@ class _Block:
     def keep(self, weights: Tensor, options: PassOptions) -> Tensor:
         """D of this block, the same whenever it is asked for."""
         generator = torch.Generator(weights.device).manual_seed(int(options.seed) + self.number)
-        kept_share = 1 - options.dropout
-        return torch.empty_like(weights).bernoulli_(kept_share, generator=generator).div_(kept_share)
+        return keep_factors(weights, options.dropout, generator)
 
 
 @dataclass

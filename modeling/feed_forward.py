@@ -11,6 +11,7 @@ from transformers import initialization as init
 
 from ..configuration.configuration_base import FEED_FORWARD_ACTIVATIONS, TransformerConfig
 from ..configuration.field_checks import check_choice
+from .dropout import apply_dropout
 
 # name → φ; swish takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,6 +113,6 @@ class FeedForward(nn.Module):
         inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
         if self.fc_linear is not None:
             inner_states = inner_states * self.fc_linear(hidden_states)
-        inner_states = functional.dropout(inner_states, self.dropout, self.training)
+        inner_states = apply_dropout(inner_states, self.dropout, self.training)
         output = self.fc2(inner_states)
         return output if self.norm is None else self.norm(output)

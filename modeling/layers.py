@@ -4,12 +4,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import MultiHeadAttention
+from .dropout import apply_dropout
 from .feed_forward import FeedForward
 from .normalization import build_norm
 from .regularization import add_regularizer_sums
@@ -37,7 +37,7 @@ class TransformerLayer(GradientCheckpointingLayer):
 
     def add_branch(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
         """Residual sum of a branch: normalised with PostNorm."""
-        branch = functional.dropout(branch, self.dropout, self.training)
+        branch = apply_dropout(branch, self.dropout, self.training)
         if self.training and self.drop_path_rate > 0:
             branch = drop_path(branch, self.drop_path_rate)
         hidden_states = hidden_states + branch

@@ -28,6 +28,7 @@ from ..configuration.configuration_seq2seq import (
 )
 from .attention import MultiHeadAttention
 from .cache import SourceCache
+from .dropout import apply_dropout
 from .embeddings import SinusoidalPositions, drop_words
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
@@ -178,7 +179,7 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         hidden_states = inputs_embeds + placed.to(inputs_embeds.dtype)
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
-        return functional.dropout(hidden_states, self.dropout, self.training)
+        return apply_dropout(hidden_states, self.dropout, self.training)
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):

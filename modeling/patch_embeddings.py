@@ -8,6 +8,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_vision import VisionTransformerConfig
+from .dropout import apply_dropout
 from .normalization import at_least_float32
 
 CLS_TOKEN_STD = 0.02
@@ -82,7 +83,7 @@ class PatchEmbeddings(nn.Module):
                 tokens = tokens + self.position_embeddings[:, : self.num_placed_prefix]
             tokens = tokens.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
             hidden_states = torch.cat([tokens, hidden_states], dim=1)
-        return functional.dropout(hidden_states, self.dropout, self.training)
+        return apply_dropout(hidden_states, self.dropout, self.training)
 
     def _prefix(self) -> list[Tensor]:
         """The tokens in front of the patches, [1, number, hidden_size] each."""
