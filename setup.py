@@ -36,6 +36,8 @@ EXTRAS_REQUIRE = {
     ],
     # models of Marian and mBART
     "convert": ["sentencepiece>=0.2.1"],  # their tokenizers
+    # what benchmarks/ compares with
+    "benchmark": ["ctranslate2>=4.6"],  # generation on processors
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",

@@ -7,8 +7,9 @@
 `train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, whose number of rows a batch is
 chosen so that its padded batches (rows times longest side) hold as many tokens on average as ours may. Counted are
 real tokens of both sides a second, without padding. `generate` compares sentences a second with the same beams and the
-same number of steps, which neither ends earlier. `search` translates with a trained model, by the search of this
-library and by that of transformers, seconds of the processor if there is one thread. Every round runs all candidates
+same number of steps, which neither ends earlier, and by `--ctranslate2` CTranslate2 on Marian's weights as well (`pip
+install 'reluformers[benchmark]'`). `search` translates with a trained model, by the search of this library and by that
+of transformers. Seconds of both are those of the processor if there is one thread. Every round runs all candidates
 once, in turn; ratios are taken inside a round.
 """
 
@@ -17,9 +18,11 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -27,6 +30,7 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
@@ -34,7 +38,7 @@ from transformers import (
 )
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
-from reluformers.errors import run_main
+from reluformers.errors import UserError, run_main
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.loading import load_translation_split
@@ -77,7 +81,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=4, help="generate: batches a round")
     parser.add_argument("--num_beams", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=20, help="generate: steps, the same for all")
+    parser.add_argument("--ctranslate2", action="store_true", help="generate: CTranslate2 on Marian's weights too")
     arguments = parser.parse_args()
+    if arguments.ctranslate2 and arguments.job != "generate":
+        parser.error("--ctranslate2 goes with the job generate")
     if (arguments.job == "search") != (arguments.model is not None):
         parser.error("--model goes with the job search, and search needs it")
     unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
@@ -103,8 +110,56 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
         return AutoModelForSeq2SeqLM.from_config(seq2seq_config(name, **shape, **PLAIN))
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_function": "relu", "scale_embedding": True}
-    config = MarianConfig(**shape, **ids, **dropout, max_position_embeddings=256, forced_eos_token_id=None)
+    # with fresh weights of the usual size all sentences get the same tokens, by which nothing could be compared
+    size = {"init_std": 0.1} if options.job == "generate" else {}
+    config = MarianConfig(**shape, **ids, **dropout, **size, max_position_embeddings=256, forced_eos_token_id=None)
     return MarianMTModel(config)
+
+
+class CTranslate2Model:
+    """Marian's weights in CTranslate2, float32, with as much of `generate` as is timed here.
+
+    Raises:
+        UserError: ctranslate2 is not installed, or writes other tokens than the model whose weights it has.
+    """
+
+    def __init__(self, marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, batch: dict, threads: int):
+        try:
+            from ctranslate2 import Translator
+            from ctranslate2.converters import Converter
+            from ctranslate2.converters.transformers import BartLoader
+        except ImportError as error:
+            raise UserError("--ctranslate2 needs ctranslate2: pip install 'reluformers[benchmark]'") from error
+
+        class LoadedMarianConverter(Converter):
+            def _load(self):
+                # the loader of Marian takes the last row of the embeddings for padding and begins with zeros; those of
+                # this vocabulary begin and end otherwise, and that of BART, of which it is made, leaves them alone
+                marian.config.normalize_before = marian.config.normalize_embedding = False
+                with torch.no_grad():
+                    return BartLoader()(marian, tokenizer)
+
+        with tempfile.TemporaryDirectory() as folder:
+            LoadedMarianConverter().convert(folder, force=True)
+            self.translator = Translator(folder, DEVICE, compute_type="float32", intra_threads=threads)
+        self.tokenizer = tokenizer
+        steps = {"num_beams": 1, "max_new_tokens": 20, "eos_token_id": None}
+        theirs = marian.generate(**batch, **steps, suppress_tokens=[tokenizer.eos_token_id])[:, 1:].cpu()
+        if not torch.equal(self.generate(**batch, **steps), theirs):
+            raise UserError("ctranslate2 writes other tokens than Marian with the same weights")
+
+    def generate(
+        self, input_ids: Tensor, attention_mask: Tensor, num_beams: int, max_new_tokens: int, eos_token_id: None
+    ) -> Tensor:
+        """Ids [batch, max_new_tokens] of the best hypotheses, without the end of a sentence among them."""
+        rows = zip(input_ids, attention_mask.bool(), strict=True)
+        results = self.translator.translate_batch(
+            [self.tokenizer.convert_ids_to_tokens(ids[is_real].tolist()) for ids, is_real in rows],
+            beam_size=num_beams,
+            min_decoding_length=max_new_tokens,
+            max_decoding_length=max_new_tokens,
+        )
+        return torch.tensor([self.tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results])
 
 
 class Stopwatch(TrainerCallback):
@@ -180,15 +235,23 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
     return sum(collator.tokens[watch.warmup : watch.warmup + options.steps]) / watch.seconds
 
 
-def sentences_per_second(model: PreTrainedModel, batches: list[dict], options: argparse.Namespace) -> float:
+def generation_clock(options: argparse.Namespace) -> Callable[[], float]:
+    """Seconds of the processor, which other programs do not change, where they are those that a user waits."""
+    return time.process_time if options.threads == 1 and DEVICE == "cpu" else time.perf_counter
+
+
+def sentences_per_second(
+    model: PreTrainedModel | CTranslate2Model, batches: list[dict], options: argparse.Namespace
+) -> float:
     """Sentences a second through `generate` with a fixed number of steps."""
     steps = {"max_new_tokens": options.new_tokens, "eos_token_id": None}
-    start = time.perf_counter()
+    clock = generation_clock(options)
+    start = clock()
     with torch.inference_mode():
         for batch in batches:
             # the ids come back to the host, which waits for the device
             model.generate(**batch, num_beams=options.num_beams, **steps).cpu()
-    return sum(len(batch["input_ids"]) for batch in batches) / (time.perf_counter() - start)
+    return sum(len(batch["input_ids"]) for batch in batches) / (clock() - start)
 
 
 def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> list[dict]:
@@ -207,7 +270,7 @@ def compare_searches(options: argparse.Namespace) -> None:
     texts = load_translation_split(options.data, "test", **languages)["source"]
     stock = GenerationMixin._beam_search if options.num_beams > 1 else GenerationMixin._sample
     searches = {"transformers": {"custom_generate": stock}, "reluformers": {}}
-    clock = time.process_time if options.threads == 1 else time.perf_counter
+    clock = generation_clock(options)
     speeds: dict[str, list[float]] = {name: [] for name in searches}
     written = {}
     for number in range(options.rounds + 1):
@@ -243,12 +306,15 @@ def main() -> None:
     options.vocab_size = len(tokenizer)
     dataset = tokenize_pairs(pairs, tokenizer, tokenizer).select_columns(["input_ids", "labels"])
     names = [PEER, *options.presets]
-    speeds: dict[str, list[float]] = {name: [] for name in names}
     if options.job == "generate":
         models = {name: build(name, options).eval().to(DEVICE) for name in names}
         batches = source_batches(dataset, tokenizer, options)
+        if options.ctranslate2:
+            models["ctranslate2"] = CTranslate2Model(models[PEER], tokenizer, batches[0], options.threads)
+            names = [*models]
         for model in models.values():  # warm up
             sentences_per_second(model, batches[:1], options)
+    speeds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             # the order turns, so that no candidate always runs behind the same one
