@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS
+from .compiled import native
 from .masks import AttentionMask
-
-try:
-    import reluformers_native as native
-except ImportError:
-    native = None
-else:
-    if native.INTERFACE != 1:  # compiled for another version of this code
-        native = None
 
 # φ that take each score by itself; the others normalise a row and need it whole
 ELEMENTWISE_ACTIVATIONS = tuple(ELEMENTWISE_GRADIENTS)
@@ -48,7 +41,7 @@ def choose_computation(
             with `short_keys` None.
         `"sdpa"`, PyTorch's own softmax attention.
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
-        `"native"`, compiled code on a processor, where the package `reluformers_native` is installed.
+        `"native"`, compiled code on a processor, where there is any: see `compiled`.
         `"triton"`, kernels on a GPU.
         `"blocks"`, block by block in PyTorch, on any device.
     """

@@ -5,12 +5,14 @@ Example:
 """
 
 import argparse
+import os
 
 import torch
 
 from reluformers.circumstances import current_circumstances
 from reluformers.modeling import computation
 from reluformers.modeling.attention import SHORT_KEYS
+from reluformers.modeling.compiled import KERNELS_VARIABLE
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.triton_attention import OLDEST_CAPABILITY, triton
 
@@ -46,7 +48,8 @@ def _choose(activation: str, device: torch.device, dtype: torch.dtype) -> str:
 def _explain_native() -> str:
     if computation.native is None:
         return "the package reluformers_native is not installed, or of another version"
-    return computation.native.explain()
+    repository = os.environ.get(KERNELS_VARIABLE)
+    return computation.native.explain() + (f"; from the kernels of {repository}" if repository else "")
 
 
 def _explain_triton() -> str:

@@ -32,6 +32,9 @@ def test_env_says_why(capsys, monkeypatch):
             lines = lines_of(capsys)
             assert lines["cpu, torch.float32"].strip().startswith("relu by native, gelu by blocks")
             assert lines["native"].strip().startswith(f"compiled for {native.usable_instruction_sets()[0]}")
+            assert "kernels" not in lines["native"]
+            monkeypatch.setenv("RELUFORMERS_KERNELS", "owner/name")
+            assert lines_of(capsys)["native"].endswith("; from the kernels of owner/name")
         monkeypatch.setattr(native, "_file", lambda name: native.Path("/none"))
         assert "no C compiler" in native.explain()
     finally:

@@ -1,0 +1,85 @@
+"""Write a repository that Hugging Face's `kernels` loads: attention without softmax, for processors and NVIDIA GPUs.
+
+    python scripts/kernel_repository.py build/kernels
+
+    build.toml, torch-ext/      what kernel-builder takes: the Python code alone, Triton kernels among it
+    build/torch-cuda            the same code, ready to load
+    build/torch-stable-abi…     and with what setup.py compiled of native/attention.c on this machine, for processors
+
+The package in it has `rectified_attention`, and `native` for `RELUFORMERS_KERNELS`. It needs transformers.
+"""
+
+import argparse
+import hashlib
+import platform
+import shutil
+from pathlib import Path
+
+import reluformers_native
+from reluformers.modeling.compiled import NATIVE_INTERFACE
+
+from reluformers.errors import UserError, run_main
+from reluformers.files import atomic_directory, write_json
+from reluformers.payload import payload_files
+
+NAME = "reluformers-attention"
+PACKAGE = NAME.replace("-", "_")
+OLDEST_TORCH = "211"  # 2.11, of setup.py; the compiled code knows nothing of torch but its stable interface
+SYSTEM = platform.system().lower()
+MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+VARIANTS = {"cpu": f"torch-stable-abi{OLDEST_TORCH}-cpu-{MACHINE}-{SYSTEM}", "cuda": "torch-cuda"}
+BUILD = f"""[general]
+name = "{NAME}"
+version = {NATIVE_INTERFACE}
+edition = 5
+license = "Apache-2.0"
+backends = ["cpu", "cuda"]
+
+[torch-noarch]
+"""
+INIT = '''"""Attention with an elementwise activation instead of softmax, exact and in memory linear in the length."""
+
+from . import native
+from .rectified_attention import rectified_attention
+
+__all__ = ["native", "rectified_attention"]
+'''
+
+
+def write_repository(folder: Path) -> None:
+    """Write the files of the repository into a folder that is not there yet, or empty.
+
+    Raises:
+        UserError: nothing is compiled here.
+    """
+    source = Path(reluformers_native.__file__)
+    libraries = sorted(source.parent.glob("_*.abi3.so"))
+    if not libraries:
+        raise UserError(f"no compiled code in {source.parent}: {reluformers_native.explain()}")
+    texts = payload_files(["compiled", "rectified_attention"])
+    # the compiled code is the repository's own: looking for it again would load the repository within itself
+    texts |= {"compiled.py": "from . import native  # noqa: F401\n", "__init__.py": INIT}
+    texts["native/__init__.py"] = source.read_text(encoding="utf-8")
+    digest = hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:12]
+    with atomic_directory(folder) as new:
+        for place in (f"torch-ext/{PACKAGE}", *(f"build/{variant}" for variant in VARIANTS.values())):
+            (new / place / "native").mkdir(parents=True)
+            for name, text in texts.items():
+                (new / place / name).write_text(text, encoding="utf-8")
+        for backend, variant in VARIANTS.items():
+            metadata = {"id": f"_{PACKAGE}_{backend}_{digest}", "name": NAME, "version": NATIVE_INTERFACE}
+            metadata |= {"license": "Apache-2.0", "python-depends": [], "backend": {"type": backend}}
+            write_json(new / "build" / variant / "metadata.json", metadata)
+        for library in libraries:
+            shutil.copy(library, new / "build" / VARIANTS["cpu"] / "native")
+        (new / "build.toml").write_text(BUILD, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="to be made")
+    write_repository(parser.parse_args().folder)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,88 @@
+"""The repository for Hugging Face's `kernels`: what is in it computes, and models take it where they are told to."""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from reluformers.modeling import compiled
+
+from reluformers.errors import UserError
+
+native = pytest.importorskip("reluformers_native")
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "kernel_repository.py"))
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="needs compiled code")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels") / "repository"
+    SCRIPT["write_repository"](folder)
+    return folder
+
+
+def load(folder: Path, name: str) -> ModuleType:
+    """As `kernels` does it: the package under a name of its own."""
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_attention(package: ModuleType) -> None:
+    query, key, value = torch.randn(3, 2, 3, 17, 16, generator=torch.Generator().manual_seed(0))
+    expected = (query @ key.mT / 4).relu() @ value
+    torch.testing.assert_close(package.rectified_attention(query, key, value), expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_variants_compute_attention(repository, backend, monkeypatch):
+    monkeypatch.setitem(sys.modules, "reluformers_native", None)
+    monkeypatch.setenv(compiled.KERNELS_VARIABLE, "nobody/asks")
+    package = load(repository / "build" / SCRIPT["VARIANTS"][backend], f"_test_repository_{backend}")
+    assert package.rectified_attention.__globals__["native"] is package.native
+    assert package.native.is_available() == (backend == "cpu")
+    check_attention(package)
+
+
+def test_nothing_is_written_where_nothing_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(UserError, match="no compiled code in"):
+        SCRIPT["write_repository"](tmp_path / "repository")
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch):
+    calls, found = [], SimpleNamespace(INTERFACE=native.INTERFACE)
+
+    def get_kernel(*arguments, **options):
+        calls.append((arguments, options))
+        return SimpleNamespace(native=found)
+
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
+    monkeypatch.delenv(compiled.KERNELS_VARIABLE, raising=False)
+    assert compiled._find_native() is native
+    assert not calls
+    monkeypatch.setenv(compiled.KERNELS_VARIABLE, "owner/name")
+    assert compiled._find_native() is found
+    assert calls == [(("owner/name",), {"version": native.INTERFACE, "backend": "cpu", "trust_remote_code": True})]
+    found.INTERFACE += 1
+    assert compiled._find_native() is None
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    with pytest.raises(ImportError, match="is 'owner/name', which needs kernels: pip install kernels"):
+        compiled._find_native()
+
+
+def test_kernels_loads_the_repository(repository, monkeypatch):
+    kernels = pytest.importorskip("kernels")
+    from kernels._rust import Build
+
+    assert [str(backend) for backend in Build.open(repository).general.backends] == ["cpu", "cuda"]
+    package = kernels.get_local_kernel(repository, backend="cpu")
+    check_attention(package)
+    monkeypatch.setenv(compiled.KERNELS_VARIABLE, "owner/name")
+    monkeypatch.setenv("LOCAL_KERNELS", f"owner/name={repository}")
+    assert compiled._find_native() is package.native
