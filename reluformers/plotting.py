@@ -184,6 +184,85 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
     return _save(figure, path)
 
 
+def plot_scores(
+    scores: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    label: str,
+    x: str | None = None,
+    title: str | None = None,
+) -> Path:
+    """Draw the scores of a table's rows: a dot for every seed, and a line through the means.
+
+    Where one of the parts of the rows' names, `a/b/c`, is a number in all of them, it lies on the horizontal axis and
+    the other parts name the curves; otherwise every row has a place of its own.
+
+    Args:
+        scores: {row: score of each seed}; a row without scores is left out.
+        path: picture to write, .png or .svg.
+        label: of the scores.
+        x: label of the horizontal axis, where it is a number.
+        title: text above the picture.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        ValueError: the suffix is not allowed, or no row has a score.
+    """
+    path = check_picture_path(path)
+    scores = {row: values for row, values in scores.items() if len(values)}
+    if not scores:
+        raise ValueError("No row has a score.")
+    parts = {row: row.split("/") for row in scores}
+    places = [
+        place for place in range(min(map(len, parts.values()))) if all(_is_number(p[place]) for p in parts.values())
+    ]
+    curves: dict[str, dict[float, Sequence[float]]] = {}
+    if places:
+        for row, values in scores.items():
+            number = float(parts[row].pop(places[-1]))
+            curves.setdefault("/".join(parts[row]), {})[number] = values
+    else:
+        curves[""] = dict(enumerate(scores.values()))
+    figure = Figure(figsize=(6.5 if places else max(4.0, 1.2 + 0.8 * len(scores)), 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(curves.items()):
+        style = line_style(number) if places else {**line_style(0), "linestyle": ""}
+        numbers = sorted(points)
+        means = [float(np.mean(points[one])) for one in numbers]
+        axes.plot(numbers, means, **style, linewidth=1.8, markersize=8, label=name)
+        for one in numbers:
+            axes.plot([one] * len(points[one]), points[one], ".", color=style["color"], markersize=4)
+    positions = sorted({number for points in curves.values() for number in points})
+    if not places:
+        axes.set_xticks(positions, list(scores), rotation=30, ha="right")
+    else:
+        if positions[0] > 0 and positions[-1] / positions[0] > 8:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(positions, [f"{position:g}" for position in positions])
+        axes.minorticks_off()
+        axes.set_xlabel(x)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+    axes.set_ylabel(label)
+    if all(0 <= value <= 1 for values in scores.values() for value in values):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _clear_frame(axes)
+    axes.margins(x=0.08)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return _save(figure, path)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def run_labels(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Name runs by what differs in their recipes: the preset and each field, such as "relu-vit, length_exponent 0.5".
 

@@ -11,7 +11,13 @@ from matplotlib.image import imread
 
 from builders.finished_runs import attention_statistics
 from reluformers.attention_statistics import AttentionReport
-from reluformers.plotting import plot_attention_report, plot_confusion_matrix, plot_training_curves, run_labels
+from reluformers.plotting import (
+    plot_attention_report,
+    plot_confusion_matrix,
+    plot_scores,
+    plot_training_curves,
+    run_labels,
+)
 
 
 def log_history(shift: float = 0.0, bleu: bool = True) -> list[dict]:
@@ -262,3 +268,29 @@ def test_bad_confusion_matrix_is_refused(tmp_path, matrix, names, file, message)
     with pytest.raises(ValueError, match=message):
         plot_confusion_matrix(matrix, names, tmp_path / file)
     assert not list(tmp_path.iterdir())
+
+
+def test_scores_of_a_figure_lie_over_its_numbers(tmp_path, drawn):
+    scores = {"1024/relu": [25.0, 26.0], "64/relu": [20.0], "64/softmax": [18.0, 16.0], "1024/softmax": []}
+    plot_scores(scores, tmp_path / "f.png", label="BLEU", x="width")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    assert lines["relu"] == ([64, 1024], [20.0, 25.5])
+    assert lines["softmax"] == ([64], [17.0])
+    assert axes.get_xscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("width", "BLEU")
+    dots = [pair for x, y in curves(axes) for pair in zip(x, y, strict=True)]
+    assert {(1024, 25.0), (1024, 26.0), (64, 18.0), (64, 16.0)} <= set(dots)
+
+
+def test_scores_of_a_table_stand_side_by_side(tmp_path, drawn):
+    plot_scores({"softmax": [0.5, 0.7], "p97.5": [0.4]}, tmp_path / "t.svg", label="accuracy")
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["softmax", "p97.5"]
+    assert axes.lines[0].get_linestyle() == "None"
+    assert axes.get_legend() is None
+
+
+def test_scores_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="No row"):
+        plot_scores({"softmax": []}, tmp_path / "t.png", label="BLEU")

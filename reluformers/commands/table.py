@@ -9,6 +9,7 @@ Examples:
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
     reluformers table reluformer/t2 --setting small --show --records docs/evidence
+    reluformers table reluformer/f1 --setting small --show --records docs/evidence --plot figure.png
     reluformers table --again docs/evidence/RUN.json data.train=… data.validation=… data.test=…
     reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
 """
@@ -25,6 +26,7 @@ from reluformers.evidence.row import Job
 from reluformers.evidence.runner import run_here, submit
 from reluformers.evidence.tables import Table, list_tables, row_key, run_name
 from reluformers.files import atomic_write
+from reluformers.plotting import check_picture_path
 from reluformers.results import METRICS
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override
@@ -49,12 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
     )
     parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat a run from its record, and compare")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, as .png or .svg")
     parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run, then print the table."""
     records = options.records or options.output_dir / "records"
+    if options.plot:
+        check_picture_path(options.plot)
     if options.list:
         for name in list_tables():
             table = Table.load(name)
@@ -93,6 +98,8 @@ def run(options: argparse.Namespace) -> None:
         table, options.setting, records_by_row(records), records, rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
+    if options.plot and any(runs.records for runs in report.runs.values()):
+        print(f"picture: {report.plot(options.plot)}")
     if not finished:
         sys.exit(1)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from reluformers.attention_statistics import MISSING
 from reluformers.errors import UserError
+from reluformers.plotting import plot_scores
 from reluformers.results import METRICS
 from reluformers.tasks import Task, task_named
 
@@ -166,6 +167,15 @@ class TableReport:
             ]
             parts.append(_markdown_table(["claim of the paper", "difference", "here", "because"], claims))
         return "\n".join(parts)
+
+    def plot(self, path: Path) -> Path:
+        """Draw the scores of all rows that have some.
+
+        Raises:
+            ValueError: the suffix is neither .png nor .svg, or nothing is finished.
+        """
+        scores = {name: runs.scores for name, runs in self.runs.items()}
+        return plot_scores(scores, path, label=self.metric.title, x=self.table.axis, title=self.table.title)
 
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}

@@ -112,6 +112,7 @@ class Table:
         margin: the smallest difference that matters, in the unit of the score; of measures a tenth of the value.
         baseline: the row that others are compared with; rows "GROUP/NAME" are with "GROUP/BASELINE".
         evaluate: further options of `reluformers evaluate`.
+        axis: what the numbers in the names of the rows are, where the source has a figure.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Table:
     margin: float
     baseline: str
     evaluate: dict[str, Any]
+    axis: str | None = None
 
     @classmethod
     def load(cls, name: str) -> "Table":
@@ -145,7 +147,7 @@ class Table:
 
     @classmethod
     def _from_dict(cls, path: Path, values: dict[str, Any]) -> "Table":
-        allowed = ("title", "rows", "grid", "settings", "claims", "margin", "baseline", "evaluate")
+        allowed = ("title", "rows", "grid", "settings", "claims", "margin", "baseline", "evaluate", "axis")
         for key in values:
             check_name(key, allowed, "key")
         for key in ("title", "settings", "margin", "baseline"):
@@ -169,6 +171,7 @@ class Table:
             margin=float(values["margin"]),
             baseline=values["baseline"],
             evaluate=dict(values.get("evaluate") or {}),
+            axis=values.get("axis"),
         )
 
     def baseline_of(self, row: str) -> str:
