@@ -4,13 +4,16 @@
     python benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
     python benchmarks/translation_speed.py search   --data test.jsonl.gz  --source_lang en --target_lang de --model RUN
 
-`train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, whose number of rows a batch is
-chosen so that its padded batches (rows times longest side) hold as many tokens on average as ours may. Counted are
-real tokens of both sides a second, without padding. `generate` compares sentences a second with the same beams and the
-same number of steps, which neither ends earlier, and by `--ctranslate2` CTranslate2 on Marian's weights as well (`pip
-install 'reluformers[benchmark]'`). `search` translates with a trained model, by the search of this library and by that
-of transformers. Seconds of both are those of the processor if there is one thread. Every round runs all candidates
-once, in turn; ratios are taken inside a round.
+`train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, with random batches and with
+`group_by_length`, whose number of rows a batch is chosen so that its padded batches (rows times longest side) hold as
+many tokens on average as ours may. Counted are real tokens of both sides a second, without padding.
+
+`generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
+and by `--ctranslate2` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`). `search`
+translates with a trained model, by the search of this library and by that of transformers.
+
+Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are
+taken inside a round.
 """
 
 import argparse
@@ -45,6 +48,7 @@ from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 
 PEER = "marian"
+GROUPED_PEER = "marian, by length"  # the same, in batches of sentences of like length, as transformers can form them
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the shape of Marian's layers is that of PostNorm with one matrix for all embeddings
 PLAIN = {
@@ -106,7 +110,7 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
         "encoder_ffn_dim": 2 * options.d_model,
         "decoder_ffn_dim": 2 * options.d_model,
     }
-    if name != PEER:
+    if name not in (PEER, GROUPED_PEER):
         return AutoModelForSeq2SeqLM.from_config(seq2seq_config(name, **shape, **PLAIN))
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_function": "relu", "scale_embedding": True}
@@ -165,14 +169,14 @@ class CTranslate2Model:
 class Stopwatch(TrainerCallback):
     """Times the updates of a run but for the first ones, which warm up."""
 
-    def __init__(self, warmup: int = 3):
-        self.warmup, self.seconds = warmup, 0.0
+    def __init__(self, clock: Callable[[], float], warmup: int = 3):
+        self.clock, self.warmup, self.seconds = clock, warmup, 0.0
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.warmup:
-            self.seconds = -time.perf_counter()
+            self.seconds = -self.clock()
         elif state.global_step == args.max_steps:
-            self.seconds += time.perf_counter()
+            self.seconds += self.clock()
 
 
 class CountingCollator:
@@ -186,12 +190,11 @@ class CountingCollator:
         return self.collate(rows)
 
 
-def stock_rows(dataset: Dataset, max_tokens: int) -> int:
-    """Rows a batch with which random batches hold `max_tokens` padded tokens on average."""
-    lengths = torch.as_tensor(
-        [max(pair) for pair in zip(token_lengths(dataset, "input_ids"), token_lengths(dataset, "labels"), strict=True)]
-    )
-    lengths = lengths[torch.randperm(len(lengths))]
+def stock_rows(dataset: Dataset, max_tokens: int, is_grouped: bool) -> int:
+    """Rows a batch with which random batches, or those grouped by source length, hold `max_tokens` padded tokens."""
+    sources, targets = (torch.as_tensor(list(token_lengths(dataset, column))) for column in ("input_ids", "labels"))
+    lengths = torch.maximum(sources, targets)
+    lengths = lengths[sources.argsort(stable=True) if is_grouped else torch.randperm(len(lengths))]
     rows = 1
     while rows < len(lengths):
         padded = (rows + 1) * lengths[: len(lengths) // (rows + 1) * (rows + 1)].view(-1, rows + 1).amax(1)
@@ -203,7 +206,7 @@ def stock_rows(dataset: Dataset, max_tokens: int) -> int:
 
 def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.Namespace, folder: str) -> float:
     """Real tokens a second of one training run, set-up and warm-up left out."""
-    watch = Stopwatch()
+    watch = Stopwatch(choose_clock(options))
     common = {
         "output_dir": folder,
         "max_steps": watch.warmup + options.steps,
@@ -216,9 +219,13 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
         "seed": 1,
     }
     model = build(name, options)
-    if name == PEER:
+    if name in (PEER, GROUPED_PEER):
+        is_grouped = name == GROUPED_PEER
         arguments = Seq2SeqTrainingArguments(
-            **common, per_device_train_batch_size=stock_rows(dataset, options.max_tokens), label_smoothing_factor=0.1
+            **common,
+            per_device_train_batch_size=stock_rows(dataset, options.max_tokens, is_grouped),
+            train_sampling_strategy="group_by_length" if is_grouped else "random",
+            label_smoothing_factor=0.1,
         )
         collator = CountingCollator(DataCollatorForSeq2Seq(tokenizer, model=model))
         trainer_class = Seq2SeqTrainer
@@ -235,7 +242,7 @@ def tokens_per_second(name: str, dataset: Dataset, tokenizer, options: argparse.
     return sum(collator.tokens[watch.warmup : watch.warmup + options.steps]) / watch.seconds
 
 
-def generation_clock(options: argparse.Namespace) -> Callable[[], float]:
+def choose_clock(options: argparse.Namespace) -> Callable[[], float]:
     """Seconds of the processor, which other programs do not change, where they are those that a user waits."""
     return time.process_time if options.threads == 1 and DEVICE == "cpu" else time.perf_counter
 
@@ -245,7 +252,7 @@ def sentences_per_second(
 ) -> float:
     """Sentences a second through `generate` with a fixed number of steps."""
     steps = {"max_new_tokens": options.new_tokens, "eos_token_id": None}
-    clock = generation_clock(options)
+    clock = choose_clock(options)
     start = clock()
     with torch.inference_mode():
         for batch in batches:
@@ -270,7 +277,7 @@ def compare_searches(options: argparse.Namespace) -> None:
     texts = load_translation_split(options.data, "test", **languages)["source"]
     stock = GenerationMixin._beam_search if options.num_beams > 1 else GenerationMixin._sample
     searches = {"transformers": {"custom_generate": stock}, "reluformers": {}}
-    clock = generation_clock(options)
+    clock = choose_clock(options)
     speeds: dict[str, list[float]] = {name: [] for name in searches}
     written = {}
     for number in range(options.rounds + 1):
@@ -305,7 +312,7 @@ def main() -> None:
     tokenizer = train_tokenizer(texts, options.vocab_size)
     options.vocab_size = len(tokenizer)
     dataset = tokenize_pairs(pairs, tokenizer, tokenizer).select_columns(["input_ids", "labels"])
-    names = [PEER, *options.presets]
+    names = [PEER, *([GROUPED_PEER] if options.job == "train" else []), *options.presets]
     if options.job == "generate":
         models = {name: build(name, options).eval().to(DEVICE) for name in names}
         batches = source_batches(dataset, tokenizer, options)

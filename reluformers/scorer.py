@@ -3,7 +3,7 @@
 import argparse
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from .circumstances import current_circumstances
 from .errors import UserError
 from .results import Evaluation, Score, ScoredData
 from .training.recipe import Recipe
+
+# sums of all columns over the rows → score
+ScoreOfSums = Callable[[np.ndarray], float]
 
 
 @dataclass
@@ -93,13 +96,13 @@ class Scorer(ABC):
         """Score the answers."""
 
     @abstractmethod
-    def row_statistics(self, answers: Any) -> np.ndarray:
-        """What the main metric counts of each row [rows, columns], so that any selection of rows can be scored."""
+    def row_statistics(self, answers: Any) -> dict[str, np.ndarray]:
+        """What metrics count of each row [rows, columns], so that any selection of rows can be scored by its sums."""
 
     @staticmethod
     @abstractmethod
-    def score_of_sums(sums: np.ndarray) -> float:
-        """The main metric of sums of `row_statistics` over rows."""
+    def scores_of_sums() -> dict[str, ScoreOfSums]:
+        """Metrics, the main one first, as functions of the sums of their `row_statistics` over rows."""
 
     @abstractmethod
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,22 @@ class RunRecord:
         attention = self.evaluation.attention if self.evaluation else None
         return getattr(attention.overall, name) if attention else None
 
-    def save(self, folder: Path, rows: np.ndarray | None = None, outputs: list[str] | None = None) -> None:
+    def save(
+        self, folder: Path, rows: Mapping[str, np.ndarray] | None = None, outputs: list[str] | None = None
+    ) -> None:
         """Write the files; the JSON comes last, so that a record that is there is complete.
 
         Args:
             folder: of all records.
-            rows: statistics of the rows of the test set [rows, columns], as `Scorer.row_statistics` gives them.
+            rows: metric → statistics of the test set's rows [rows, columns], as `Scorer.row_statistics` gives them.
             outputs: translations.
         """
         path = folder / f"{self.name}.json"
         if rows is not None:
             # counts of n-grams: most are small
             with atomic_write(path.with_suffix(".npz")) as temporary:
-                np.savez_compressed(temporary, rows=rows.astype(np.min_scalar_type(int(rows.max()))))
+                small = {name: counts.astype(np.min_scalar_type(int(counts.max()))) for name, counts in rows.items()}
+                np.savez_compressed(temporary, **small)
         if outputs is not None:
             text = "".join(" ".join(line.splitlines()) + "\n" for line in outputs)
             with atomic_write(path.with_suffix(".txt.gz")) as temporary:
@@ -122,16 +126,17 @@ class RunRecord:
             raise UserError(f"{path}: cannot be read as a record ({describe_error(error)})") from error
 
 
-def load_rows(folder: Path, name: str) -> np.ndarray:
-    """Statistics of the rows of a record [rows, columns], int64.
+def load_rows(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
+    """Metric → statistics of the rows of a record [rows, columns], int64.
 
     Raises:
         UserError: they are missing or damaged.
     """
-    path = folder / f"{name}.npz"
+    path = folder / f"{record.name}.npz"
+    metrics = task_named(record.recipe["task"]).scorer.scores_of_sums()
     try:
         with np.load(path) as file:
-            return file["rows"].astype(np.int64)
+            return {metric: file[metric].astype(np.int64) for metric in metrics}
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({describe_error(error)}); run the row again") from error
 

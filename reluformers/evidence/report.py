@@ -35,13 +35,13 @@ class Runs:
     Args:
         row: which.
         records: by seed, those that did not diverge.
-        rows: statistics of the test set's rows of each record.
+        rows: metric → statistics of the test set's rows, of each record.
         diverged: seeds whose training diverged.
     """
 
     row: Row
     records: list[RunRecord]
-    rows: list[np.ndarray]
+    rows: list[dict[str, np.ndarray]]
     diverged: list[int]
 
     @property
@@ -86,7 +86,13 @@ class TableReport:
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
         self._differences: dict[tuple[str, str, str], Difference | None] = {}
-        self.verdicts = self._judge()
+        self.verdicts = self._judge(table.claims)
+        # what the other metrics say of the same claims: a second opinion, which is corrected for by itself
+        self.second_verdicts = {
+            metric: dict(zip(table.claims, self._judge([claim.by(metric) for claim in table.claims]), strict=True))
+            for metric in self.task.scorer.scores_of_sums()
+            if metric != self.task.main_metric
+        }
 
     @classmethod
     def of_records(
@@ -115,7 +121,7 @@ class TableReport:
         for row in table.rows_of(setting, rows):
             own = records.get(row_key(table.recipe(setting, row, 1, overrides)), ())
             scored = [record for record in own if record.evaluation is not None]
-            statistics_of_rows = [load_rows(folder, record.name) for record in scored]
+            statistics_of_rows = [load_rows(folder, record) for record in scored]
             diverged = [record.seed for record in own if record.evaluation is None]
             runs.append(Runs(row, scored, statistics_of_rows, diverged))
         return cls(table, setting, runs)
@@ -137,8 +143,10 @@ class TableReport:
                 f"{self.table.name}: runs of {first} and {second} were scored on {len(checksums)} different test "
                 "sets; keep the records of one data set in a folder"
             )
-        if measure == SCORE:
-            samples, score = (system.rows, baseline.rows), self.task.scorer.score_of_sums
+        metric = self._metric(measure)
+        if metric:
+            samples = [[rows[metric] for rows in one.rows] for one in (system, baseline)]
+            score = self.task.scorer.scores_of_sums()[metric]
         else:
             # one value a run: only the seeds vary
             samples = [[np.array([[value]]) for value in one.values(measure)] for one in (system, baseline)]
@@ -156,16 +164,19 @@ class TableReport:
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [_markdown_table(columns, lines), self._footnote()]
         if self.verdicts:
+            titles = [METRICS[metric].title for metric in self.second_verdicts]
             claims = [
                 [
                     verdict.claim.text,
                     self._difference_text(verdict.difference, verdict.claim.measure),
                     verdict.verdict,
                     verdict.reason,
+                    *(self._second_text(found[verdict.claim]) for found in self.second_verdicts.values()),
                 ]
                 for verdict in self.verdicts
             ]
-            parts.append(_markdown_table(["claim of the paper", "difference", "here", "because"], claims))
+            columns = ["claim of the paper", "difference", "here", "because", *(f"by {title}" for title in titles)]
+            parts.append(_markdown_table(columns, claims))
         return "\n".join(parts)
 
     def plot(self, path: Path) -> Path:
@@ -181,7 +192,9 @@ class TableReport:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
         if runs.diverged:
             line["seeds"] += f" + {len(runs.diverged)} diverged"
-        line[self.metric.title] = _mean_text(runs.scores, self.metric)
+        for name in self.task.scorer.scores_of_sums():
+            scores = [record.evaluation.scores[name].value for record in runs.records]
+            line[METRICS[name].title] = _mean_text(scores, METRICS[name])
         baseline = self.table.baseline_of(runs.row.name)
         if runs.row.name != baseline and (found := self.difference(runs.row.name, baseline)):
             line[f"− {self.table.baseline}"] = self._difference_text(found)
@@ -209,10 +222,17 @@ class TableReport:
             theirs = {record.seed: rows for record, rows in zip(baseline.records, baseline.rows, strict=True)}
             for record, rows in zip(runs.records, runs.rows, strict=True):
                 if record.seed in theirs:
+                    main = self.task.main_metric
                     found[name, record.seed] = paired_p_value(
-                        rows, theirs[record.seed], self.task.scorer.score_of_sums
+                        rows[main], theirs[record.seed][main], self.task.scorer.scores_of_sums()[main]
                     )
         return dict(zip(found, holm(list(found.values())), strict=True))
+
+    def _second_text(self, verdict: Verdict) -> str:
+        """Difference and verdict by another metric; nothing of a claim that is not about the score."""
+        if verdict.difference is None or not self._metric(verdict.claim.measure):
+            return MISSING
+        return f"{self._difference_text(verdict.difference, verdict.claim.measure)} {verdict.verdict}"
 
     def _difference_text(self, found: Difference | None, measure: str = SCORE) -> str:
         if found is None:
@@ -223,7 +243,13 @@ class TableReport:
 
     def _form(self, measure: str) -> Callable[[float], str]:
         """How a value is written."""
-        return self.metric.format if measure == SCORE else "{:.3f}".format
+        metric = self._metric(measure)
+        return METRICS[metric].format if metric else "{:.3f}".format
+
+    def _metric(self, measure: str) -> str | None:
+        """The metric that a claim speaks of, or None for a measure of the attention."""
+        name = self.task.main_metric if measure == SCORE else measure
+        return name if name in METRICS else None
 
     def _footnote(self) -> str:
         records = [record for runs in self.runs.values() for record in runs.records]
@@ -255,16 +281,16 @@ class TableReport:
             notes.insert(0, note)
         return "".join(f"- {note}.\n" for note in notes)
 
-    def _judge(self) -> list[Verdict]:
+    def _judge(self, claims: Sequence[Claim]) -> list[Verdict]:
         """Every claim by two one-sided tests, that it is false and that it is true, each with Holm's correction."""
-        found = [self.difference(claim.first, claim.second, claim.measure) for claim in self.table.claims]
+        found = [self.difference(claim.first, claim.second, claim.measure) for claim in claims]
         known = [place for place, one in enumerate(found) if one is not None]
-        chances = [self._chances(self.table.claims[place], found[place]) for place in known]
+        chances = [self._chances(claims[place], found[place]) for place in known]
         for_it = dict(zip(known, holm([chance for chance, _ in chances]), strict=True))
         against = dict(zip(known, holm([chance for _, chance in chances]), strict=True))
         return [
             self._verdict(claim, found[place], for_it.get(place), against.get(place))
-            for place, claim in enumerate(self.table.claims)
+            for place, claim in enumerate(claims)
         ]
 
     def _chances(self, claim: Claim, found: Difference) -> tuple[float, float]:
@@ -281,7 +307,7 @@ class TableReport:
         return outside, 2 * min(found.chance_below(0.0), found.chance_above(0.0))
 
     def _margin(self, claim: Claim) -> float:
-        if claim.measure == SCORE:
+        if self._metric(claim.measure):
             return self.table.margin
         return MEASURE_MARGIN * abs(statistics.mean(self.runs[claim.second].values(claim.measure)))
 

@@ -5,7 +5,7 @@ without looking at a text again.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,12 +13,11 @@ import numpy as np
 from sacrebleu.metrics.base import Score, Signature
 from sacrebleu.significance import PairedTest
 
+from reluformers.scorer import ScoreOfSums
+
 DRAWS = 2000
 LEVEL = 0.95  # of intervals
 POWER = 0.8  # with which `smallest_effect` would have been found
-
-# sums of all columns over the rows → score
-ScoreOfSums = Callable[[np.ndarray], float]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Claim:
         first, second: names of rows.
         relation: `">"`, first is better (of a measure: greater); `">="`, first is worse by less than the table's
             margin; `"~"`, they differ by less than the margin.
-        measure: `SCORE`, the task's main metric, or one of `MEASURES` over all attention.
+        measure: `SCORE`, the task's main metric, or one of `MEASURES` over all attention, or by `by` another metric.
         text: the claim as it is written.
     """
 
@@ -45,6 +45,10 @@ class Claim:
     relation: str
     measure: str
     text: str
+
+    def by(self, metric: str) -> "Claim":
+        """The same claim by another metric, where it is one of the score."""
+        return replace(self, measure=metric) if self.measure == SCORE else self
 
     @classmethod
     def parse(cls, text: str) -> "Claim":

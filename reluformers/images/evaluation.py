@@ -11,7 +11,7 @@ from torch import Tensor
 from reluformers.files import check_output_files
 from reluformers.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
-from reluformers.scorer import Scorer, Scores, check_at_least
+from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.terminal import shows_progress
 
 from .loading import IMAGE, LABEL, load_image_split
@@ -85,15 +85,15 @@ class ImageScorer(Scorer):
         scores = {name: Score(measured[name]) for name in METRICS if measured.get(name) is not None}
         return Scores(scores, classes=class_results(measured, self.names))
 
-    def row_statistics(self, answers: Predictions) -> np.ndarray:
+    def row_statistics(self, answers: Predictions) -> dict[str, np.ndarray]:
         """Hits and images: 1 or 0, and 1."""
         hits = (answers.logits.argmax(-1) == answers.labels).numpy()
-        return np.stack([hits, np.ones(len(hits))], axis=1).astype(np.int64)
+        return {"accuracy": np.stack([hits, np.ones(len(hits))], axis=1).astype(np.int64)}
 
     @staticmethod
-    def score_of_sums(sums: np.ndarray) -> float:
+    def scores_of_sums() -> dict[str, ScoreOfSums]:
         """Accuracy."""
-        return float(sums[0] / sums[1])
+        return {"accuracy": lambda sums: float(sums[0] / sums[1])}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The images again."""

@@ -15,7 +15,7 @@ from reluformers.analysis.model_analysis import Side
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files
 from reluformers.results import Score, ScoredData, checksum
-from reluformers.scorer import Scorer, Scores, check_at_least
+from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.terminal import shows_progress
 from reluformers.training.batching import TokenBudgetBatchSampler
 
@@ -130,14 +130,18 @@ class TranslationScorer(Scorer):
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
         return Scores(scores, self.decoding)
 
-    def row_statistics(self, answers: list[str]) -> np.ndarray:
-        """What BLEU counts of each pair."""
-        return bleu_statistics(answers, self.pairs["target"], tokenize=self.options.tokenize)
+    def row_statistics(self, answers: list[str]) -> dict[str, np.ndarray]:
+        """What BLEU and chrF count of each pair."""
+        references = self.pairs["target"]
+        return {
+            "bleu": bleu_statistics(answers, references, tokenize=self.options.tokenize),
+            "chrf": chrf_statistics(answers, references),
+        }
 
     @staticmethod
-    def score_of_sums(sums: np.ndarray) -> float:
-        """BLEU."""
-        return bleu_of_sums(sums)
+    def scores_of_sums() -> dict[str, ScoreOfSums]:
+        """BLEU and chrF."""
+        return {"bleu": bleu_of_sums, "chrf": chrf_of_sums}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing."""
@@ -188,6 +192,25 @@ def bleu_of_sums(sums: np.ndarray) -> float:
         correct=counts[:4], total=counts[4:], sys_len=system_length, ref_len=reference_length, smooth_method="exp"
     )
     return score.score
+
+
+def chrf_statistics(outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """What corpus chrF counts of each sentence.
+
+    Args:
+        outputs: translations.
+        references: one of each.
+
+    Returns:
+        int [sentences, 18]: character n-grams of the output, of the reference, and matching ones, for n = 1 to 6.
+    """
+    # what sacreBLEU's own tests of significance sum up; there is no public name for it
+    return np.array(CHRF()._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.int64)
+
+
+def chrf_of_sums(sums: np.ndarray) -> float:
+    """Corpus chrF (0 to 100) of the sums of `chrf_statistics` over sentences."""
+    return CHRF()._compute_score_from_stats(sums.tolist()).score
 
 
 def teacher_forced_batches(

@@ -1,14 +1,16 @@
 """What docs/results.md says of the papers' claims follows from the records in docs/evidence."""
 
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from reluformers.commands.table import write_page
 from reluformers.evidence.records import load_rows
-from reluformers.evidence.report import records_by_row, tables_in
+from reluformers.evidence.report import TableReport, records_by_row, tables_in
 from reluformers.evidence.tables import Table, row_key
+from reluformers.tasks import task_named
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "evidence"
@@ -36,10 +38,34 @@ def test_every_record_is_of_a_row_that_the_page_shows():
     assert records.keys() <= keys.keys()
     for record in (record for of_row in records.values() for record in of_row):
         if record.evaluation is not None:
-            assert len(load_rows(RECORDS, record.name)) == record.evaluation.data.rows
+            for metric, counts in load_rows(RECORDS, record).items():
+                assert len(counts) == record.evaluation.data.rows
+                score = record.evaluation.scores[metric].value
+                assert task_named(record.recipe["task"]).scorer.scores_of_sums()[metric](
+                    counts.sum(0)
+                ) == pytest.approx(score)
             commit = record.evaluation.circumstances.commit
             assert commit
             assert not commit.endswith("+"), "a run of code that was not committed"
+
+
+def test_every_claim_of_a_score_is_judged_by_chrf_too():
+    table = Table.load("reluformer/t2")
+    report = TableReport.of_records(
+        table, "small", records_by_row(RECORDS), RECORDS, rows=["softmax", "scale", "reluformer"]
+    )
+    by_chrf = report.second_verdicts["chrf"]
+    assert list(by_chrf) == table.claims
+    claim = next(claim for claim in table.claims if claim.text == "scale < reluformer")
+    means = [
+        statistics.mean(record.evaluation.scores["chrf"].value for record in report.runs[name].records)
+        for name in ("reluformer", "scale")
+    ]
+    assert by_chrf[claim].difference.value == pytest.approx(means[0] - means[1])
+    measured = next(claim for claim in table.claims if claim.measure == "entropy")
+    assert by_chrf[measured].claim == measured
+    assert f"| {claim.text} |" in report.markdown()
+    assert "| by chrF |" in report.markdown()
 
 
 def test_numbers_in_the_words_are_those_of_the_tables():

@@ -66,7 +66,7 @@ def save_run(
         evaluation=None if diverged else evaluation,
         diverged=diverged,
     )
-    record.save(folder, None if diverged else rows)
+    record.save(folder, None if diverged else {"accuracy": rows})
     return record
 
 
@@ -83,7 +83,7 @@ def test_a_record_comes_back_as_it_was(table, tmp_path):
     again = RunRecord.load(tmp_path / f"{record.name}.json")
     assert again == record
     assert again.seed == 3
-    rows = load_rows(tmp_path, record.name)
+    rows = load_rows(tmp_path, record)["accuracy"]
     assert rows.dtype == np.int64
     assert rows[:, 0].mean() == pytest.approx(again.score)
 

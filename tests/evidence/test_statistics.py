@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from reluformers.evidence.statistics import difference, holm, paired_p_value
-from reluformers.translation.evaluation import bleu_of_sums, bleu_statistics
+from reluformers.translation.evaluation import bleu_of_sums, bleu_statistics, chrf_of_sums, chrf_statistics
 
 
 def accuracy(sums):
@@ -80,6 +80,15 @@ def test_bleu_of_sums_is_sacrebleus():
     counted = bleu_statistics(outputs, SENTENCES, tokenize="13a")
     assert counted.shape == (4, 10)
     assert bleu_of_sums(counted.sum(0)) == pytest.approx(BLEU().corpus_score(outputs, [SENTENCES]).score)
+
+
+def test_chrf_of_sums_is_sacrebleus():
+    outputs = ["A dog runs on the grass .", "Two men sit on a bench .", "She writes .", ""]
+    counted = chrf_statistics(outputs, SENTENCES)
+    assert counted.shape == (4, 18)
+    for rows in ([0, 1, 2, 3], [0, 2], [1, 1, 3]):
+        expected = CHRF().corpus_score([outputs[row] for row in rows], [[SENTENCES[row] for row in rows]]).score
+        assert chrf_of_sums(counted[rows].sum(0)) == pytest.approx(expected)
 
 
 def test_the_paired_test_is_sacrebleus():

@@ -18,7 +18,7 @@ from reluformers.evidence.records import RunRecord, load_rows
 from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
 from reluformers.evidence.tables import run_name
-from reluformers.translation.evaluation import bleu_of_sums
+from reluformers.translation.evaluation import bleu_of_sums, chrf_of_sums
 
 TABLE = {
     "title": "toy",
@@ -54,9 +54,10 @@ def test_a_row_leaves_a_record(files, tmp_path):
     job.save(tmp_path / "job.json")
     run_job(tmp_path / "job.json")
     record = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
-    rows = load_rows(tmp_path / "records", job.name)
-    assert rows.shape == (8, 10)
-    assert bleu_of_sums(rows.sum(0)) == pytest.approx(record.score)
+    rows = load_rows(tmp_path / "records", record)
+    assert rows["bleu"].shape == (8, 10)
+    assert bleu_of_sums(rows["bleu"].sum(0)) == pytest.approx(record.score)
+    assert chrf_of_sums(rows["chrf"].sum(0)) == pytest.approx(record.evaluation.scores["chrf"].value)
     assert record.evaluation.data.source == "test.en, test.de"
     assert record.evaluation.attention is not None
     assert record.evaluation.circumstances.seed == record.seed == 3
