@@ -45,6 +45,8 @@ enum {
 
 // with a smaller share of weights that are not 0, those alone meet the values
 #define FEW 0.33
+// likewise of the gradients of scores, which then alone meet keys and queries; sums of keys are not kept in registers
+#define FEW_BACKWARD 0.22
 
 typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
@@ -277,6 +279,36 @@ static __attribute__((noinline)) void multiply_few(int64_t rows, int64_t vectors
       if (left >= 8) add_few(8, steps, a, b + place, b_step, c + place), v += 8;
       else if (left >= 4) add_few(4, steps, a, b + place, b_step, c + place), v += 4;
       else add_few(1, steps, a, b + place, b_step, c + place), v += 1;
+    }
+}
+
+// C [steps, vectors] += aᵀ [steps] · b [vectors], where most of a is 0
+INLINE void spread_few(int vectors, int64_t steps, const float *a, const float *b, float *c, int64_t c_row) {
+  vec right[8];
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) right[v] = LOAD(b + v * LANES);
+  for (int64_t k = 0; k < steps; k += 64)
+    for (uint64_t bits = nonzero_bits(a + k, steps - k); bits; bits &= bits - 1) {
+      int64_t place = k + __builtin_ctzll(bits);
+      vec left = all(a[place]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        float *sum = c + place * c_row + v * LANES;
+        STORE(sum, LOAD(sum) + left * right[v]);
+      }
+    }
+}
+
+// C [steps, vectors] += Aᵀ · B with A [rows, steps] and B [rows, vectors], likewise
+static __attribute__((noinline)) void multiply_few_turned(int64_t rows, int64_t vectors, int64_t steps, const float *a,
+                                                          int64_t a_row, const float *b, float *c) {
+  int64_t width = vectors * LANES;
+  for (int64_t r = 0; r < rows; ++r, a += a_row, b += width)
+    for (int64_t v = 0; v < vectors;) {
+      int64_t left = vectors - v, place = v * LANES;
+      if (left >= 8) spread_few(8, steps, a, b + place, c + place, width), v += 8;
+      else if (left >= 4) spread_few(4, steps, a, b + place, c + place, width), v += 4;
+      else spread_few(1, steps, a, b + place, c + place, width), v += 1;
     }
 }
 
@@ -551,8 +583,9 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   gather(call, call->value, head, places + begin, count, value_width, NULL, value_panels, panel_rows);
   memset(grad_keys, 0, count * padded * sizeof(float));
   memset(grad_values, 0, count * padded_value * sizeof(float));
-  int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES;
+  int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   for (int64_t block = 0; block < blocks; ++block) {
+    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;  // the first block tells, as in `forward`
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
     for (int64_t r = 0; limit > begin && r < rows; ++r) {
@@ -576,15 +609,24 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
                  value_panels + j * value_width, value_width * PANEL, PANEL, some_grads, KEYS, 0);
         grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
                                              some_vectors * LANES, some_weights, some_grads);
+        if (has_few) {
+          multiply_few(some, vectors, seen, some_grads, KEYS, key_rows + j * padded, padded, grad_queries + r * padded);
+          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output + r * padded_value,
+                              grad_values + j * padded_value);
+          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries + r * padded, grad_keys + j * padded);
+          continue;
+        }
         multiply(some, vectors, seen, some_grads, KEYS, 1, key_rows + j * padded, PANEL, padded,
                  grad_queries + r * padded, padded, 1);
+        for (int64_t i = 0; block == 0 && i < some; ++i, made += seen)
+          nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
         // later rows of the block see more keys
         for (int64_t i = 0, hidden = width_here - some_vectors * LANES; hidden > 0 && i < some; ++i) {
           memset(some_weights + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
           memset(some_grads + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
         }
       }
-      for (int64_t k = 0, r = 0; k < width_here; k += 2 * ROWS) {
+      for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {
         while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
         int64_t some = least(width_here - k, 2 * ROWS);
         multiply(some, value_vectors, rows - r, weights + r * KEYS + k, 1, KEYS, grad_output + r * padded_value,

@@ -72,6 +72,25 @@ def test_values_and_gradients_are_those_of_the_formula(seed, instruction_set, th
 
 
 @needs_code
+@pytest.mark.parametrize("threshold", [1.0, torch.tensor(1.6), 50.0])
+@pytest.mark.parametrize("width", [8, 200])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_few_weights_that_are_not_zero(threshold, width, is_masked, instruction_set, threads):
+    threads(2)
+    states = draw(2, 2, 300, 260, width)  # several blocks: the first one shows how few they are
+    ragged = torch.arange(260) < torch.tensor([[260], [131]])
+    options = {
+        "scale": width**-0.5,
+        "threshold": threshold,
+        "causal_offset": 3 if is_masked else None,
+        "key_padding_mask": ragged if is_masked else None,
+        "row_factors": torch.rand(2, 300),
+    }
+    # its derivative is continuous, so that no score near θ falls on either side of a step
+    compare(states, tolerance=1e-5, passes=PASSES, activation="relu2", **options)
+
+
+@needs_code
 @pytest.mark.parametrize("activation", native.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 def test_statistics_and_their_gradients(activation, dtype, instruction_set):
