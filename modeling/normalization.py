@@ -3,7 +3,6 @@
 """Normalisation layers that torch does not have, and the table of those a residual block may use."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -26,103 +25,8 @@ def at_least_float32(states: Tensor) -> Tensor:
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
     wide = at_least_float32(states)
-    length = _UnitLength.apply if _has_written_gradients(wide) else _unit_length
-    return length(wide, eps).to(states.dtype)
-
-
-def _has_written_gradients(states: Tensor) -> bool:
-    """Whether the gradient written out below is faster than autograd's: on CPUs, where every pass over memory counts.
-
-    Compiled code puts the passes together by itself.
-    """
-    return states.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _length(states: Tensor) -> Tensor:
-    """‖x‖₂ over the last dimension, which stays."""
-    return torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-
-
-def _inverse_root_mean_square(states: Tensor, eps: float) -> Tensor:
-    """1 / √(mean(x²) + ε) over the last dimension, which stays."""
-    return (_length(states) ** 2 / states.shape[-1] + eps).rsqrt()
-
-
-def _by_autograd(ctx, function: Callable[..., Tensor], grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    """What `backward` returns for function(saved tensors, ε), by operations that have gradients themselves."""
-    output = function(*ctx.saved_tensors, ctx.eps)
-    needed = [x for x, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False) if is_needed]
-    gradients = iter(torch.autograd.grad(output, needed, grad_output, create_graph=True))
-    return tuple(next(gradients) if is_needed else None for is_needed in ctx.needs_input_grad)
-
-
-def _unit_length(states: Tensor, eps: float) -> Tensor:
-    length = _length(states)
-    return states / length.clamp_min(eps).masked_fill(length == 0, 1.0)
-
-
-class _UnitLength(torch.autograd.Function):
-    """`_unit_length`: with y = x/‖x‖ the gradient of x is (dy − y·Σ y·dy) / ‖x‖."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(states: Tensor, eps: float) -> Tensor:
-        return _unit_length(states, eps)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
-        states, ctx.eps = inputs
-        ctx.save_for_backward(states)
-
-    @staticmethod
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor, None]:
-        (states,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # asked for a gradient of the gradient
-            return _by_autograd(ctx, _unit_length, grad_output)
-        length = _length(states)
-        factor = length.clamp_min(ctx.eps).masked_fill_(length == 0, 1.0).reciprocal_()
-        unit = states * factor
-        along = (unit * grad_output).sum(-1, keepdim=True).mul_(length >= ctx.eps)  # below ε the divisor is constant
-        return torch.addcmul(grad_output, unit, along, value=-1).mul_(factor), None
-
-
-def _gated_rms_norm(states: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-    return torch.sigmoid(gate * states) * functional.rms_norm(states, weight.shape, weight, eps)
-
-
-class _GatedRMSNorm(torch.autograd.Function):
-    """`_gated_rms_norm`, σ(w⊙x) ⊙ g ⊙ u with u = x / √(mean(x²) + ε), and its gradients of x, g and w."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(states: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-        factor = _inverse_root_mean_square(states, eps)
-        return (gate * states).sigmoid_().mul_(states).mul_(factor).mul_(weight)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
-        *tensors, ctx.eps = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        states, weight, gate = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _by_autograd(ctx, _gated_rms_norm, grad_output)
-        rows = tuple(range(states.dim() - 1))
-        factor = _inverse_root_mean_square(states, ctx.eps)
-        unit, opening = states * factor, (gate * states).sigmoid_()
-        grad_norm = grad_output * opening
-        products = grad_norm * unit
-        grad_weight = products.sum(rows)
-        products.mul_(weight)
-        along = products.mean(-1, keepdim=True)
-        grad_states = grad_norm.mul_(weight).addcmul_(unit, along, value=-1).mul_(factor)
-        grad_logits = products.mul_(opening.neg_().add_(1))  # of σ
-        grad_states.addcmul_(grad_logits, gate)
-        return grad_states, grad_weight, grad_logits.mul_(states).sum(rows), None
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return (wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)).to(states.dtype)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -176,13 +80,6 @@ class GatedRMSNorm(OutputGate, RMSNorm):
         super().__init__(dim, eps=eps)
         self.gate = nn.Parameter(torch.empty(dim))
         self.reset_gate()
-
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
-        states = at_least_float32(hidden_states)
-        if not _has_written_gradients(states):
-            return super().forward(hidden_states)
-        weight, gate = self.weight.to(states.dtype), self.gate.to(states.dtype)
-        return _GatedRMSNorm.apply(states, weight, gate, self.eps).to(hidden_states.dtype)
 
 
 class GatedLayerNorm(OutputGate, LayerNorm):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
-from reluformers.modeling import normalization
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
 from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, ScaleNorm, build_norm, unit_length
 
@@ -111,65 +110,6 @@ def test_unit_length(dtype):
     gradient = torch.autograd.grad(output.sum(), states)[0]
     assert gradient.isfinite().all()
     assert gradient[3].abs().max() <= 1
-
-
-def written_and_plain(name):
-    """A norm with its gradient written out, the same by autograd, and inputs: one vector is 0, one shorter than ε."""
-    states = torch.randn(3, 5, 4, WIDTH, dtype=torch.float64).transpose(1, 2)
-    states[0, 0, 0] = 0
-    states[0, 0, 1] *= 1e-3
-    vectors = [torch.randn(WIDTH, dtype=torch.float64) for _ in range(2)]
-    inputs = [x.requires_grad_() for x in ([states] if name == "unit_length" else [states, *vectors])]
-    eps = 0.1
-    if name == "unit_length":
-        return lambda x: unit_length(x, eps), lambda x: normalization._unit_length(x, eps), inputs
-    module = GatedRMSNorm(WIDTH, eps).double()
-
-    def gated(x, weight, gate):
-        return torch.func.functional_call(module, {"weight": weight, "gate": gate}, x)
-
-    return gated, lambda *x: normalization._gated_rms_norm(*x, eps), inputs
-
-
-WRITTEN = pytest.mark.parametrize("name", ["unit_length", "gated_rms_norm"])
-
-
-@WRITTEN
-def test_written_gradients_are_those_of_autograd(name):
-    written, plain, inputs = written_and_plain(name)
-    direction = torch.randn_like(inputs[0])
-    for inside in (False, True):  # autocast must not turn its sums into bf16
-        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-            actual = torch.autograd.grad(written(*inputs), inputs, direction)
-        expected = torch.autograd.grad(plain(*inputs), inputs, direction)
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
-@WRITTEN
-def test_written_gradients_have_gradients(name):
-    written, _, inputs = written_and_plain(name)
-    states = torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(written, (states, *inputs[1:]))
-
-
-@WRITTEN
-def test_written_gradients_are_mapped_over_rows(name):
-    written, plain, inputs = written_and_plain(name)
-    states, *others = (x.detach() for x in inputs)
-
-    def total(function):
-        return torch.func.vmap(torch.func.grad(lambda x: function(x, *others).square().sum()))
-
-    torch.testing.assert_close(total(written)(states), total(plain)(states))
-
-
-@WRITTEN
-def test_compiled_code_has_the_same_gradients(name):
-    written, plain, inputs = written_and_plain(name)
-    compiled = torch.compile(written, backend="aot_eager", fullgraph=True)
-    direction = torch.randn_like(inputs[0])
-    actual = torch.autograd.grad(compiled(*inputs), inputs, direction)
-    torch.testing.assert_close(actual, torch.autograd.grad(plain(*inputs), inputs, direction))
 
 
 def test_scale_norm_starts_as_released_or_as_printed():
