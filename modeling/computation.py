@@ -36,9 +36,9 @@ def choose_computation(
 
     Returns:
         `"eager"`, every weight kept: what needs whole rows (sparsemax and entmax, the entropy of softmax), masks that
-            are no padding or causality, few keys and softmax of a single query on a processor, and exported programs,
-            which are to hold PyTorch's plain operators alone. Not returned for an elementwise φ, padding and causality
-            with `short_keys` None.
+            are no padding or causality, few keys and softmax of a single query or with dropout on a processor, and
+            exported programs, which are to hold PyTorch's plain operators alone. Not returned for an elementwise φ,
+            padding and causality with `short_keys` None.
         `"sdpa"`, PyTorch's own softmax attention.
         `"single_query"`, the one row of weights written out, as in decoding with a cache: it is nothing to save on.
         `"native"`, compiled code on a processor, where there is any: see `compiled`.
@@ -53,7 +53,8 @@ def choose_computation(
     if short_keys is not None and _is_short(query, mask, activation, short_keys):
         return "eager"
     if activation == "softmax":
-        is_written_out = needed_statistics == "all" or (is_single and query.device.type == "cpu")
+        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        is_written_out = needed_statistics == "all" or (query.device.type == "cpu" and (is_single or dropout > 0))
         return "eager" if is_written_out else "sdpa"
     if activation not in ELEMENTWISE_ACTIVATIONS or not mask.is_structured:
         return "eager"
