@@ -37,7 +37,8 @@ def keep_factors(states: Tensor, probability: float, generator: torch.Generator 
         kept = 1 - probability
         return torch.empty_like(states).bernoulli_(kept, generator=generator).div_(kept)
     # bernoulli_ spends a 64-bit number on each element where the processor is not Intel's; this spends 16 bits
-    words = torch.empty(-(-states.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    words = torch.empty(-(-states.numel() // 4), dtype=torch.int64, device=states.device)
+    words.random_(-(2**63), None, generator=generator)
     dropped = min(round(probability * 2**16), 2**16 - 1)
     keeps = words.view(torch.int16)[: states.numel()] >= dropped - 2**15
     return keeps.to(states.dtype).div_(1 - probability).view(states.shape)

@@ -584,8 +584,9 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   memset(grad_keys, 0, count * padded * sizeof(float));
   memset(grad_values, 0, count * padded_value * sizeof(float));
   int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
+  int is_counted = 0;  // by the first block that sees some of the keys, as in `forward`
   for (int64_t block = 0; block < blocks; ++block) {
-    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;  // the first block tells, as in `forward`
+    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
     for (int64_t r = 0; limit > begin && r < rows; ++r) {
@@ -618,7 +619,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
         }
         multiply(some, vectors, seen, some_grads, KEYS, 1, key_rows + j * padded, PANEL, padded,
                  grad_queries + r * padded, padded, 1);
-        for (int64_t i = 0; block == 0 && i < some; ++i, made += seen)
+        for (int64_t i = 0; !is_counted && i < some; ++i, made += seen)
           nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
         // later rows of the block see more keys
         for (int64_t i = 0, hidden = width_here - some_vectors * LANES; hidden > 0 && i < some; ++i) {
@@ -635,6 +636,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
                  grad_keys + (j + k) * padded, padded, 1);
       }
     }
+    is_counted = made > 0;
     for (int64_t r = 0; r < rows; ++r)
       write_row(call, (void *)row_of(call, grad_query, head, first + r), width, call->scale, grad_queries + r * padded);
   }

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +194,14 @@ def plot_scores(
 ) -> Path:
     """Draw the scores of a table's rows: a dot for every seed, and a line through the means.
 
-    Where one of the parts of the rows' names, `a/b/c`, is a number in all of them, it lies on the horizontal axis and
-    the other parts name the curves; otherwise every row has a place of its own.
+    With `x`, where one of the parts of the rows' names, `a/b/c`, is a number in all of them, it lies on the horizontal
+    axis and the other parts name the curves; otherwise every row has a place of its own.
 
     Args:
         scores: {row: score of each seed}; a row without scores is left out.
         path: picture to write, .png or .svg.
         label: of the scores.
-        x: label of the horizontal axis, where it is a number.
+        x: what the numbers in the names are; None to leave them in the names.
         title: text above the picture.
 
     Returns:
@@ -215,9 +215,9 @@ def plot_scores(
     if not scores:
         raise ValueError("No row has a score.")
     parts = {row: row.split("/") for row in scores}
-    places = [
-        place for place in range(min(map(len, parts.values()))) if all(_is_number(p[place]) for p in parts.values())
-    ]
+    # the first parts of all names, the second ones, …
+    columns = enumerate(zip(*parts.values(), strict=False)) if x else ()
+    places = [place for place, column in columns if all(map(_is_number, column))]
     curves: dict[str, dict[float, Sequence[float]]] = {}
     if places:
         for row, values in scores.items():
@@ -257,10 +257,9 @@ def plot_scores(
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def run_labels(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -70,7 +70,8 @@ def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch
     assert compiled._find_native() is found
     assert calls == [(("owner/name",), {"version": native.INTERFACE, "backend": "cpu", "trust_remote_code": True})]
     found.INTERFACE += 1
-    assert compiled._find_native() is None
+    with pytest.raises(ImportError, match="is 'owner/name', whose compiled code is of version 2, but must be of 1"):
+        compiled._find_native()
     monkeypatch.setitem(sys.modules, "kernels", None)
     with pytest.raises(ImportError, match="is 'owner/name', which needs kernels: pip install kernels"):
         compiled._find_native()

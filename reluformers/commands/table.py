@@ -9,7 +9,7 @@ Examples:
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
     reluformers table reluformer/t2 --setting small --show --records docs/evidence
-    reluformers table reluformer/f1 --setting small --show --records docs/evidence --plot figure.png
+    reluformers table relu_vit/f3 --setting small --show --records docs/evidence --plot figure.png
     reluformers table --again docs/evidence/RUN.json data.train=… data.validation=… data.test=…
     reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
 """
@@ -60,6 +60,9 @@ def run(options: argparse.Namespace) -> None:
     records = options.records or options.output_dir / "records"
     if options.plot:
         check_picture_path(options.plot)
+        for other in ("list", "again", "write", "submit"):
+            if getattr(options, other):
+                raise UserError(f"--plot draws a table that is shown or run, and does not go with --{other}")
     if options.list:
         for name in list_tables():
             table = Table.load(name)
@@ -98,8 +101,9 @@ def run(options: argparse.Namespace) -> None:
         table, options.setting, records_by_row(records), records, rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
-    if options.plot and any(runs.records for runs in report.runs.values()):
-        print(f"picture: {report.plot(options.plot)}")
+    if options.plot:
+        has_runs = any(runs.records for runs in report.runs.values())
+        print(f"picture: {report.plot(options.plot)}" if has_runs else "no picture, as no run is finished")
     if not finished:
         sys.exit(1)
 

@@ -138,7 +138,9 @@ def load_rows(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
         with np.load(path) as file:
             return {metric: file[metric].astype(np.int64) for metric in metrics}
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({describe_error(error)}); run the row again") from error
+        raise UserError(
+            f"{path}: cannot be read ({describe_error(error)}); delete {record.name}.json and run the row again"
+        ) from error
 
 
 def load_records(folder: Path) -> list[RunRecord]:

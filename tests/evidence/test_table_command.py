@@ -20,6 +20,7 @@ from reluformers.evidence.runner import run_here
 from reluformers.evidence.tables import run_name
 from reluformers.translation.evaluation import bleu_of_sums, chrf_of_sums
 
+EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 TABLE = {
     "title": "toy",
     "margin": 0.5,
@@ -194,6 +195,17 @@ def test_runs_are_handed_over(table_file, tmp_path, capsys):
     assert "submitit: " in capsys.readouterr().err
 
 
+def test_scores_are_drawn(tmp_path, capsys):
+    options = ["--setting", "small", "--show", "--rows", "small/relu/0", "--plot", tmp_path / "scores.png"]
+    run_command("table", "relu_vit/f3", *options, "--records", EVIDENCE)
+    assert capsys.readouterr().out.endswith(f"picture: {tmp_path / 'scores.png'}\n")
+    assert (tmp_path / "scores.png").stat().st_size > 0
+    (tmp_path / "scores.png").unlink()
+    run_command("table", "relu_vit/f3", *options, "--records", tmp_path)
+    assert capsys.readouterr().out.endswith("no picture, as no run is finished\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,6 +216,8 @@ def test_runs_are_handed_over(table_file, tmp_path, capsys):
         (("reluformer/t2", "--jobs", "0"), "--jobs is 0"),
         (("reluformer/t2", "model.heads=3"), "unknown key 'model.heads'"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
+        (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
+        (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
     ],
 )
 def test_refusals(capsys, tmp_path, arguments, message):
