@@ -16,6 +16,7 @@ Then, for each preset, once from the original and once from nothing, with as man
 import argparse
 from pathlib import Path
 
+import torch
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
@@ -35,7 +36,15 @@ from reluformers.images.loading import class_names, load_image_split
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import save_tokenizers, tokenize_pairs, train_tokenizer
 
-SCHEDULE = {"adam_beta2": 0.98, "max_grad_norm": 1.0, "seed": 1, "logging_steps": 50, "save_strategy": "no"}
+SCHEDULE = {
+    "adam_beta2": 0.98,
+    "max_grad_norm": 1.0,
+    "seed": 1,
+    "logging_steps": 50,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "use_cpu": not torch.cuda.is_available(),  # bf16 on processors is refused without it
+}
 
 
 def train_translation(options: argparse.Namespace) -> None:

@@ -87,9 +87,10 @@ class TableReport:
         self.metric = METRICS[self.task.main_metric]
         self._differences: dict[tuple[str, str, str], Difference | None] = {}
         self.verdicts = self._judge(table.claims)
-        # what the other metrics say of the same claims: a second opinion, which is corrected for by itself
+        # what the other metrics say of the claims about scores: a second opinion, which is corrected for by itself
+        of_scores = [claim for claim in table.claims if self._metric(claim.measure)]
         self.second_verdicts = {
-            metric: dict(zip(table.claims, self._judge([claim.by(metric) for claim in table.claims]), strict=True))
+            metric: dict(zip(of_scores, self._judge([claim.by(metric) for claim in of_scores]), strict=True))
             for metric in self.task.scorer.scores_of_sums()
             if metric != self.task.main_metric
         }
@@ -171,7 +172,7 @@ class TableReport:
                     self._difference_text(verdict.difference, verdict.claim.measure),
                     verdict.verdict,
                     verdict.reason,
-                    *(self._second_text(found[verdict.claim]) for found in self.second_verdicts.values()),
+                    *(self._second_text(found.get(verdict.claim)) for found in self.second_verdicts.values()),
                 ]
                 for verdict in self.verdicts
             ]
@@ -228,9 +229,9 @@ class TableReport:
                     )
         return dict(zip(found, holm(list(found.values())), strict=True))
 
-    def _second_text(self, verdict: Verdict) -> str:
+    def _second_text(self, verdict: Verdict | None) -> str:
         """Difference and verdict by another metric; nothing of a claim that is not about the score."""
-        if verdict.difference is None or not self._metric(verdict.claim.measure):
+        if verdict is None or verdict.difference is None:
             return MISSING
         return f"{self._difference_text(verdict.difference, verdict.claim.measure)} {verdict.verdict}"
 
