@@ -28,7 +28,7 @@ help:  ## list the targets
 
 # The stamp is written last, so an interrupted installation goes on at the next call. torch goes first and alone: the
 # constraints then hold whichever build of it pip chose here (a CPU wheel, where there is one).
-$(SETUP): setup.py native/attention.c $(CONSTRAINTS)
+$(SETUP): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "error: $(PYTHON) is not Python 3.10 or newer; name one: make PYTHON=python3.11 …" >&2; exit 2; }
 	@echo "Setting up $(VENV) (minutes the first time)"

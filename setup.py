@@ -73,7 +73,7 @@ EXTRAS_REQUIRE["test"] = [
     "onnxruntime>=1.31.1",
 ]
 
-# The compiled attention of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
+# The compiled code of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
 # the installation goes on, and attention is computed in PyTorch.
 INSTRUCTION_SETS = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -81,7 +81,8 @@ if platform.machine() in ("x86_64", "AMD64"):
 NATIVE = [
     Extension(
         f"reluformers_native._{name}",
-        ["native/attention.c"],
+        ["native/attention.c", "native/norms.c"],
+        depends=["native/vectors.h"],
         extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0", *flags],
         py_limited_api=True,  # it knows nothing of Python at all
         optional=True,

@@ -67,6 +67,8 @@ def eager_attention(
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
         the `RowStatistics`.
     """
+    if isinstance(scaling, Tensor):  # few numbers, and none that are wider than the queries
+        query, scaling = (query * scaling).to(query.dtype), 1.0
     scores = query @ key.transpose(-1, -2) * scaling
     threshold = module.current_threshold(mask.key_counts, query.dtype)
     if isinstance(threshold, Tensor) or threshold != 0:
@@ -271,7 +273,7 @@ class MultiHeadAttention(nn.Module):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
         """
-        query = self._normalize(self._split_heads(self.q_proj(hidden_states)), self.query_norm)
+        query = self._heads(self.q_proj(hidden_states), self.query_norm)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         if self.attention.scale_form != "constant":
@@ -319,10 +321,11 @@ class MultiHeadAttention(nn.Module):
             if is_cross and past_key_values.is_updated.get(self.layer_idx):
                 return self._cross_states(cache, key_value_states.shape[1])
         source = key_value_states if is_cross else hidden_states
-        key = self._normalize(self._split_heads(self.k_proj(source)), self.key_norm)
-        value = self._split_heads(self.v_proj(source))
+        key = self._heads(self.k_proj(source), self.key_norm)
+        value = self.v_proj(source).unflatten(-1, (-1, self.head_dim))
         if self.attention.value_norm == "l2":
             value = unit_length(value)
+        value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
             if is_cross and isinstance(past_key_values, EncoderDecoderCache):
@@ -335,11 +338,11 @@ class MultiHeadAttention(nn.Module):
         layer = cache.layers[self.layer_idx]
         return layer.keys[:, :, :source_len], layer.values[:, :, :source_len]
 
-    def _normalize(self, states: Tensor, norm: nn.Module | None) -> Tensor:
-        """Queries or keys as the score takes them: LayerNorm per head, unit length for cosine."""
+    def _heads(self, states: Tensor, norm: nn.Module | None) -> Tensor:
+        """Queries or keys as the score takes them, [batch, length, embed_dim] → [batch, heads, length, head_dim]."""
+        states = states.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             states = norm(states)
-        return unit_length(states) if self.attention.score == "cosine" else states
-
-    def _split_heads(self, states: Tensor) -> Tensor:  # [batch, length, embed_dim] → [batch, heads, length, head_dim]
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        if self.attention.score == "cosine":
+            states = unit_length(states)
+        return states.transpose(1, 2)

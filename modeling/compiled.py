@@ -1,12 +1,12 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where compiled attention for processors comes from: an installed package, or a repository that the user names."""
+"""Where compiled code for processors comes from: an installed package, or a repository that the user names."""
 
 from os import environ
 from types import ModuleType
 
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"  # repository of kernels, "owner/name"; nothing is looked for without it
-NATIVE_INTERFACE = 1  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
+NATIVE_INTERFACE = 2  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
 
 
 def _find_native() -> ModuleType | None:

@@ -1,10 +1,11 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with an elementwise φ by compiled code, on processors: the same mathematics as the block-wise computation.
+"""Compiled code for processors: attention with an elementwise φ, and the norms of queries, keys and outputs.
 
-`attention.c` is built by setup.py once for each set of instructions, where there is a C compiler, and run on torch's
-own threads by `torch_parallel_for` of its stable interface. This package knows tensors and the operators' options
-alone, so that every copy of the models' code can use it, whichever version wrote it: see `INTERFACE`.
+`attention.c` and `norms.c` compute what the models' code in PyTorch does. setup.py builds them once for each set of
+instructions, where there is a C compiler, and torch's own threads run them by `torch_parallel_for` of its stable
+interface. This package knows tensors and the operators' options alone, so that every copy of the models' code can use
+it, whichever version wrote it: see `INTERFACE`.
 """
 
 import ctypes
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-INTERFACE = 1  # what callers must ask for; counts up when the arguments of the functions below change
+INTERFACE = 2  # what callers must ask for; counts up when the arguments of the functions below change
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {"avx512": ("avx512_f", "fma3"), "avx2": ("avx2", "fma3"), "generic": ()}
@@ -25,6 +27,15 @@ DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
 _QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
+_MOST_LANES = 16  # numbers of the widest vector
+
+
+_SCRATCH_OF = {  # function → the one that says how much scratch memory a part needs
+    "forward": "forward_scratch",
+    "backward": "backward_scratch",
+    "norm_forward": "norm_scratch",
+    "norm_backward": "norm_scratch",
+}
 
 
 class _States(ctypes.Structure):
@@ -35,7 +46,30 @@ class _States(ctypes.Structure):
         return cls(states.data_ptr(), *states.stride()[:3])
 
 
-class _Call(ctypes.Structure):
+class _Arguments(ctypes.Structure):
+    """What compiled functions are given; tensors whose pointers are set live as long as this."""
+
+    def keep(self, **tensors: Tensor | None) -> None:
+        """Set pointers, and hold the tensors for as long as this lives."""
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensor = tensor.contiguous()
+                setattr(self, name, tensor.data_ptr())
+                setattr(self, f"_{name}", tensor)
+
+    def run(self, name: str, parts: int) -> None:
+        """Call a function for the numbers of all parts, on torch's threads."""
+        if parts == 0:
+            return
+        library, parallel_for = _library(instruction_set()), _parallel_for()
+        place = ctypes.addressof(self)
+        self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
+        self.keep(scratch=torch.empty(parts * self.scratch_size, device="cpu"))
+        if parallel_for(0, parts, 1, getattr(library, name), place):
+            raise RuntimeError(f"torch_parallel_for could not run {name} in {parts} parts")
+
+
+class _Call(_Arguments):
     """`Call` of attention.c."""
 
     _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
@@ -76,25 +110,61 @@ class _Call(ctypes.Structure):
         call.is_bfloat16 = query.dtype == torch.bfloat16
         return call
 
-    def keep(self, **tensors: Tensor | None) -> None:
-        """Set pointers, and hold the tensors for as long as this lives."""
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                tensor = tensor.contiguous()
-                setattr(self, name, tensor.data_ptr())
-                setattr(self, f"_{name}", tensor)
-
     def run(self, name: str) -> None:
-        """One pass on torch's threads."""
-        library, (threads, parallel_for) = _library(instruction_set()), (torch.get_num_threads(), _parallel_for())
-        threads = min(threads, self.batch * self.heads * self.splits)
-        if threads == 0:
-            return
-        place = ctypes.addressof(self)
-        self.scratch_size = getattr(library, f"{name}_scratch")(place)
-        self.keep(scratch=torch.empty(threads * self.scratch_size, device="cpu"))
-        if parallel_for(0, threads, 1, getattr(library, name), place):
-            raise RuntimeError(f"torch_parallel_for could not run {name} on {threads} threads")
+        """One pass; every thread takes tasks until there are no more."""
+        super().run(name, min(torch.get_num_threads(), self.batch * self.heads * self.splits))
+
+
+class _Norm(_Arguments):
+    """`Norm` of norms.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input", "grad_output", "output", "gain", "gate")),
+        *((name, ctypes.c_void_p) for name in ("grad_gain", "grad_gate", "scratch")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "rows", "width", "parts")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("is_mean", "is_bfloat16")),
+    )
+
+    @classmethod
+    def of(cls, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> "_Norm":
+        """What both passes need."""
+        norm = cls(width=states.shape[-1], rows=states.numel() // max(1, states.shape[-1]), eps=eps, is_mean=is_mean)
+        norm.is_bfloat16 = states.dtype == torch.bfloat16
+        norm.parts = min(torch.get_num_threads(), norm.rows)
+        vectors = {"gain": gain, "gate": gate}
+        padding = (0, -norm.width % _MOST_LANES)
+        norm.keep(input=states, **{n: None if v is None else pad(v.float(), padding) for n, v in vectors.items()})
+        return norm
+
+
+def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
+    """y = a ⊙ x / ρ over the last dimension, with a = g ⊙ σ(w⊙x), g or 1.
+
+    Args:
+        states: x, one of `DTYPES`, copied if it is not contiguous.
+        gain: g [width], or None for 1.
+        gate: w [width], or None for no σ; only with a gain.
+        eps: ε.
+        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖, ε), or 1 at x = 0.
+    """
+    norm = _Norm.of(states, gain, gate, eps, is_mean)
+    output = torch.empty_like(states, memory_format=torch.contiguous_format)
+    norm.keep(output=output)
+    norm.run("norm_forward", norm.parts)
+    return output
+
+
+def norm_backward(
+    grad_output: Tensor, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, and float32 of g and w, which are empty where there is none."""
+    norm = _Norm.of(states, gain, gate, eps, is_mean)
+    grad_states = torch.empty_like(states, memory_format=torch.contiguous_format)
+    grads = [states.new_empty(0 if v is None else (norm.parts, norm.width), dtype=torch.float32) for v in (gain, gate)]
+    norm.keep(output=grad_states, grad_output=grad_output, grad_gain=grads[0], grad_gate=grads[1])
+    norm.run("norm_backward", norm.parts)
+    return grad_states, *(grad.sum(0) if grad.dim() == 2 else grad for grad in grads)
 
 
 def forward(
@@ -239,7 +309,7 @@ def _file(name: str) -> Path:
 @functools.cache
 def _library(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(_file(name)))
-    for function in (library.forward_scratch, library.backward_scratch):
+    for function in (getattr(library, name) for name in _SCRATCH_OF.values()):
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
     return library
 

@@ -5,27 +5,12 @@
 //
 //     out_i = r_i · Σ_j D_ij·w_ij·v_j,   w_ij = φ(a·q_i·k_j − θ) over the visible keys j
 //
-// Plain C with the vector types that GCC and Clang share: the instruction set is that of the compiler's options, and
-// setup.py builds this file once for each. Torch's own threads call `forward` and `backward`, `__init__.py` fills `Call`.
+// Torch's own threads call `forward` and `backward`, `__init__.py` fills `Call`.
 //
 // A task is some queries (forward) or some keys (backward) of one head; threads take the next one when they are done.
 // It copies what it needs to scratch memory in float32: the visible keys alone and side by side, so that padding is
 // gone and "row i sees the first limit_i of them" says all of a mask.
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
-#ifndef VECTOR_BYTES
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-#endif
+#include "vectors.h"
 
 // a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
 #if VECTOR_BYTES == 64 || defined(__aarch64__)
@@ -36,7 +21,6 @@
 
 enum {
   ROWS = 6,
-  LANES = VECTOR_BYTES / 4,
   PANEL = LANES * VECTORS,
   // a block of weights: with its operands it stays in the cache of a core
   QUERIES = 96,
@@ -47,14 +31,6 @@ enum {
 #define FEW 0.33
 // likewise of the gradients of scores, which then alone meet keys and queries; sums of keys are not kept in registers
 #define FEW_BACKWARD 0.22
-
-typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define LOAD(pointer) (*(const vec *)(pointer))
-#define STORE(pointer, value) (*(vec *)(pointer) = (value))
 
 typedef struct {
   void *data;
@@ -81,48 +57,9 @@ typedef struct {
 
 enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
 
-// ---------------------------------------------------------------------------------------------------------- vectors
+// ---------------------------------------------------------------------------------------------------------------- φ
 
-INLINE int64_t round_up(int64_t length, int64_t step) { return (length + step - 1) / step * step; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE vec all(float number) { return number - (vec){0}; }
-INLINE vec only(ivec mask, vec numbers) { return (vec)((ivec)numbers & mask); }
-INLINE vec either(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
-
-INLINE ivec lane_numbers(void) {
-  ivec numbers;
-  for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
-  return numbers;
-}
-
-INLINE float sum_of(vec numbers) {
-  float total = 0;
-  for (int lane = 0; lane < LANES; ++lane) total += numbers[lane];
-  return total;
-}
-
-// log max(x, smallest normal number), by the polynomial of Cephes' logf on [√½, √2)
-INLINE vec log_of(vec x) {
-  x = either(x > 1.17549435e-38f, x, all(1.17549435e-38f));
-  ivec bits = (ivec)x, exponent = (bits >> 23) - 127;
-  vec mantissa = (vec)((bits & 0x007fffff) | 0x3f800000);
-  ivec is_large = mantissa > 1.41421356f;
-  mantissa = either(is_large, mantissa * 0.5f, mantissa) - 1.0f;
-  vec power = __builtin_convertvector(exponent - is_large, vec);
-  vec sum = mantissa * 7.0376836292e-2f - 1.1514610310e-1f;
-  sum = sum * mantissa + 1.1676998740e-1f;
-  sum = sum * mantissa - 1.2420140846e-1f;
-  sum = sum * mantissa + 1.4249322787e-1f;
-  sum = sum * mantissa - 1.6668057665e-1f;
-  sum = sum * mantissa + 2.0000714765e-1f;
-  sum = sum * mantissa - 2.4999993993e-1f;
-  sum = sum * mantissa + 3.3333331174e-1f;
-  vec square = mantissa * mantissa;
-  vec small = sum * mantissa * square - power * 2.12194440e-4f - square * 0.5f;
-  return mantissa + small + power * 0.693359375f;
-}
-
-// φ; a z that is not a number stays so
+// a z that is not a number stays so
 INLINE vec activated(vec z, int activation) {
   vec positive = only(~(z <= 0), z);
   switch (activation) {
@@ -320,32 +257,18 @@ INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t
 }
 
 // A row times a factor, followed by zeros up to whole vectors.
-static void read_row(const Call *call, const void *source, int64_t width, float factor, float *row) {
-  if (call->is_bfloat16) {
-    const uint16_t *numbers = source;
-    for (int64_t d = 0; d < width; ++d) {
-      union { uint32_t bits; float number; } wide = {(uint32_t)numbers[d] << 16};
-      row[d] = wide.number * factor;
-    }
-  } else {
-    const float *numbers = source;
-    for (int64_t d = 0; d < width; ++d) row[d] = numbers[d] * factor;
-  }
-  for (int64_t d = width; d % LANES; ++d) row[d] = 0;
+static void read_row(int is_bfloat16, const void *source, int64_t width, float factor, float *row) {
+#define READ(IS_BFLOAT16) \
+  for (int64_t d = 0; d < width; d += LANES) STORE(row + d, read_vector(IS_BFLOAT16, source, d, width) * factor)
+  if (is_bfloat16) READ(1);
+  else READ(0);
 }
 
-static void write_row(const Call *call, void *target, int64_t width, float factor, const float *row) {
-  if (call->is_bfloat16) {
-    uint16_t *numbers = target;
-    for (int64_t d = 0; d < width; ++d) {
-      union { float number; uint32_t bits; } wide = {row[d] * factor};
-      // to the nearest, in a tie to the even one; what is not a number keeps a bit
-      numbers[d] = wide.number == wide.number ? (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16 : 0x7fc0;
-    }
-  } else {
-    float *numbers = target;
-    for (int64_t d = 0; d < width; ++d) numbers[d] = row[d] * factor;
-  }
+static void write_row(int is_bfloat16, void *target, int64_t width, float factor, const float *row) {
+#define WRITE(IS_BFLOAT16) \
+  for (int64_t d = 0; d < width; d += LANES) write_vector(IS_BFLOAT16, target, d, width, LOAD(row + d) * factor)
+  if (is_bfloat16) WRITE(1);
+  else WRITE(0);
 }
 
 // Rows [PANEL, padded width] as columns [width, PANEL].
@@ -362,7 +285,7 @@ static void gather(const Call *call, States states, int64_t head, const int32_t 
     float *block = rows ? rows + j * padded : panel_rows;
     for (int64_t k = 0; k < PANEL; ++k) {
       if (j + k < count)
-        read_row(call, row_of(call, states, head, places[j + k]), width, 1, block + k * padded);
+        read_row(call->is_bfloat16, row_of(call, states, head, places[j + k]), width, 1, block + k * padded);
       else
         memset(block + k * padded, 0, padded * sizeof(float));
     }
@@ -430,13 +353,6 @@ static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t plac
   }
 }
 
-// Pieces of a thread's scratch memory, each beginning at a whole cache line.
-INLINE float *take(float **scratch, int64_t size) {
-  float *piece = *scratch;
-  *scratch += round_up(size, 16);
-  return piece;
-}
-
 static void forward_task(Call *call, int64_t task, float *scratch) {
   // the last queries of all heads go first: with causality they have most keys
   int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
@@ -460,7 +376,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, count, limit, limits);
     for (int64_t r = 0; r < rows; ++r)
-      read_row(call, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
+      read_row(call->is_bfloat16, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
     memset(output, 0, rows * padded_value * sizeof(float));
     for (int64_t j = 0; j < limit; j += KEYS) {
       for (int64_t r = 0; r < rows; r += ROWS) {
@@ -487,7 +403,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
     for (int64_t r = 0; r < rows; ++r) {
       float factor = 1;
       if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
-      write_row(call, (void *)row_of(call, call->output, head, first + r), call->value_width, factor,
+      write_row(call->is_bfloat16, (void *)row_of(call, call->output, head, first + r), call->value_width, factor,
                 output + r * padded_value);
     }
   }
@@ -592,8 +508,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
     for (int64_t r = 0; limit > begin && r < rows; ++r) {
       float factor = 1;
       if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
-      read_row(call, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
-      read_row(call, row_of(call, call->grad_output, head, first + r), value_width, factor,
+      read_row(call->is_bfloat16, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
+      read_row(call->is_bfloat16, row_of(call, call->grad_output, head, first + r), value_width, factor,
                grad_output + r * padded_value);
     }
     memset(grad_queries, 0, rows * padded * sizeof(float));
@@ -638,11 +554,13 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
     }
     is_counted = made > 0;
     for (int64_t r = 0; r < rows; ++r)
-      write_row(call, (void *)row_of(call, grad_query, head, first + r), width, call->scale, grad_queries + r * padded);
+      write_row(call->is_bfloat16, (void *)row_of(call, grad_query, head, first + r), width, call->scale,
+                grad_queries + r * padded);
   }
   for (int64_t j = 0; j < count; ++j) {
-    write_row(call, (void *)row_of(call, call->grad_key, head, places[begin + j]), width, 1, grad_keys + j * padded);
-    write_row(call, (void *)row_of(call, call->grad_value, head, places[begin + j]), value_width, 1,
+    int64_t place = places[begin + j];
+    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_key, head, place), width, 1, grad_keys + j * padded);
+    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_value, head, place), value_width, 1,
               grad_values + j * padded_value);
   }
   if (call->grad_threshold) call->grad_threshold[task] = (float)grad_threshold;

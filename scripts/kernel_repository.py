@@ -4,7 +4,7 @@
 
     build.toml, torch-ext/      what kernel-builder takes: the Python code alone, Triton kernels among it
     build/torch-cuda            the same code, ready to load
-    build/torch-stable-abi…     and with what setup.py compiled of native/attention.c on this machine, for processors
+    build/torch-stable-abi…     and with what setup.py compiled of native/ on this machine, for processors
 
 The package in it has `rectified_attention`, and `native` for `RELUFORMERS_KERNELS`. It needs transformers.
 """

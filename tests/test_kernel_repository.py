@@ -70,7 +70,8 @@ def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch
     assert compiled._find_native() is found
     assert calls == [(("owner/name",), {"version": native.INTERFACE, "backend": "cpu", "trust_remote_code": True})]
     found.INTERFACE += 1
-    with pytest.raises(ImportError, match="is 'owner/name', whose compiled code is of version 2, but must be of 1"):
+    versions = f"of version {found.INTERFACE}, but must be of {native.INTERFACE}"
+    with pytest.raises(ImportError, match=f"is 'owner/name', whose compiled code is {versions}"):
         compiled._find_native()
     monkeypatch.setitem(sys.modules, "kernels", None)
     with pytest.raises(ImportError, match="is 'owner/name', which needs kernels: pip install kernels"):

@@ -17,7 +17,7 @@ from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_option
 if native is None:
     pytest.skip("needs the package reluformers_native", allow_module_level=True)
 
-SOURCE = Path(native.__file__).with_name("attention.c")
+SOURCES = sorted(Path(native.__file__).parent.glob("*.c"))
 BUILT = native.usable_instruction_sets()
 PASSES = (native.forward, native.backward)
 needs_code = pytest.mark.skipif(not BUILT, reason="needs compiled code for this processor")
@@ -212,8 +212,8 @@ def test_fake_tensors_are_laid_out_like_the_true_ones(needed, instruction_set):
 def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
     """Its vectors and tiles, made of what instructions there are."""
     library = tmp_path / "wide.so"
-    options = ["-O1", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-DVECTOR_BYTES=64"]
-    subprocess.run(["cc", *options, "-o", library, SOURCE], check=True)
+    options = ["-O1", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC", "-DVECTOR_BYTES=64", "-lm"]
+    subprocess.run(["cc", *options, "-o", library, *SOURCES], check=True)
     monkeypatch.setattr(native, "_file", lambda name: library)
     monkeypatch.setattr(native, "_library", native._library.__wrapped__)
     monkeypatch.setattr(native, "instruction_set", lambda: "avx512")

@@ -6,8 +6,10 @@ import pytest
 import torch
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
+from reluformers.modeling import normalization
+from reluformers.modeling.compiled import native
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
-from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, ScaleNorm, build_norm, unit_length
+from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, ScaleNorm, build_norm, unit_length
 
 import reference
 
@@ -110,6 +112,113 @@ def test_unit_length(dtype):
     gradient = torch.autograd.grad(output.sum(), states)[0]
     assert gradient.isfinite().all()
     assert gradient[3].abs().max() <= 1
+
+
+INSTRUCTION_SETS = [] if native is None else native.usable_instruction_sets()
+needs_code = pytest.mark.skipif(not INSTRUCTION_SETS, reason="needs compiled code for this processor")
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list:
+    """What compiled code is called with, for as few numbers as there are."""
+    seen, forward = [], native.norm_forward
+    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", 1)
+    monkeypatch.setattr(native, "norm_forward", lambda *arguments: seen.append(arguments) or forward(*arguments))
+    return seen
+
+
+class UnitLength(torch.nn.Module):
+    def forward(self, states):
+        return unit_length(states)
+
+
+def build_compiled(name, width):
+    """A module that compiled code can take, in float32."""
+    made = {"unit_length": UnitLength, "rms_norm": RMSNorm, "gated_rms_norm": GatedRMSNorm, "scale_norm": ScaleNorm}
+    module = made[name]() if name == "unit_length" else made[name](width, eps=1e-6)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+@needs_code
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("shape", [(3, 4, 2, 16), (2, 5, 3), (7, 1), (1, 130), (5, 3, 0, 8), (40, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["unit_length", "rms_norm", "gated_rms_norm", "scale_norm"])
+def test_compiled_norms_are_those_of_float64(name, dtype, shape, instruction_set, calls, monkeypatch):
+    monkeypatch.setattr(native, "instruction_set", lambda: instruction_set)
+    module = build_compiled(name, shape[-1])
+    states = (3 * torch.randn(shape)).to(dtype).requires_grad_()
+    # neither the input nor the gradient need be contiguous
+    direction = torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2].to(dtype)
+    wide = states.detach().double().requires_grad_()
+    output, before = module(states.expand(2, *shape)), len(calls)
+    assert before == (1 if states.numel() else 0)
+    module_64 = build_compiled(name, shape[-1]).double()
+    module_64.load_state_dict(module.state_dict())
+    expected = module_64(wide.expand(2, *shape))
+    assert len(calls) == before, "float64 is PyTorch's"
+    both = direction.expand_as(output)
+    actual = torch.autograd.grad(output, (states, *module.parameters()), both)
+    wanted = torch.autograd.grad(expected, (wide, *module_64.parameters()), both.double())
+    for one, other in zip((output, *actual), (expected, *wanted), strict=True):
+        tolerance = 2**-6 if dtype == torch.bfloat16 else 2e-6
+        scale = max(1.0, other.abs().max().item() if other.numel() else 0.0)
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * scale)
+
+
+@needs_code
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_compiled_norms_sum_gradients_over_threads(threads, calls):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        module = build_compiled("gated_rms_norm", 24)
+        module(torch.randn(5, 24, requires_grad=True)).square().sum().backward()
+        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+    finally:
+        torch.set_num_threads(before)
+    assert len(calls) == 1
+    assert all(gradient.isfinite().all() and gradient.all() for gradient in gradients)
+
+
+@needs_code
+def test_compiled_norms_of_extreme_rows(calls):
+    rows = torch.tensor([[0.0, 0, 0], [1e-30, 0, 0], [3e18, 4e18, 0], [1e-13, 0, 0]], requires_grad=True)
+    output = unit_length(rows)
+    assert calls
+    # 1e-30 is shorter than ε: divided by ε, if its square is not 0 already
+    expected = torch.tensor([[0.0, 0, 0], [0, 0, 0], [0.6, 0.8, 0], [0.1, 0, 0]])
+    torch.testing.assert_close(output, expected, atol=1e-6, rtol=1e-6)
+    gradient = torch.autograd.grad(output[0].sum(), rows)[0]
+    assert gradient[0].tolist() == [1, 1, 1]
+    module = build_compiled("gated_rms_norm", 3)
+    large = torch.tensor([[300.0, -300.0, 0.0]], requires_grad=True)
+    with torch.no_grad():
+        module.gate.fill_(1.0)
+        module.weight.fill_(1.0)
+    gated = module(large)
+    assert gated.tolist()[0] == pytest.approx([math.sqrt(1.5), 0, 0], abs=1e-6)
+    gated.sum().backward()
+    assert large.grad.isfinite().all()
+    assert module(torch.full((1, 3), math.nan)).isnan().all()
+
+
+@needs_code
+def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch):
+    module, states = build_compiled("gated_rms_norm", 8), torch.randn(4, 8)
+    exported = torch.export.export(module, (states,))
+    assert not any(
+        "norm.default" in str(node.target) and "reluformers" in str(node.target) for node in exported.graph.nodes
+    )
+    torch.testing.assert_close(torch.compile(module, backend="aot_eager")(states), exported.module()(states))
+    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", states.numel() + 1)
+    module(states)
+    assert not calls
+    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", states.numel())
+    module(states)
+    assert len(calls) == 1
 
 
 def test_scale_norm_starts_as_released_or_as_printed():

@@ -1,0 +1,142 @@
+// Copyright 2026 the reluformers authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Norms of rows on a processor, forward and backward, each in one pass over memory.
+//
+//     y = a ⊙ x / ρ,   a = g ⊙ σ(w⊙x), g or 1,   ρ = √(mean(x²) + ε), or max(‖x‖, ε) and 1 at x = 0
+//
+// Torch's own threads call `norm_forward` and `norm_backward`, `__init__.py` fills `Norm`.
+#include <math.h>
+
+#include "vectors.h"
+
+typedef struct {
+  const void *input, *grad_output;
+  void *output;                   // of the backward pass: the gradient of x
+  const float *gain, *gate;       // g and w [width], or NULL
+  float *grad_gain, *grad_gate;   // [parts, width], or NULL
+  float *scratch;                 // [parts, scratch_size]
+  int64_t scratch_size, rows, width;
+  int64_t parts;                  // of the rows, each with sums of its own
+  float eps;
+  int32_t is_mean, is_bfloat16;
+} Norm;
+
+// σ(x), with exp by the polynomial of Cephes' expf
+INLINE vec sigmoid_of(vec x) {
+  x = either(x < -87, all(-87), x);
+  x = either(x > 87, all(87), x);
+  vec power = -x * 1.44269504f + 12582912.0f;  // rounded in the last bits
+  ivec exponent = (ivec)power - 0x4b400000;
+  power -= 12582912.0f;
+  vec rest = -x - power * 0.693359375f + power * 2.12194440e-4f;
+  vec sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  vec exp = (sum * rest * rest + rest + 1) * (vec)((exponent + 127) << 23);
+  return 1 / (1 + exp);
+}
+
+INLINE void *place_of(const Norm *norm, const void *states, int64_t row) {
+  return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
+}
+
+// 1/ρ, and minus its derivative by ½·Σ x²
+typedef struct {
+  float factor, slope;
+} Scale;
+
+INLINE Scale scale_of(const Norm *norm, const void *row, int is_bfloat16) {
+  vec squares = all(0);
+  for (int64_t d = 0; d < norm->width; d += LANES) {
+    vec x = read_vector(is_bfloat16, row, d, norm->width);
+    squares += x * x;
+  }
+  float total = sum_of(squares);
+  if (norm->is_mean) {
+    float factor = 1 / sqrtf(total / norm->width + norm->eps);
+    return (Scale){factor, factor * factor * factor / norm->width};
+  }
+  float length = sqrtf(total), factor = length == 0 ? 1 : 1 / (length < norm->eps ? norm->eps : length);
+  return (Scale){factor, length < norm->eps ? 0 : factor * factor * factor};
+}
+
+INLINE void forward_row(const Norm *norm, int64_t row, int is_bfloat16, int has_gain, int has_gate) {
+  const void *input = place_of(norm, norm->input, row);
+  Scale scale = scale_of(norm, input, is_bfloat16);
+  for (int64_t d = 0; d < norm->width; d += LANES) {
+    vec x = read_vector(is_bfloat16, input, d, norm->width), y = x * scale.factor;
+    if (has_gain) y *= LOAD(norm->gain + d);
+    if (has_gate) y *= sigmoid_of(LOAD(norm->gate + d) * x);
+    write_vector(is_bfloat16, place_of(norm, norm->output, row), d, norm->width, y);
+  }
+}
+
+// `direct` is memory for the gradient of x that does not come by way of ρ.
+INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *grad_gain, float *grad_gate,
+                         int is_bfloat16, int has_gain, int has_gate) {
+  const void *input = place_of(norm, norm->input, row), *grad_output = place_of(norm, norm->grad_output, row);
+  Scale scale = scale_of(norm, input, is_bfloat16);
+  vec dot = all(0);
+  for (int64_t d = 0; d < norm->width; d += LANES) {
+    vec x = read_vector(is_bfloat16, input, d, norm->width), of_input = all(0);
+    vec grad = read_vector(is_bfloat16, grad_output, d, norm->width);
+    if (has_gain) {
+      vec gain = LOAD(norm->gain + d), of_gain = grad * x * scale.factor;
+      grad *= gain;
+      if (has_gate) {
+        vec gate = LOAD(norm->gate + d), open = sigmoid_of(gate * x), of_gate = of_gain * gain * open * (1 - open);
+        STORE(grad_gate + d, LOAD(grad_gate + d) + of_gate * x);
+        of_gain *= open;
+        grad *= open;
+        of_input = of_gate * gate;
+      }
+      STORE(grad_gain + d, LOAD(grad_gain + d) + of_gain);
+    }
+    dot += grad * x;
+    STORE(direct + d, grad * scale.factor + of_input);
+  }
+  float share = sum_of(dot) * scale.slope;
+  for (int64_t d = 0; d < norm->width; d += LANES) {
+    vec x = read_vector(is_bfloat16, input, d, norm->width);
+    write_vector(is_bfloat16, place_of(norm, norm->output, row), d, norm->width, LOAD(direct + d) - x * share);
+  }
+}
+
+// CALL(is_bfloat16, has_gain, has_gate), compiled for each
+#define BY_KIND(CALL) \
+  switch (norm->is_bfloat16 * 3 + (norm->gain != NULL) + (norm->gate != NULL)) { \
+    case 0: CALL(0, 0, 0); break; \
+    case 1: CALL(0, 1, 0); break; \
+    case 2: CALL(0, 1, 1); break; \
+    case 3: CALL(1, 0, 0); break; \
+    case 4: CALL(1, 1, 0); break; \
+    default: CALL(1, 1, 1); \
+  }
+
+int64_t norm_scratch(const Norm *norm) { return 3 * round_up(norm->width, 16); }
+
+void norm_forward(int64_t begin, int64_t end, void *context) {
+  const Norm *norm = context;
+  int64_t first = norm->rows * begin / norm->parts, last = norm->rows * end / norm->parts;
+#define FORWARD(...) for (int64_t row = first; row < last; ++row) forward_row(norm, row, __VA_ARGS__)
+  BY_KIND(FORWARD)
+}
+
+void norm_backward(int64_t begin, int64_t end, void *context) {
+  const Norm *norm = context;
+  for (int64_t part = begin; part < end; ++part) {
+    int64_t first = norm->rows * part / norm->parts, last = norm->rows * (part + 1) / norm->parts;
+    float *scratch = norm->scratch + part * norm->scratch_size;
+    float *direct = take(&scratch, norm->width), *grad_gain = take(&scratch, norm->width);
+    float *grad_gate = take(&scratch, norm->width);
+    memset(grad_gain, 0, 2 * round_up(norm->width, 16) * sizeof(float));
+#define BACKWARD(...) \
+  for (int64_t row = first; row < last; ++row) backward_row(norm, row, direct, grad_gain, grad_gate, __VA_ARGS__)
+    BY_KIND(BACKWARD)
+    if (norm->gain) memcpy(norm->grad_gain + part * norm->width, grad_gain, norm->width * sizeof(float));
+    if (norm->gate) memcpy(norm->grad_gate + part * norm->width, grad_gate, norm->width * sizeof(float));
+  }
+}

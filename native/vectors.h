@@ -1,0 +1,122 @@
+// Copyright 2026 the reluformers authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Vectors of floats, read from rows of float32 or bfloat16 and written to them.
+//
+// Plain C with the vector types that GCC and Clang share: the instruction set is that of the compiler's options, and
+// setup.py builds the files that include this once for each.
+#ifndef RELUFORMERS_VECTORS_H
+#define RELUFORMERS_VECTORS_H
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#ifndef VECTOR_BYTES
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#endif
+
+enum { LANES = VECTOR_BYTES / 4 };
+
+typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define LOAD(pointer) (*(const vec *)(pointer))
+#define STORE(pointer, value) (*(vec *)(pointer) = (value))
+
+INLINE int64_t round_up(int64_t length, int64_t step) { return (length + step - 1) / step * step; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE vec all(float number) { return number - (vec){0}; }
+INLINE vec only(ivec mask, vec numbers) { return (vec)((ivec)numbers & mask); }
+INLINE vec either(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
+
+INLINE ivec lane_numbers(void) {
+  ivec numbers;
+  for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
+INLINE float sum_of(vec numbers) {
+  float sums[LANES];
+  STORE(sums, numbers);
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  return sums[0];
+}
+
+// log max(x, smallest normal number), by the polynomial of Cephes' logf on [√½, √2)
+INLINE vec log_of(vec x) {
+  x = either(x > 1.17549435e-38f, x, all(1.17549435e-38f));
+  ivec bits = (ivec)x, exponent = (bits >> 23) - 127;
+  vec mantissa = (vec)((bits & 0x007fffff) | 0x3f800000);
+  ivec is_large = mantissa > 1.41421356f;
+  mantissa = either(is_large, mantissa * 0.5f, mantissa) - 1.0f;
+  vec power = __builtin_convertvector(exponent - is_large, vec);
+  vec sum = mantissa * 7.0376836292e-2f - 1.1514610310e-1f;
+  sum = sum * mantissa + 1.1676998740e-1f;
+  sum = sum * mantissa - 1.2420140846e-1f;
+  sum = sum * mantissa + 1.4249322787e-1f;
+  sum = sum * mantissa - 1.6668057665e-1f;
+  sum = sum * mantissa + 2.0000714765e-1f;
+  sum = sum * mantissa - 2.4999993993e-1f;
+  sum = sum * mantissa + 3.3333331174e-1f;
+  vec square = mantissa * mantissa;
+  vec small = sum * mantissa * square - power * 2.12194440e-4f - square * 0.5f;
+  return mantissa + small + power * 0.693359375f;
+}
+
+// Numbers d, d + 1, … of a row that is so wide, as many as fit into a vector, with zeros behind the last.
+INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t width) {
+  int64_t count = least(width - d, LANES);
+  if (is_bfloat16) {
+    hvec numbers = {0};
+    if (count == LANES) numbers = *(const hvec *)((const uint16_t *)row + d);
+    else for (int64_t lane = 0; lane < count; ++lane) numbers[lane] = ((const uint16_t *)row)[d + lane];
+    return (vec)(__builtin_convertvector(numbers, uvec) << 16);
+  }
+  if (count == LANES) return LOAD((const float *)row + d);
+  vec numbers = all(0);
+  for (int64_t lane = 0; lane < count; ++lane) numbers[lane] = ((const float *)row)[d + lane];
+  return numbers;
+}
+
+INLINE void write_vector(int is_bfloat16, void *row, int64_t d, int64_t width, vec numbers) {
+  int64_t count = least(width - d, LANES);
+  if (is_bfloat16) {
+    // to the nearest, in a tie to the even one; what is not a number keeps a bit
+    uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    rounded = (uvec)either(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
+#if defined(__AVX512F__)
+    hvec narrow = (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // which GCC 12 does not find by itself
+#else
+    hvec narrow = __builtin_convertvector(rounded, hvec);
+#endif
+    if (count == LANES) *(hvec *)((uint16_t *)row + d) = narrow;
+    else for (int64_t lane = 0; lane < count; ++lane) ((uint16_t *)row)[d + lane] = narrow[lane];
+  } else if (count == LANES) {
+    STORE((float *)row + d, numbers);
+  } else {
+    for (int64_t lane = 0; lane < count; ++lane) ((float *)row)[d + lane] = numbers[lane];
+  }
+}
+
+// Pieces of a thread's scratch memory, each beginning at a whole cache line.
+INLINE float *take(float **scratch, int64_t size) {
+  float *piece = *scratch;
+  *scratch += round_up(size, 16);
+  return piece;
+}
+
+#endif
