@@ -11,7 +11,6 @@ from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
 from .compiled import native
-from .operators import NAMESPACE
 
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code costs more than it saves
 
@@ -27,52 +26,39 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def _is_for_compiled_code(states: Tensor) -> bool:
-    """Whether compiled code takes these rows: on a processor and outside of compiled graphs, which fuse norms too."""
-    if native is None or states.device.type != "cpu" or states.numel() < FEWEST_NUMBERS:
+    """Whether compiled code takes these rows: on a processor and outside of graphs, which fuse norms by themselves."""
+    if native is None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if states.numel() < FEWEST_NUMBERS or states.device.type != "cpu" or type(states) is not Tensor:
         return False
     return states.dtype in native.DTYPES and native.is_available()
 
 
-_OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
+class _Norm(torch.autograd.Function):
+    """One of the norms below in compiled code: with gain and gate `GatedRMSNorm`, with neither `unit_length`.
 
+    No operator of PyTorch, as those of attention are: for so little work calls of these would take longer.
+    """
 
-@torch.library.custom_op(f"{NAMESPACE}::norm", mutates_args=(), schema=f"({_OPTIONS}) -> Tensor")
-def _norm(states, gain, gate, eps, is_mean) -> Tensor:
-    """One of the norms below as one operator: with gain and gate that of `GatedRMSNorm`, without `unit_length`."""
-    return native.norm_forward(states, gain, gate, eps, is_mean)
+    @staticmethod
+    def forward(ctx, states, gain, gate, eps, is_mean) -> Tensor:
+        ctx.save_for_backward(states, gain, gate)
+        ctx.options = eps, is_mean
+        return native.norm_forward(states, gain, gate, eps, is_mean)
 
-
-@torch.library.custom_op(
-    f"{NAMESPACE}::norm_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad_output, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-)
-def _norm_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, gain and gate; those of what is None are empty."""
-    return native.norm_backward(grad_output, states, gain, gate, eps, is_mean)
-
-
-def _save_for_backward(ctx, inputs, output) -> None:
-    *tensors, ctx.eps, ctx.is_mean = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    grads = _norm_backward(grad_output, *tensors, ctx.eps, ctx.is_mean)
-    pairs = zip(grads, tensors, strict=True)
-    return *(None if tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs), None, None
-
-
-_norm.register_autograd(_backward, setup_context=_save_for_backward)
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
+        states, *vectors = ctx.saved_tensors
+        grad_states, *grads = native.norm_backward(grad_output.to(states.dtype), states, *vectors, *ctx.options)
+        grads = [None if grad is None else grad.to(vector.dtype) for grad, vector in zip(grads, vectors, strict=True)]
+        return grad_states, *grads, None, None
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
     if _is_for_compiled_code(states):
-        return _norm(states, None, None, eps, False)
+        return _Norm.apply(states, None, None, eps, False)
     wide = at_least_float32(states)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return (wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)).to(states.dtype)
@@ -83,7 +69,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         if _is_for_compiled_code(hidden_states):
-            return _norm(hidden_states, self.weight, None, self.eps, True)
+            return _Norm.apply(hidden_states, self.weight, None, self.eps, True)
         states = at_least_float32(hidden_states)
         weight = self.weight.to(states.dtype)
         return functional.rms_norm(states, self.normalized_shape, weight, self.eps).to(hidden_states.dtype)
@@ -134,7 +120,7 @@ class GatedRMSNorm(OutputGate, RMSNorm):
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         if _is_for_compiled_code(hidden_states):
-            return _norm(hidden_states, self.weight, self.gate, self.eps, True)
+            return _Norm.apply(hidden_states, self.weight, self.gate, self.eps, True)
         return super().forward(hidden_states)
 
 

@@ -6,6 +6,7 @@
 is one operator of PyTorch, so that `torch.compile` takes it whole.
 """
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .compiled import native
-from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, can_scale_weights, choose_computation
+from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, can_scale_weights, choose_computation, native
 from .masks import AttentionMask
 from .normalization import wide_dtype
-from .operators import NAMESPACE
 from .regularization import RowStatistics
+
+# Two checkpoints in one process may carry two versions of this code: each has operators of its own.
+_NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
 def _passes(computation: str) -> tuple[Callable, Callable]:
@@ -42,7 +44,7 @@ _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
 
 @torch.library.custom_op(
-    f"{NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
+    f"{_NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
 )
 def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The forward pass; statistics that are not needed are empty."""
@@ -66,7 +68,7 @@ _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_l
 
 
 @torch.library.custom_op(
-    f"{NAMESPACE}::rectified_attention_backward",
+    f"{_NAMESPACE}::rectified_attention_backward",
     mutates_args=(),
     schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}",
 )

@@ -28,8 +28,6 @@ MAX_HEAD_DIM = 256
 _QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # numbers of the widest vector
-
-
 _SCRATCH_OF = {  # function → the one that says how much scratch memory a part needs
     "forward": "forward_scratch",
     "backward": "backward_scratch",
@@ -132,9 +130,7 @@ class _Norm(_Arguments):
         norm = cls(width=states.shape[-1], rows=states.numel() // max(1, states.shape[-1]), eps=eps, is_mean=is_mean)
         norm.is_bfloat16 = states.dtype == torch.bfloat16
         norm.parts = min(torch.get_num_threads(), norm.rows)
-        vectors = {"gain": gain, "gate": gate}
-        padding = (0, -norm.width % _MOST_LANES)
-        norm.keep(input=states, **{n: None if v is None else pad(v.float(), padding) for n, v in vectors.items()})
+        norm.keep(input=states, gain=_in_whole_vectors(gain), gate=_in_whole_vectors(gate))
         return norm
 
 
@@ -157,14 +153,22 @@ def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: 
 
 def norm_backward(
     grad_output: Tensor, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, and float32 of g and w, which are empty where there is none."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, and float32 of g and w, or None where there is none."""
     norm = _Norm.of(states, gain, gate, eps, is_mean)
     grad_states = torch.empty_like(states, memory_format=torch.contiguous_format)
-    grads = [states.new_empty(0 if v is None else (norm.parts, norm.width), dtype=torch.float32) for v in (gain, gate)]
-    norm.keep(output=grad_states, grad_output=grad_output, grad_gain=grads[0], grad_gate=grads[1])
+    sums = [None if v is None else v.new_empty(norm.parts, norm.width, dtype=torch.float32) for v in (gain, gate)]
+    norm.keep(output=grad_states, grad_output=grad_output, grad_gain=sums[0], grad_gate=sums[1])
     norm.run("norm_backward", norm.parts)
-    return grad_states, *(grad.sum(0) if grad.dim() == 2 else grad for grad in grads)
+    return grad_states, *(None if of_parts is None else of_parts.sum(0) for of_parts in sums)
+
+
+def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:
+    """In float32, with zeros up to a whole vector."""
+    if numbers is None:
+        return None
+    missing = -len(numbers) % _MOST_LANES
+    return pad(numbers.float(), (0, missing)) if missing else numbers.float()
 
 
 def forward(
