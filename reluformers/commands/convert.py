@@ -18,6 +18,8 @@ from reluformers.errors import UserError
 from reluformers.terminal import silence_transformers
 from reluformers.training.recipe import override
 
+from . import take_changes
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Convert."""
     silence_transformers()
+    take_changes(options, "fields", "sites")
     if options.sites and options.preset is None:
         raise UserError("--sites says where, but there is no --preset to say what comes there")
     if options.back:

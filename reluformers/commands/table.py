@@ -31,6 +31,8 @@ from reluformers.results import METRICS
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override
 
+from . import take_changes
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="show every table with its rows, and end")
     parser.add_argument("--setting", default="paper", help="paper: data and sizes of the source; small: fit two cores")
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="names of rows, such as relu*")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], metavar="SEED", help="a run for each")
+    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="a run for each")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on this machine")
     parser.add_argument("--minutes", type=float, help="stop after that long; the next call goes on")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run, then print the table."""
+    take_changes(options, "overrides", "rows", "seeds")
     records = options.records or options.output_dir / "records"
     if options.plot:
         check_picture_path(options.plot)
@@ -112,7 +115,7 @@ def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[
     """Row → a job for each seed; every recipe is checked before the first one starts."""
     jobs: dict[str, list[Job]] = {}
     for row in table.rows_of(options.setting, options.rows):
-        for seed in options.seeds:
+        for seed in map(_seed, options.seeds):
             recipe = table.recipe(options.setting, row, seed, options.overrides)
             recipe.model_config()
             recipe.training_arguments(options.output_dir)
@@ -167,6 +170,13 @@ def write_page(page: Path, records: Path) -> None:
     }
     with atomic_write(page) as temporary:
         temporary.write_text(replace_tables(text, tables), encoding="utf-8")
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--seeds: {text!r} is no whole number") from None
 
 
 def read_options(texts: list[str]) -> dict[str, Any]:

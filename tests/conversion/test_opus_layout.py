@@ -83,9 +83,10 @@ def test_it_translates_as_before_and_goes_back(opus, tmp_path, capsys):
 
 
 def test_the_attention_is_exchanged_at_some_sites(opus, tmp_path, capsys):
-    run_command("convert", opus, tmp_path / "ours", "--preset", "rela-g", "--sites", "cross")
+    run_command("convert", opus, tmp_path / "ours", "--preset", "rela-g", "--sites", "cross", "attention_dropout=0.3")
     config = json.loads((tmp_path / "ours/config.json").read_text())
     assert config["model_type"] == "rela"
+    assert config["attention_dropout"] == 0.3
     assert config["cross_attention"] is None
     assert config["attention"]["output_norm"] == "gated_rms_norm"
     assert {config[f"{site}_attention"]["activation"] for site in ("encoder", "decoder")} == {"softmax"}
