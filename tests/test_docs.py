@@ -1,10 +1,14 @@
 """What the documents show of the code is in the code."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from reluformers.cli import COMMANDS, build_parser
+from reluformers.commands import take_changes
+from reluformers.evidence.tables import Table
 from reluformers.tasks import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,3 +53,46 @@ def test_code_is_trusted_of_folders_and_of_repositories_with_an_owner():
 def test_every_recipe_is_valid(path):
     recipe = load_recipe(path)
     assert recipe.model_config().attention_for("encoder")
+
+
+def commands_in(path: Path) -> list[list[str]]:
+    """Lines `reluformers COMMAND …` of the blocks of a page, of a docstring or of a recipe's comment, as words."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        text = "\n".join(re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL))
+    elif path.suffix == ".yaml":
+        text = "\n".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#   "))
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    found = [
+        line.split(" | ")[0]
+        for line in map(str.strip, lines)
+        if re.match(rf"reluformers ({'|'.join(COMMANDS)})\b", line)
+    ]
+    words = [shlex.split(line, comments=True)[1:] for line in found]
+    return [of_line for of_line in words if "…" not in of_line]  # that one is left to the reader
+
+
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("scripts/recipes/*.yaml"),
+    *ROOT.glob("reluformers/commands/*.py"),
+]
+
+
+def test_commands_are_understood(capsys):
+    commands = [(path, words) for path in PAGES for words in commands_in(path)]
+    assert len(commands) > 60
+    for path, words in commands:
+        if "--help" in words:
+            continue
+        try:
+            options = build_parser(words[0])[0].parse_intermixed_args(words[1:])
+        except SystemExit:
+            pytest.fail(f"{path.name}: {' '.join(words)}: {capsys.readouterr().err}")
+        if words[0] == "table" and options.table and not options.again:
+            take_changes(options, "overrides", "rows", "seeds")
+            table = Table.load(options.table)
+            assert table.rows_of(options.setting, options.rows), path
+            assert all(str(seed).isdecimal() for seed in options.seeds), (path, options.seeds)
+            assert all("." in change.partition("=")[0] for change in options.overrides), (path, options.overrides)
