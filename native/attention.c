@@ -208,15 +208,19 @@ INLINE void add_few(int vectors, int64_t steps, const float *a, const float *b, 
   for (int v = 0; v < vectors; ++v) STORE(c + v * LANES, sums[v]);
 }
 
+// CALL(how many vectors, first number) for eight vectors of a row at a time, then for four, then for one
+#define BY_EIGHTS(CALL) \
+  for (int64_t v = 0; v < vectors;) { \
+    int64_t left = vectors - v; \
+    if (left >= 8) CALL(8, v * LANES), v += 8; \
+    else if (left >= 4) CALL(4, v * LANES), v += 4; \
+    else CALL(1, v * LANES), v += 1; \
+  }
+
 static __attribute__((noinline)) void multiply_few(int64_t rows, int64_t vectors, int64_t steps, const float *a,
                                                    int64_t a_row, const float *b, int64_t b_step, float *c) {
-  for (int64_t r = 0; r < rows; ++r, a += a_row, c += vectors * LANES)
-    for (int64_t v = 0; v < vectors;) {
-      int64_t left = vectors - v, place = v * LANES;
-      if (left >= 8) add_few(8, steps, a, b + place, b_step, c + place), v += 8;
-      else if (left >= 4) add_few(4, steps, a, b + place, b_step, c + place), v += 4;
-      else add_few(1, steps, a, b + place, b_step, c + place), v += 1;
-    }
+#define ADD(V, D) add_few(V, steps, a, b + (D), b_step, c + (D))
+  for (int64_t r = 0; r < rows; ++r, a += a_row, c += vectors * LANES) BY_EIGHTS(ADD)
 }
 
 // C [steps, vectors] += aᵀ [steps] · b [vectors], where most of a is 0
@@ -240,13 +244,8 @@ INLINE void spread_few(int vectors, int64_t steps, const float *a, const float *
 static __attribute__((noinline)) void multiply_few_turned(int64_t rows, int64_t vectors, int64_t steps, const float *a,
                                                           int64_t a_row, const float *b, float *c) {
   int64_t width = vectors * LANES;
-  for (int64_t r = 0; r < rows; ++r, a += a_row, b += width)
-    for (int64_t v = 0; v < vectors;) {
-      int64_t left = vectors - v, place = v * LANES;
-      if (left >= 8) spread_few(8, steps, a, b + place, c + place, width), v += 8;
-      else if (left >= 4) spread_few(4, steps, a, b + place, c + place, width), v += 4;
-      else spread_few(1, steps, a, b + place, c + place, width), v += 1;
-    }
+#define SPREAD(V, D) spread_few(V, steps, a, b + (D), c + (D), width)
+  for (int64_t r = 0; r < rows; ++r, a += a_row, b += width) BY_EIGHTS(SPREAD)
 }
 
 // ----------------------------------------------------------------------------------------------------------- copies
