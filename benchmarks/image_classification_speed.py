@@ -24,6 +24,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import torch
+from reluformers.modeling import normalization
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -36,6 +37,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PEERS = ("transformers sdpa", "transformers eager", "timm")
 PRESETS = ("relu-vit", "rela-g", "qknorm", "softmax", "reluformer", "relu")
 ENTMAX_PRESETS = ("sparsemax", "entmax15")
+NORMED_PRESETS = ("rela-g", "qknorm")
+TORCH_NORMS = ", norms in PyTorch"
+FEWEST_NUMBERS = normalization.FEWEST_NUMBERS
 WARMUP = 2
 
 
@@ -50,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", choices=ATTENTION_PRESETS, help="all that can be built, if not given")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="autocast, for all")
+    parser.add_argument("--torch_norms", action="store_true", help="rela-g and qknorm without compiled norms as well")
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="operations to list for each candidate")
     options = parser.parse_args()
     options.presets = options.presets or [*PRESETS, *(ENTMAX_PRESETS if has_entmax() else ())]
@@ -79,7 +84,8 @@ def build(name: str, options: argparse.Namespace) -> nn.Module:
         config._attn_implementation = name.split()[1]
         model = ViTForImageClassification(config)
     else:
-        config = vision_config(name, options.size, **options.shape, pooling="cls", num_labels=options.classes)
+        preset = name.removesuffix(TORCH_NORMS)
+        config = vision_config(preset, options.size, **options.shape, pooling="cls", num_labels=options.classes)
         model = AutoModelForImageClassification.from_config(config)
     return model.to(DEVICE).train()
 
@@ -156,6 +162,7 @@ class Candidate:
 
     def __init__(self, name: str, options: argparse.Namespace, pixels: Tensor, labels: Tensor):
         self.is_timm, self.bf16 = name == "timm", options.bf16
+        self.fewest_numbers = sys.maxsize if name.endswith(TORCH_NORMS) else FEWEST_NUMBERS
         self.model = build(name, options)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # that of transformers' Trainer
@@ -164,6 +171,7 @@ class Candidate:
 
     def step(self) -> None:
         """One update."""
+        normalization.FEWEST_NUMBERS = self.fewest_numbers
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.bf16):
             if self.is_timm:
                 loss = functional.cross_entropy(self.model(self.pixels), self.labels)
@@ -201,7 +209,8 @@ def candidates(options: argparse.Namespace) -> dict[str, Candidate]:
     shape = (options.batch_size, 3, options.shape["image_size"], options.shape["image_size"])
     batch = torch.randn(shape, device=DEVICE), torch.randint(options.classes, shape[:1], device=DEVICE)
     found = {}
-    for name in (*PEERS, *options.presets):
+    plain = [name + TORCH_NORMS for name in NORMED_PRESETS if name in options.presets and options.torch_norms]
+    for name in (*PEERS, *options.presets, *plain):
         try:
             found[name] = Candidate(name, options, *batch)
         except (ImportError, RuntimeError) as error:
@@ -237,6 +246,11 @@ def print_table(found: dict[str, Candidate], seconds: dict[str, list[tuple[float
             ratios = sorted(other[kind] / own[kind] for other, own in zip(seconds[peer], values, strict=True))
             cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})")
         print(f"| {' | '.join(cells)} |")
+    for name in NORMED_PRESETS:
+        if name + TORCH_NORMS in found:
+            pairs = zip(seconds[name + TORCH_NORMS], seconds[name], strict=True)
+            low, middle, high = statistics.quantiles([plain[-1] / own[-1] for plain, own in pairs], n=4)
+            print(f"{name}: {middle:.2f} ({low:.2f}–{high:.2f}) times as fast with compiled norms, median (quartiles)")
 
 
 def main() -> None:
