@@ -26,8 +26,10 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def _is_for_compiled_code(states: Tensor) -> bool:
-    """Whether compiled code takes these rows: on a processor and outside of graphs, which fuse norms by themselves."""
+    """Whether compiled code takes these rows, which have to lie in the memory of a processor."""
     if native is None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False  # graphs fuse norms by themselves
+    if torch._C._are_functorch_transforms_active():  # as `torch.autograd.Function.apply` asks
         return False
     if states.numel() < FEWEST_NUMBERS or states.device.type != "cpu" or type(states) is not Tensor:
         return False
@@ -41,16 +43,21 @@ class _Norm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, states, gain, gate, eps, is_mean) -> Tensor:
-        ctx.save_for_backward(states, gain, gate)
-        ctx.options = eps, is_mean
+    def forward(states, gain, gate, eps, is_mean) -> Tensor:
         return native.norm_forward(states, gain, gate, eps, is_mean)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        *tensors, ctx.eps, ctx.is_mean = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
         states, *vectors = ctx.saved_tensors
-        grad_states, *grads = native.norm_backward(grad_output.to(states.dtype), states, *vectors, *ctx.options)
+        grad_states, *grads = native.norm_backward(
+            grad_output.to(states.dtype), states, *vectors, ctx.eps, ctx.is_mean
+        )
         grads = [None if grad is None else grad.to(vector.dtype) for grad, vector in zip(grads, vectors, strict=True)]
         return grad_states, *grads, None, None
 

@@ -206,6 +206,23 @@ def test_compiled_norms_of_extreme_rows(calls):
 
 
 @needs_code
+@pytest.mark.parametrize("name", ["unit_length", "gated_rms_norm"])
+def test_compiled_norms_can_be_transformed_once(name, calls):
+    module, states = build_compiled(name, 8), torch.randn(4, 8, requires_grad=True)
+
+    def loss(states):
+        return module(states).square().sin().sum()
+
+    gradient = torch.autograd.grad(loss(states), states, create_graph=True)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(states.detach()), gradient)
+    each = torch.func.vmap(torch.func.grad(loss))(states.detach())
+    torch.testing.assert_close(each, gradient, rtol=1e-4, atol=1e-6)
+    assert len(calls) == 1
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@needs_code
 def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch):
     module, states = build_compiled("gated_rms_norm", 8), torch.randn(4, 8)
     exported = torch.export.export(module, (states,))
