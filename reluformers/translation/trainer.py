@@ -148,6 +148,12 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self._report_to_schedule(metrics)
         return metrics
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, without rows per second where transformers takes each batch to have `per_device_train_batch_size`."""
+        if self.args.max_steps > 0:
+            logs.pop("train_samples_per_second", None)
+        super().log(logs, start_time)
+
     def measure(self, dataset: Dataset, **gen_kwargs: Any) -> dict[str, float]:
         """`loss` (nats per target token) and, with `args.evaluate_bleu`, `bleu` (0 to 100).
 

@@ -117,6 +117,14 @@ def test_a_manifest_of_a_later_version_is_refused(translation, tmp_path):
         check_checkpoint(tmp_path / "checkpoint-3")
 
 
+def test_rows_per_second_are_not_told_where_they_are_not_known(translation, images):
+    """transformers counts full batches of a fixed number of rows, which batches by tokens have not."""
+    for folder, is_told in ((translation, False), (images, True)):
+        history = json.loads((folder / "log_history.json").read_text())
+        (end,) = (entry for entry in history if "train_steps_per_second" in entry)
+        assert ("train_samples_per_second" in end) == is_told
+
+
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(files, tmp_path):
     recipe = make_recipe(files, max_steps=4, **EACH_STEP)
     train_translation(recipe, tmp_path / "whole")
