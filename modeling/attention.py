@@ -24,7 +24,7 @@ from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from .dropout import apply_dropout
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
-from .rectified_attention import attend, in_one_dtype
+from .rectified_attention import attend, in_one_dtype, with_scale
 from .regularization import RowStatistics, regularizer_sums
 
 logger = logging.get_logger(__name__)
@@ -67,8 +67,7 @@ def eager_attention(
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
         the `RowStatistics`.
     """
-    if isinstance(scaling, Tensor):  # few numbers, and none that are wider than the queries
-        query, scaling = (query * scaling).to(query.dtype), 1.0
+    query, scaling = with_scale(query, scaling)
     scores = query @ key.transpose(-1, -2) * scaling
     threshold = module.current_threshold(mask.key_counts, query.dtype)
     if isinstance(threshold, Tensor) or threshold != 0:
@@ -134,8 +133,7 @@ def _softmax_attention(
     needed_statistics: str,
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    if isinstance(scaling, Tensor):
-        query, scaling = (query * scaling).to(query.dtype), 1.0
+    query, scaling = with_scale(query, scaling)
     is_square = mask.is_structured and mask.key_padding_mask is None and mask.causal_offset == 0
     is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
     output = functional.scaled_dot_product_attention(

@@ -25,61 +25,89 @@ def at_least_float32(states: Tensor) -> Tensor:
     return states.to(wide_dtype(states.dtype))
 
 
-def _is_for_compiled_code(states: Tensor) -> bool:
-    """Whether compiled code takes these rows, which have to lie in the memory of a processor."""
+def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
+    """Whether compiled code takes these rows; these and the vectors have to lie in the memory of a processor."""
     if native is None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False  # graphs fuse norms by themselves
-    if torch._C._are_functorch_transforms_active():  # as `torch.autograd.Function.apply` asks
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() or _is_traced():
+        return False  # what watches PyTorch's operations would miss these
+    if states.numel() < FEWEST_NUMBERS or states.dtype not in native.DTYPES or not native.is_available():
         return False
-    if states.numel() < FEWEST_NUMBERS or states.device.type != "cpu" or type(states) is not Tensor:
-        return False
-    return states.dtype in native.DTYPES and native.is_available()
+    # whatever else there is, PyTorch takes or refuses it
+    fitting = (vector is None or vector.shape == states.shape[-1:] for vector in vectors)
+    tensors = (tensor for tensor in (states, *vectors) if tensor is not None)
+    return all(fitting) and all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" for t in tensors)
 
 
-class _Norm(torch.autograd.Function):
-    """One of the norms below in compiled code: with gain and gate `GatedRMSNorm`, with neither `unit_length`.
+def _is_traced() -> bool:
+    return torch._C._get_tracing_state() is not None
+
+
+def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32.
+
+    Args:
+        states: x [..., dim].
+        gain, gate: g and w [dim]; None leaves them out, σ too.
+        eps: ε.
+        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
+    """
+    if _is_for_compiled_code(states, gain, gate):
+        return _CompiledNorm.apply(states, gain, gate, eps, is_mean)
+    return _norm_in_pytorch(states, gain, gate, eps, is_mean)
+
+
+def _norm_in_pytorch(states, gain, gate, eps, is_mean) -> Tensor:
+    wide = at_least_float32(states)
+    gain, gate = (None if vector is None else vector.to(wide.dtype) for vector in (gain, gate))
+    if is_mean:
+        output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
+    else:
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
+        output = output if gain is None else gain * output
+    return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
+
+
+class _CompiledNorm(torch.autograd.Function):
+    """`_norm` in compiled code.
 
     No operator of PyTorch, as those of attention are: for so little work calls of these would take longer.
     """
 
     @staticmethod
-    def forward(states, gain, gate, eps, is_mean) -> Tensor:
+    def forward(ctx, states, gain, gate, eps, is_mean) -> Tensor:
+        ctx.save_for_backward(states, gain, gate)
+        ctx.options = eps, is_mean
         return native.norm_forward(states, gain, gate, eps, is_mean)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        *tensors, ctx.eps, ctx.is_mean = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
         states, *vectors = ctx.saved_tensors
-        grad_states, *grads = native.norm_backward(
-            grad_output.to(states.dtype), states, *vectors, ctx.eps, ctx.is_mean
-        )
+        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+            needed = ctx.needs_input_grad[:3]
+            inputs = [tensor for tensor, is_needed in zip((states, *vectors), needed, strict=True) if is_needed]
+            output = _norm_in_pytorch(states, *vectors, *ctx.options)
+            found = iter(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
+            return *(next(found) if is_needed else None for is_needed in needed), None, None
+        grad_states, *grads = native.norm_backward(grad_output.to(states.dtype), states, *vectors, *ctx.options)
         grads = [None if grad is None else grad.to(vector.dtype) for grad, vector in zip(grads, vectors, strict=True)]
         return grad_states, *grads, None, None
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
-    if _is_for_compiled_code(states):
-        return _Norm.apply(states, None, None, eps, False)
-    wide = at_least_float32(states)
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    return (wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)).to(states.dtype)
+    return _norm(states, None, None, eps, is_mean=False)
 
 
 class RMSNorm(nn.RMSNorm):
     """RMS normalisation y = g ⊙ x / √(mean(x²) + ε), in at least fp32 also under autocast (ReLA, eq. 4)."""
 
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps)
+
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
-        if _is_for_compiled_code(hidden_states):
-            return _Norm.apply(hidden_states, self.weight, None, self.eps, True)
-        states = at_least_float32(hidden_states)
-        weight = self.weight.to(states.dtype)
-        return functional.rms_norm(states, self.normalized_shape, weight, self.eps).to(hidden_states.dtype)
+        return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -95,7 +123,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class OutputGate:
-    """σ(w⊙o) ⊙ Norm(o), in at least fp32: what the gated norms of ReLA add to a norm (ReLA, eq. 5)."""
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5)."""
 
     gate: nn.Parameter  # w
 
@@ -103,11 +131,6 @@ class OutputGate:
         """w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
         bound = math.sqrt(3 / self.gate.numel())
         init.uniform_(self.gate, -bound, bound)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
-        states = at_least_float32(hidden_states)
-        gate = torch.sigmoid(self.gate.to(states.dtype) * states)
-        return (gate * super().forward(states)).to(hidden_states.dtype)
 
 
 class GatedRMSNorm(OutputGate, RMSNorm):
@@ -126,9 +149,7 @@ class GatedRMSNorm(OutputGate, RMSNorm):
         self.reset_gate()
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
-        if _is_for_compiled_code(hidden_states):
-            return _Norm.apply(hidden_states, self.weight, self.gate, self.eps, True)
-        return super().forward(hidden_states)
+        return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
 
 
 class GatedLayerNorm(OutputGate, LayerNorm):
@@ -138,6 +159,11 @@ class GatedLayerNorm(OutputGate, LayerNorm):
         super().__init__(dim, eps=eps)
         self.gate = nn.Parameter(torch.empty(dim))
         self.reset_gate()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        gate = torch.sigmoid(self.gate.to(states.dtype) * states)
+        return (gate * super().forward(states)).to(hidden_states.dtype)
 
 
 class ScaleNorm(nn.Module):

@@ -212,8 +212,7 @@ def attend(
         computation: `"single_query"`, `"native"`, `"triton"` or `"blocks"`, as `choose_computation` says.
         needed_statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
     """
-    if isinstance(scale, Tensor):
-        query, scale = (query * scale).to(query.dtype), 1.0
+    query, scale = with_scale(query, scale)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
     if computation == "single_query":
@@ -275,6 +274,11 @@ def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
     divisor = divisor.detach()
     divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
     return divisor.reciprocal().expand(-1, query.shape[2])
+
+
+def with_scale(query: Tensor, scale: float | Tensor) -> tuple[Tensor, float]:
+    """Queries that a learned scale has multiplied, in their dtype, and the number that is left of it."""
+    return ((query * scale).to(query.dtype), 1.0) if isinstance(scale, Tensor) else (query, scale)
 
 
 def in_one_dtype(*states: Tensor) -> list[Tensor]:

@@ -62,7 +62,7 @@ class _Arguments(ctypes.Structure):
         library, parallel_for = _library(instruction_set()), _parallel_for()
         place = ctypes.addressof(self)
         self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
-        self.keep(scratch=torch.empty(parts * self.scratch_size, device="cpu"))
+        self.keep(scratch=torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu"))
         if parallel_for(0, parts, 1, getattr(library, name), place):
             raise RuntimeError(f"torch_parallel_for could not run {name} in {parts} parts")
 

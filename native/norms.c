@@ -43,7 +43,7 @@ INLINE void *place_of(const Norm *norm, const void *states, int64_t row) {
   return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
 }
 
-// 1/ρ, and minus its derivative by ½·Σ x²
+// 1/ρ, and what minus its derivative by ½·Σ x² has beyond 1/ρ²
 typedef struct {
   float factor, slope;
 } Scale;
@@ -57,10 +57,10 @@ INLINE Scale scale_of(const Norm *norm, const void *row, int is_bfloat16) {
   float total = sum_of(squares);
   if (norm->is_mean) {
     float factor = 1 / sqrtf(total / norm->width + norm->eps);
-    return (Scale){factor, factor * factor * factor / norm->width};
+    return (Scale){factor, factor / norm->width};
   }
   float length = sqrtf(total), factor = length == 0 ? 1 : 1 / (length < norm->eps ? norm->eps : length);
-  return (Scale){factor, length < norm->eps ? 0 : factor * factor * factor};
+  return (Scale){factor, length < norm->eps ? 0 : factor};
 }
 
 INLINE void forward_row(const Norm *norm, int64_t row, int is_bfloat16, int has_gain, int has_gate) {
@@ -98,7 +98,7 @@ INLINE void backward_row(const Norm *norm, int64_t row, float *direct, float *gr
     dot += grad * x;
     STORE(direct + d, grad * scale.factor + of_input);
   }
-  float share = sum_of(dot) * scale.slope;
+  float share = sum_of(dot) * scale.factor * scale.slope * scale.factor;  // in this order: factor³ may be no float
   for (int64_t d = 0; d < norm->width; d += LANES) {
     vec x = read_vector(is_bfloat16, input, d, norm->width);
     write_vector(is_bfloat16, place_of(norm, norm->output, row), d, norm->width, LOAD(direct + d) - x * share);

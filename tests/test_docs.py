@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reluformers.cli import COMMANDS, build_parser
-from reluformers.commands import take_changes
+from reluformers.commands import SECTION_CHANGE, take_changes
 from reluformers.evidence.tables import Table
 from reluformers.tasks import load_recipe
 
@@ -91,7 +91,7 @@ def test_commands_are_understood(capsys):
         except SystemExit:
             pytest.fail(f"{path.name}: {' '.join(words)}: {capsys.readouterr().err}")
         if words[0] == "table" and options.table and not options.again:
-            take_changes(options, "overrides", "rows", "seeds")
+            take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds")
             table = Table.load(options.table)
             assert table.rows_of(options.setting, options.rows), path
             assert all(str(seed).isdecimal() for seed in options.seeds), (path, options.seeds)

@@ -18,7 +18,7 @@ from reluformers.errors import UserError
 from reluformers.terminal import silence_transformers
 from reluformers.training.recipe import override
 
-from . import take_changes
+from . import FIELD_CHANGE, take_changes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Convert."""
     silence_transformers()
-    take_changes(options, "fields", "sites")
+    take_changes(options, "fields", FIELD_CHANGE, "sites")
     if options.sites and options.preset is None:
         raise UserError("--sites says where, but there is no --preset to say what comes there")
     if options.back:

@@ -31,7 +31,7 @@ from reluformers.results import METRICS
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override
 
-from . import take_changes
+from . import SECTION_CHANGE, take_changes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run, then print the table."""
-    take_changes(options, "overrides", "rows", "seeds")
+    take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds", "submit")
+    seeds = [_seed(text) for text in options.seeds]
     records = options.records or options.output_dir / "records"
     if options.plot:
         check_picture_path(options.plot)
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> None:
     if options.jobs < 1:
         raise UserError(f"--jobs is {options.jobs}, but must be 1 or more")
     table = Table.load(options.table)
-    jobs = make_jobs(table, options, records)
+    jobs = make_jobs(table, seeds, options, records)
     flat = [job for of_row in jobs.values() for job in of_row]
     finished = True
     if options.submit:
@@ -111,11 +112,11 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def make_jobs(table: Table, options: argparse.Namespace, records: Path) -> dict[str, list[Job]]:
+def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, records: Path) -> dict[str, list[Job]]:
     """Row → a job for each seed; every recipe is checked before the first one starts."""
     jobs: dict[str, list[Job]] = {}
     for row in table.rows_of(options.setting, options.rows):
-        for seed in map(_seed, options.seeds):
+        for seed in seeds:
             recipe = table.recipe(options.setting, row, seed, options.overrides)
             recipe.model_config()
             recipe.training_arguments(options.output_dir)

@@ -218,6 +218,8 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--seeds", "1", "2", "model.heads=3"), "unknown key 'model.heads'"),
         (("reluformer/t2", "--rows", "relu", "model.heads=3", "--jobs", "2"), "unknown key 'model.heads'"),
         (("reluformer/t2", "--seeds", "model.heads=3"), "--seeds is followed by model.heads=3 and by no value"),
+        (("reluformer/t2", "--submit", "cluster=local", "model.heads=3"), "unknown key 'model.heads'"),
+        (("--seeds", "1", "2", "reluformer/t2"), "--seeds: 'reluformer/t2' is no whole number"),
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),

@@ -10,6 +10,7 @@ from reluformers.modeling import normalization
 from reluformers.modeling.compiled import native
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
 from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, ScaleNorm, build_norm, unit_length
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import reference
 
@@ -172,15 +173,43 @@ def test_compiled_norms_are_those_of_float64(name, dtype, shape, instruction_set
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_compiled_norms_sum_gradients_over_threads(threads, calls):
     before = torch.get_num_threads()
+    module, states = build_compiled("gated_rms_norm", 24), torch.randn(5, 24)
     torch.set_num_threads(threads)
     try:
-        module = build_compiled("gated_rms_norm", 24)
-        module(torch.randn(5, 24, requires_grad=True)).square().sum().backward()
-        gradients = [parameter.grad.clone() for parameter in module.parameters()]
+        gradients = torch.autograd.grad(module(states).sin().sum(), list(module.parameters()))
     finally:
         torch.set_num_threads(before)
     assert len(calls) == 1
-    assert all(gradient.isfinite().all() and gradient.all() for gradient in gradients)
+    module.double()
+    expected = torch.autograd.grad(module(states.double()).sin().sum(), list(module.parameters()))
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@needs_code
+def test_what_does_not_fit_is_refused_by_pytorch(calls):
+    states = torch.randn(4, 16)
+    for gain, gate in ((8, 16), (16, 8), (32, 16)):
+        module = GatedRMSNorm(16)
+        module.weight, module.gate = (torch.nn.Parameter(torch.ones(width)) for width in (gain, gate))
+        with pytest.raises(RuntimeError):
+            module(states)
+    with pytest.raises(RuntimeError):
+        RMSNorm(16).to("meta")(states)
+    assert not calls
+
+
+@needs_code
+def test_scratch_memory_is_float32_whatever_the_default(calls):
+    module, states = build_compiled("gated_rms_norm", 4096), torch.randn(8, 4096)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        gradient = torch.autograd.grad(module(states.requires_grad_()).sin().sum(), module.weight)[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    module.double()
+    expected = torch.autograd.grad(module(states.double()).sin().sum(), module.weight)[0]
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @needs_code
@@ -206,20 +235,27 @@ def test_compiled_norms_of_extreme_rows(calls):
 
 
 @needs_code
-@pytest.mark.parametrize("name", ["unit_length", "gated_rms_norm"])
-def test_compiled_norms_can_be_transformed_once(name, calls):
+@pytest.mark.parametrize("name", ["unit_length", "rms_norm", "gated_rms_norm"])
+def test_compiled_norms_can_be_transformed(name, calls):
     module, states = build_compiled(name, 8), torch.randn(4, 8, requires_grad=True)
 
     def loss(states):
         return module(states).square().sin().sum()
 
-    gradient = torch.autograd.grad(loss(states), states, create_graph=True)[0]
-    torch.testing.assert_close(torch.func.grad(loss)(states.detach()), gradient)
-    each = torch.func.vmap(torch.func.grad(loss))(states.detach())
-    torch.testing.assert_close(each, gradient, rtol=1e-4, atol=1e-6)
+    inputs = (states, *module.parameters())
+    gradients = torch.autograd.grad(loss(states), inputs, create_graph=True)
+    seconds = torch.autograd.grad(gradients[0].cos().sum(), inputs)
     assert len(calls) == 1
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    torch.testing.assert_close(torch.func.grad(loss)(states.detach()), gradients[0], rtol=1e-4, atol=1e-4)
+    assert torch.func.vmap(torch.func.grad(loss))(states.detach()).shape == states.shape
+    assert len(calls) == 1
+    module.double()
+    wide = states.detach().double().requires_grad_()
+    inputs = (wide, *module.parameters())
+    expected = torch.autograd.grad(loss(wide), inputs, create_graph=True)
+    expected_seconds = torch.autograd.grad(expected[0].cos().sum(), inputs)
+    for one, wanted in zip((*gradients, *seconds), (*expected, *expected_seconds), strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
 @needs_code
@@ -227,6 +263,8 @@ def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch)
     module, states = build_compiled("gated_rms_norm", 8), torch.randn(4, 8)
     exported = torch.export.export(module, (states,))
     torch.testing.assert_close(torch.compile(module, backend="aot_eager")(states), exported.module()(states))
+    traced = make_fx(module)(states)
+    torch.testing.assert_close(traced(2 * states), exported.module()(2 * states))
     monkeypatch.setattr(normalization, "FEWEST_NUMBERS", states.numel() + 1)
     module(states)
     assert not calls
