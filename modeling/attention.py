@@ -271,7 +271,7 @@ class MultiHeadAttention(nn.Module):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
         """
-        query = self._heads(self.q_proj(hidden_states), self.query_norm)
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         if self.attention.scale_form != "constant":
@@ -319,11 +319,8 @@ class MultiHeadAttention(nn.Module):
             if is_cross and past_key_values.is_updated.get(self.layer_idx):
                 return self._cross_states(cache, key_value_states.shape[1])
         source = key_value_states if is_cross else hidden_states
-        key = self._heads(self.k_proj(source), self.key_norm)
-        value = self.v_proj(source).unflatten(-1, (-1, self.head_dim))
-        if self.attention.value_norm == "l2":
-            value = unit_length(value)
-        value = value.transpose(1, 2)
+        key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
+        value = self._heads(self.v_proj(source), None, self.attention.value_norm == "l2")
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
             if is_cross and isinstance(past_key_values, EncoderDecoderCache):
@@ -336,11 +333,11 @@ class MultiHeadAttention(nn.Module):
         layer = cache.layers[self.layer_idx]
         return layer.keys[:, :, :source_len], layer.values[:, :, :source_len]
 
-    def _heads(self, states: Tensor, norm: nn.Module | None) -> Tensor:
-        """Queries or keys as the score takes them, [batch, length, embed_dim] → [batch, heads, length, head_dim]."""
+    def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
+        """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""
         states = states.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             states = norm(states)
-        if self.attention.score == "cosine":
+        if has_unit_length:
             states = unit_length(states)
         return states.transpose(1, 2)

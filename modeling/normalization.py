@@ -27,9 +27,10 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
     """Whether compiled code takes these rows; these and the vectors have to lie in the memory of a processor."""
-    if native is None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    is_traced = torch._C._get_tracing_state() is not None
+    if native is None or is_traced or torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False  # graphs fuse norms by themselves
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() or _is_traced():
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return False  # what watches PyTorch's operations would miss these
     if states.numel() < FEWEST_NUMBERS or states.dtype not in native.DTYPES or not native.is_available():
         return False
@@ -37,10 +38,6 @@ def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
     fitting = (vector is None or vector.shape == states.shape[-1:] for vector in vectors)
     tensors = (tensor for tensor in (states, *vectors) if tensor is not None)
     return all(fitting) and all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" for t in tensors)
-
-
-def _is_traced() -> bool:
-    return torch._C._get_tracing_state() is not None
 
 
 def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
