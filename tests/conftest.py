@@ -68,3 +68,11 @@ def no_network(monkeypatch):
 
     for name in ("connect", "connect_ex"):
         monkeypatch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+
+
+@pytest.fixture
+def threads():
+    """Function that sets their number until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -30,14 +30,6 @@ def instruction_set(request, monkeypatch) -> str:
     return request.param
 
 
-@pytest.fixture
-def threads():
-    """Function that sets their number until the test ends."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def draw_anything(seed: int) -> tuple[list[torch.Tensor], dict]:
     """Inputs of any shape and layout, and options."""
     rng = random.Random(seed)

@@ -170,15 +170,11 @@ def test_compiled_norms_are_those_of_float64(name, dtype, shape, instruction_set
 
 
 @needs_code
-@pytest.mark.parametrize("threads", [1, 2, 7])
-def test_compiled_norms_sum_gradients_over_threads(threads, calls):
-    before = torch.get_num_threads()
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_compiled_norms_sum_gradients_over_threads(number, threads, calls):
     module, states = build_compiled("gated_rms_norm", 24), torch.randn(5, 24)
-    torch.set_num_threads(threads)
-    try:
-        gradients = torch.autograd.grad(module(states).sin().sum(), list(module.parameters()))
-    finally:
-        torch.set_num_threads(before)
+    threads(number)
+    gradients = torch.autograd.grad(module(states).sin().sum(), list(module.parameters()))
     assert len(calls) == 1
     module.double()
     expected = torch.autograd.grad(module(states.double()).sin().sum(), list(module.parameters()))
