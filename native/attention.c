@@ -270,25 +270,34 @@ static void write_row(int is_bfloat16, void *target, int64_t width, float factor
   else WRITE(0);
 }
 
-// Rows [PANEL, padded width] as columns [width, PANEL].
-static void turn(const float *rows, int64_t padded, int64_t width, float *columns) {
-  for (int64_t d = 0; d < width; ++d)
-    for (int64_t j = 0; j < PANEL; ++j) columns[d * PANEL + j] = rows[j * padded + d];
+// Rows [count, padded width] as columns [width, PANEL], of which the first `count` are set; whole vectors of both.
+static void turn(const float *rows, int64_t padded, int64_t width, int64_t count, float *columns) {
+  for (int64_t j = 0; j < count; j += LANES)
+    for (int64_t d = 0; d < width; d += LANES) {
+      vec block[LANES];
+#pragma GCC unroll 16
+      for (int r = 0; r < LANES; ++r) block[r] = LOAD(rows + (j + r) * padded + d);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int r = 0; r < LANES; ++r)
+        if (d + r < width) STORE(columns + (d + r) * PANEL + j, block[r]);
+    }
 }
 
-// Some keys or values of a head, as rows or turned into panels or both; zeros fill the last panel.
+// Some keys or values of a head, as rows or turned into panels or both; zeros fill the last vector of a panel.
 static void gather(const Call *call, States states, int64_t head, const int32_t *places, int64_t count, int64_t width,
                    float *rows, float *panels, float *panel_rows) {
   int64_t padded = round_up(width, LANES);
   for (int64_t j = 0; j < count; j += PANEL) {
     float *block = rows ? rows + j * padded : panel_rows;
-    for (int64_t k = 0; k < PANEL; ++k) {
+    int64_t some = least(round_up(count - j, LANES), PANEL);
+    for (int64_t k = 0; k < some; ++k) {
       if (j + k < count)
         read_row(call->is_bfloat16, row_of(call, states, head, places[j + k]), width, 1, block + k * padded);
       else
         memset(block + k * padded, 0, padded * sizeof(float));
     }
-    if (panels) turn(block, padded, width, panels + j * width);
+    if (panels) turn(block, padded, width, some, panels + j * width);
   }
 }
 

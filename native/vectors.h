@@ -46,6 +46,40 @@ INLINE ivec lane_numbers(void) {
   return numbers;
 }
 
+// Some lanes of two vectors; those of the second count on from the last one of the first.
+#if defined(__clang__)
+#define SHUFFLE(first, second, ...) __builtin_shufflevector(first, second, __VA_ARGS__)
+#else
+#define SHUFFLE(first, second, ...) __builtin_shuffle(first, second, (ivec){__VA_ARGS__})
+#endif
+
+// The lanes of two vectors in turn: their first halves, their second halves.
+#if VECTOR_BYTES == 64
+#define FIRST_HALVES(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define SECOND_HALVES(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif VECTOR_BYTES == 32
+#define FIRST_HALVES(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define SECOND_HALVES(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define FIRST_HALVES(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define SECOND_HALVES(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
+#endif
+
+// Rows as columns, by log2(LANES) perfect shuffles.
+INLINE void transpose(vec block[LANES]) {
+#pragma GCC unroll 4
+  for (int pass = 1; pass < LANES; pass *= 2) {
+    vec turned[LANES];
+#pragma GCC unroll 8
+    for (int r = 0; r < LANES / 2; ++r) {
+      turned[2 * r] = FIRST_HALVES(block[r], block[r + LANES / 2]);
+      turned[2 * r + 1] = SECOND_HALVES(block[r], block[r + LANES / 2]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) block[r] = turned[r];
+  }
+}
+
 INLINE float sum_of(vec numbers) {
   float sums[LANES];
   STORE(sums, numbers);
