@@ -28,10 +28,9 @@ MAX_HEAD_DIM = 256
 _QUERIES_OF_A_TASK, _KEYS_OF_A_TASK = 256, 256  # at least, where a head is split
 _TASKS_OF_A_THREAD = 8
 _MOST_LANES = 16  # numbers of the widest vector
-_SCRATCH_OF = {  # function → the one that says how much scratch memory a part needs
+_SCRATCH_OF = {  # function that needs scratch memory → the one that says how much of it a part does
     "forward": "forward_scratch",
     "backward": "backward_scratch",
-    "norm_forward": "norm_scratch",
     "norm_backward": "norm_scratch",
 }
 
@@ -61,8 +60,9 @@ class _Arguments(ctypes.Structure):
             return
         library, parallel_for = _library(instruction_set()), _parallel_for()
         place = ctypes.addressof(self)
-        self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
-        self.keep(scratch=torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu"))
+        if name in _SCRATCH_OF:
+            self.scratch_size = getattr(library, _SCRATCH_OF[name])(place)
+            self.keep(scratch=torch.empty(parts * self.scratch_size, dtype=torch.float32, device="cpu"))
         if parallel_for(0, parts, 1, getattr(library, name), place):
             raise RuntimeError(f"torch_parallel_for could not run {name} in {parts} parts")
 

@@ -112,7 +112,7 @@ def best_dev_score(task: Task, log: list[dict]) -> str:
     """The best score of the evaluations in training, with its epoch."""
     key = f"eval_{task.main_metric}"
     best = max((entry for entry in log if key in entry), key=lambda entry: entry[key], default=None)
-    return f"{METRICS[task.main_metric].format(best[key])} ({best['epoch']:.0f})" if best else MISSING
+    return f"{METRICS[task.main_metric].format(best[key])} ({round(best['epoch'], 2):g})" if best else MISSING
 
 
 def speed_cell(log: list[dict], keys: tuple[str, ...]) -> str:

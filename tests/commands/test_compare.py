@@ -57,7 +57,7 @@ def test_a_link_keeps_its_own_name(compare, tmp_path):
 def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     history = [
         {"epoch": 0.5, "loss": 2.0, "images_per_second": 100.0},
-        {"epoch": 1.0, "eval_accuracy": 0.75, "eval_loss": 1.0},
+        {"epoch": 0.875, "eval_accuracy": 0.75, "eval_loss": 1.0},
         {"epoch": 1.5, "loss": 1.5, "images_per_second": 300.0},
         {"epoch": 2.0, "eval_accuracy": 0.7, "eval_loss": 1.1},
     ]
@@ -67,7 +67,7 @@ def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
     header, rule, *rows, note = compare(first, second, "--curves", picture)
     assert header.split(" | ")[1:4] == ["accuracy", "top-5", "loss"]
     assert header.count("|") == rule.count("|") == rows[0].count("|")
-    assert rows[0] == "| relu-vit | 81.25% | 99.00% | 0.600 | 75.00% (1) | 1,000 | 200 | 50.0% | 0.0% | – |"
+    assert rows[0] == "| relu-vit | 81.25% | 99.00% | 0.600 | 75.00% (0.88) | 1,000 | 200 | 50.0% | 0.0% | – |"
     assert rows[1] == "| softmax | 81.25% | – | 0.600 | – | 1,000 | 100 | 50.0% | 0.0% | – |"
     assert note == "10,000 images (test)"
     assert "evaluation accuracy" in picture.read_text()
