@@ -78,6 +78,7 @@ EXTRAS_REQUIRE["test"] = [
 INSTRUCTION_SETS = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
+    INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], "-mavx512bf16"]
 NATIVE = [
     Extension(
         f"reluformers_native._{name}",

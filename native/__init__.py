@@ -21,7 +21,12 @@ from torch.nn.functional import pad
 INTERFACE = 2  # what callers must ask for; counts up when the arguments of the functions below change
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
-INSTRUCTION_SETS = {"avx512": ("avx512_f", "fma3"), "avx2": ("avx2", "fma3"), "generic": ()}
+INSTRUCTION_SETS = {
+    "avx512_bf16": ("avx512_f", "avx512_bf16", "fma3"),
+    "avx512": ("avx512_f", "fma3"),
+    "avx2": ("avx2", "fma3"),
+    "generic": (),
+}
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "identity")  # in the order of attention.c
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_HEAD_DIM = 256
@@ -40,7 +45,7 @@ class _States(ctypes.Structure):
 
     @classmethod
     def of(cls, states: Tensor) -> "_States":
-        return cls(states.data_ptr(), *states.stride()[:3])
+        return cls(states.data_ptr(), *(stride * states.element_size() for stride in states.stride()[:3]))
 
 
 class _Arguments(ctypes.Structure):
@@ -210,14 +215,14 @@ def backward(
 
     The first three are in memory [batch, length, heads, width], the last float32 [], 0 where θ is a number.
     """
-    splits, dtype = _splits(query, key.shape[2], _KEYS_OF_A_TASK), query.dtype
-    if splits > 1:  # gradients of queries are sums over tasks then, which take float32
-        grad_output, query, key, value = (states.float() for states in (grad_output, query, key, value))
+    splits = _splits(query, key.shape[2], _KEYS_OF_A_TASK)
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     batch, heads, query_len, head_dim = query.shape
     call = _Call.of(query, key, value, options)
     call.splits = splits
-    grad_query = query.new_empty(splits * batch, query_len, heads, head_dim).transpose(1, 2)
+    # those of the queries are sums over the tasks of a head, which take float32
+    dtype = query.dtype if splits == 1 else torch.float32
+    grad_query = query.new_empty(splits * batch, query_len, heads, head_dim, dtype=dtype).transpose(1, 2)
     grad_key, grad_value = (_empty_states(states, states.shape[3]) for states in (key, value))
     if options.key_padding_mask is not None:  # what is hidden is never looked at
         grad_key.zero_()
@@ -231,8 +236,7 @@ def backward(
     call.run("backward")
     if splits > 1:
         # a sum of views keeps their layout
-        grad_query = grad_query.unflatten(0, (splits, batch)).sum(0)
-        grad_query, grad_key, grad_value = (states.to(dtype) for states in (grad_query, grad_key, grad_value))
+        grad_query = grad_query.unflatten(0, (splits, batch)).sum(0).to(query.dtype)
     return grad_query, grad_key, grad_value, grad_threshold.sum()
 
 

@@ -8,8 +8,11 @@
 // Torch's own threads call `forward` and `backward`, `__init__.py` fills `Call`.
 //
 // A task is some queries (forward) or some keys (backward) of one head; threads take the next one when they are done.
-// It copies what it needs to scratch memory in float32: the visible keys alone and side by side, so that padding is
-// gone and "row i sees the first limit_i of them" says all of a mask.
+// It copies what it needs to scratch memory: the visible keys alone and side by side, so that padding is gone and
+// "row i sees the first limit_i of them" says all of a mask.
+//
+// Sums are float32. So are the factors of products, but where the processor multiplies pairs of bfloat16, for states of
+// that dtype: weights and gradients of scores are rounded then, and a step of a product is a word with two numbers.
 #include "vectors.h"
 
 // a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
@@ -27,14 +30,20 @@ enum {
   KEYS = 128,
 };
 
+#if defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
 // with a smaller share of weights that are not 0, those alone meet the values
-#define FEW 0.33
+#define FEW(IN_PAIRS) ((IN_PAIRS) ? 0.27 : 0.33)
 // likewise of the gradients of scores, which then alone meet keys and queries; sums of keys are not kept in registers
-#define FEW_BACKWARD 0.22
+#define FEW_BACKWARD(IN_PAIRS) ((IN_PAIRS) ? 0.16 : 0.22)
 
 typedef struct {
   void *data;
-  int64_t batch, head, row;  // strides in elements; that of the last dimension is 1
+  int64_t batch, head, row;  // strides in bytes; numbers of a row lie side by side
 } States;
 
 typedef struct {
@@ -112,9 +121,21 @@ INLINE vec kept(Dropout row, int64_t place) {
 
 // --------------------------------------------------------------------------------------------------------- products
 
+// sum + left · right, of numbers or of pairs of bfloat16
+INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
+#if HAS_PAIRS
+  if (in_pairs) {
+    __m512i word = _mm512_set1_epi32(*(const word_t *)left);
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)right);
+  }
+#endif
+  (void)in_pairs;
+  return sum + all(*left) * right;
+}
+
 // C [rows, vectors] (+)= A [rows, steps] · B [steps, vectors]
-INLINE void tile(int rows, int vectors, int64_t steps, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                 int64_t b_step, float *c, int64_t c_row, int add) {
+INLINE void tile(int in_pairs, int rows, int vectors, int64_t steps, const float *a, int64_t a_row, int64_t a_step,
+                 const float *b, int64_t b_step, float *c, int64_t c_row, int add) {
   vec sums[ROWS][VECTORS];
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
@@ -125,11 +146,9 @@ INLINE void tile(int rows, int vectors, int64_t steps, const float *a, int64_t a
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) right[v] = LOAD(b + v * LANES);
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) {
-      vec left = all(a[r * a_row]);
+    for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sums[r][v] += left * right[v];
-    }
+      for (int v = 0; v < vectors; ++v) sums[r][v] = multiply_add(in_pairs, sums[r][v], a + r * a_row, right[v]);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
@@ -139,14 +158,14 @@ INLINE void tile(int rows, int vectors, int64_t steps, const float *a, int64_t a
 
 // The same for any size. `a_row` and `a_step` are those of Aᵀ to have it transposed; every PANEL columns of B begin
 // `b_panel` after those before.
-static __attribute__((noinline)) void multiply(int64_t rows, int64_t vectors, int64_t steps, const float *a,
-                                               int64_t a_row, int64_t a_step, const float *b, int64_t b_panel,
-                                               int64_t b_step, float *c, int64_t c_row, int add) {
+INLINE void multiply_tiles(int in_pairs, int64_t rows, int64_t vectors, int64_t steps, const float *a, int64_t a_row,
+                           int64_t a_step, const float *b, int64_t b_panel, int64_t b_step, float *c, int64_t c_row,
+                           int add) {
   for (int64_t r = 0; r < rows; r += ROWS, a += ROWS * a_row, c += ROWS * c_row) {
     const float *right = b;
     float *place = c;
     for (int64_t v = 0; v < vectors; v += VECTORS, right += b_panel, place += PANEL) {
-#define TILE(R, V) tile(R, V, steps, a, a_row, a_step, right, b_step, place, c_row, add); break;
+#define TILE(R, V) tile(in_pairs, R, V, steps, a, a_row, a_step, right, b_step, place, c_row, add); break;
 #define TILES(V) \
   switch (rows - r) { \
     case 1: TILE(1, V) \
@@ -167,6 +186,15 @@ static __attribute__((noinline)) void multiply(int64_t rows, int64_t vectors, in
       }
     }
   }
+}
+
+static __attribute__((noinline)) void multiply(int in_pairs, int64_t rows, int64_t vectors, int64_t steps,
+                                               const float *a, int64_t a_row, int64_t a_step, const float *b,
+                                               int64_t b_panel, int64_t b_step, float *c, int64_t c_row, int add) {
+#define MULTIPLY(IN_PAIRS) \
+  multiply_tiles(IN_PAIRS, rows, vectors, steps, a, a_row, a_step, b, b_panel, b_step, c, c_row, add)
+  if (HAS_PAIRS && in_pairs) MULTIPLY(1);
+  else MULTIPLY(0);
 }
 
 // Which of 64 numbers are not 0, or of fewer if `count` says so; those up to whole vectors must be there.
@@ -250,15 +278,19 @@ static __attribute__((noinline)) void multiply_few_turned(int64_t rows, int64_t 
 
 // ----------------------------------------------------------------------------------------------------------- copies
 
-INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t row) {
-  int64_t place = head / call->heads * states.batch + head % call->heads * states.head + row * states.row;
-  return (const char *)states.data + place * (call->is_bfloat16 ? 2 : 4);
+INLINE float row_factor_of(const Call *call, int64_t head, int64_t row) {
+  return call->row_factors ? call->row_factors[head / call->heads * call->row_factor_stride + row] : 1;
 }
 
-// A row times a factor, followed by zeros up to whole vectors.
-static void read_row(int is_bfloat16, const void *source, int64_t width, float factor, float *row) {
+INLINE const void *row_of(const Call *call, States states, int64_t head, int64_t row) {
+  return (const char *)states.data + head / call->heads * states.batch + head % call->heads * states.head +
+         row * states.row;
+}
+
+// A row, followed by zeros up to whole vectors.
+static void read_row(int is_bfloat16, const void *source, int64_t width, float *row) {
 #define READ(IS_BFLOAT16) \
-  for (int64_t d = 0; d < width; d += LANES) STORE(row + d, read_vector(IS_BFLOAT16, source, d, width) * factor)
+  for (int64_t d = 0; d < width; d += LANES) STORE(row + d, read_vector(IS_BFLOAT16, source, d, width))
   if (is_bfloat16) READ(1);
   else READ(0);
 }
@@ -284,21 +316,59 @@ static void turn(const float *rows, int64_t padded, int64_t width, int64_t count
     }
 }
 
-// Some keys or values of a head, as rows or turned into panels or both; zeros fill the last vector of a panel.
-static void gather(const Call *call, States states, int64_t head, const int32_t *places, int64_t count, int64_t width,
-                   float *rows, float *panels, float *panel_rows) {
-  int64_t padded = round_up(width, LANES);
-  for (int64_t j = 0; j < count; j += PANEL) {
-    float *block = rows ? rows + j * padded : panel_rows;
-    int64_t some = least(round_up(count - j, LANES), PANEL);
-    for (int64_t k = 0; k < some; ++k) {
-      if (j + k < count)
-        read_row(call->is_bfloat16, row_of(call, states, head, places[j + k]), width, 1, block + k * padded);
-      else
-        memset(block + k * padded, 0, padded * sizeof(float));
+// Rows of a head, [rows, padded width] each: as numbers, as left factors, and as right factors, where words hold a
+// number of each of two rows. Without pairs all three are the same memory.
+typedef struct {
+  float *numbers, *left, *right;
+} Rows;
+
+INLINE Rows take_rows(int in_pairs, float **scratch, int64_t rows, int64_t padded) {
+  float *numbers = take(scratch, rows * padded);
+  if (!in_pairs) return (Rows){numbers, numbers, numbers};
+  float *left = take(scratch, rows * padded);
+  return (Rows){numbers, left, take(scratch, rows / 2 * padded)};
+}
+
+INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
+
+// Rows `first`, `first` + 1, … of a head, or those with the places that stand there; then zeros up to whole vectors.
+static void read_rows(const Call *call, int in_pairs, States states, int64_t head, const int32_t *places,
+                      int64_t first, int64_t count, int64_t width, Rows rows) {
+  int64_t padded = round_up(width, LANES), end = round_up(count, LANES);
+  for (int64_t r = 0; r < count; ++r) {
+    const void *source = row_of(call, states, head, places ? places[first + r] : first + r);
+    read_row(call->is_bfloat16, source, width, rows.numbers + r * padded);
+    if (in_pairs) {
+      rows.left[r * padded + width / 2] = 0;
+      memcpy(rows.left + r * padded, source, 2 * width);
     }
-    if (panels) turn(block, padded, width, some, panels + j * width);
   }
+  memset(rows.numbers + count * padded, 0, (end - count) * padded * sizeof(float));
+  if (!in_pairs) return;
+  memset(rows.left + count * padded, 0, (end - count) * padded * sizeof(float));
+  for (int64_t r = 0; r < end; r += 2) pair_rows(rows.numbers + r * padded, rows.numbers + (r + 1) * padded, padded,
+                                                 rows.right + r / 2 * padded);
+}
+
+// Rows as panels of columns.
+static void turn_rows(int in_pairs, Rows rows, int64_t count, int64_t width, float *panels) {
+  int64_t padded = round_up(width, LANES), words = words_of(in_pairs, width);
+  for (int64_t j = 0; j < count; j += PANEL)
+    turn(rows.left + j * padded, padded, words, least(count - j, PANEL), panels + j * words);
+}
+
+// [rows, KEYS] numbers, as left factors.
+static void narrow_rows(int64_t rows, int64_t width, const float *numbers, float *words) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t d = 0; d < width; d += LANES)
+      write_vector(1, words + r * KEYS, d, width, LOAD(numbers + r * KEYS + d));
+}
+
+// [rows, KEYS] numbers, as the left factors of a product with the rows as its steps.
+static void narrow_columns(int64_t rows, int64_t width, const float *numbers, float *words) {
+  const float nothing[KEYS] = {0};
+  for (int64_t r = 0; r < rows; r += 2, numbers += 2 * KEYS, words += KEYS)
+    pair_rows(numbers, r + 1 < rows ? numbers + KEYS : nothing, width, words);
 }
 
 // Places of the keys of a batch row that are no padding and not behind `end`; returns how many.
@@ -335,7 +405,7 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, i
   vec row_sum = all(0), weighted_log = all(0);
   ivec zeros = (ivec)all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec weights = activated(LOAD(scores + j) - call->threshold, activation);
+    vec weights = activated(LOAD(scores + j) * call->scale - call->threshold, activation);
     if (j + LANES > limit) weights = only(lane_numbers() + (int32_t)j < (int32_t)limit, weights);
     if (call->row_sums) row_sum += weights;
     if (call->weighted_logs) {
@@ -365,64 +435,70 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   // the last queries of all heads go first: with causality they have most keys
   int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
   int64_t begin = call->query_len * split / call->splits, end = call->query_len * (split + 1) / call->splits;
-  int64_t width = call->width, padded = round_up(width, LANES), padded_value = round_up(call->value_width, LANES);
-  int64_t keys = round_up(call->key_len, PANEL);
+  int in_pairs = HAS_PAIRS && call->is_bfloat16;
+  int64_t width = call->width, padded = round_up(width, LANES), words = words_of(in_pairs, width);
+  int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
+  int64_t key_rows = round_up(call->key_len, PANEL);
   int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
-  float *key_panels = take(&scratch, keys * width), *values = take(&scratch, keys * padded_value);
-  float *panel_rows = take(&scratch, PANEL * padded);
-  float *queries = take(&scratch, QUERIES * padded), *output = take(&scratch, QUERIES * padded_value);
-  float *weights = take(&scratch, ROWS * KEYS);
+  float *key_panels = take(&scratch, key_rows * words);
+  Rows keys = take_rows(in_pairs, &scratch, key_rows, padded);
+  Rows values = take_rows(in_pairs, &scratch, key_rows, padded_value);
+  Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
+  float *output = take(&scratch, QUERIES * padded_value), *weights = take(&scratch, ROWS * KEYS);
+  float *factors = in_pairs ? take(&scratch, ROWS * KEYS) : weights;
   int64_t limits[QUERIES], limit = 0;
   int64_t last_key = end - 1 + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
-  gather(call, call->key, head, places, count, width, NULL, key_panels, panel_rows);
-  gather(call, call->value, head, places, count, call->value_width, values, NULL, NULL);
+  read_rows(call, in_pairs, call->key, head, places, 0, count, width, keys);
+  read_rows(call, in_pairs, call->value, head, places, 0, count, value_width, values);
+  turn_rows(in_pairs, keys, count, width, key_panels);
   int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int has_few = 0;
   for (int64_t block = 0; block < blocks; ++block) {
     int64_t first = begin + (end - begin) * block / blocks;
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, count, limit, limits);
-    for (int64_t r = 0; r < rows; ++r)
-      read_row(call->is_bfloat16, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
+    read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
     memset(output, 0, rows * padded_value * sizeof(float));
     for (int64_t j = 0; j < limit; j += KEYS) {
       for (int64_t r = 0; r < rows; r += ROWS) {
         int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - j, KEYS);
         if (seen <= 0) continue;
         int64_t vectors = (seen + LANES - 1) / LANES;
-        multiply(some, vectors, width, queries + r * padded, padded, 1, key_panels + j * width, width * PANEL, PANEL,
-                 weights, KEYS, 0);
+        multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, key_panels + j * words,
+                 words * PANEL, PANEL, weights, KEYS, 0);
         weigh_rows(call, head * call->query_len + first + r, some, j, limits + r, vectors * LANES, weights);
         if (has_few) {
-          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values + j * padded_value, padded_value,
+          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values.numbers + j * padded_value, padded_value,
                        output + r * padded_value);
         } else {
-          multiply(some, padded_value / LANES, seen, weights, KEYS, 1, values + j * padded_value, PANEL, padded_value,
-                   output + r * padded_value, padded_value, 1);
+          if (in_pairs) narrow_rows(some, vectors * LANES, weights, factors);
+          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1,
+                   values.right + words_of(in_pairs, j) * padded_value, PANEL, padded_value, output + r * padded_value,
+                   padded_value, 1);
           // the first rows tell; sums are the same either way
           if (block == 0) {
             for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
-            has_few = made > ROWS * PANEL && nonzeros < FEW * made;
+            has_few = made > ROWS * PANEL && nonzeros < FEW(in_pairs) * made;
           }
         }
       }
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      float factor = 1;
-      if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
-      write_row(call->is_bfloat16, (void *)row_of(call, call->output, head, first + r), call->value_width, factor,
-                output + r * padded_value);
-    }
+    for (int64_t r = 0; r < rows; ++r)
+      write_row(call->is_bfloat16, (void *)row_of(call, call->output, head, first + r), value_width,
+                row_factor_of(call, head, first + r), output + r * padded_value);
   }
 }
 
-int64_t forward_scratch(const Call *call) {
-  int64_t keys = round_up(call->key_len, PANEL), padded = round_up(call->width, PANEL);
-  int64_t padded_value = round_up(call->value_width, PANEL);
-  return round_up(call->key_len + keys * (padded + padded_value) + PANEL * padded + QUERIES * (padded + padded_value) +
-                  ROWS * KEYS + 16 * 16, 16);
+// Enough for so many copies of the keys and values, beside their rows and those of the queries, and rows of weights.
+static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
+  int64_t keys = round_up(call->key_len, PANEL), halves = HAS_PAIRS && call->is_bfloat16 ? 5 : 2;  // of `Rows`
+  int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
+  int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
+  return round_up(call->key_len + of_rows + rows_of_weights * KEYS + 32 * 16, 16);
 }
+
+int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * ROWS); }
 
 // Called once for each thread, with its number.
 void forward(int64_t thread, int64_t end, void *context) {
@@ -435,16 +511,17 @@ void forward(int64_t thread, int64_t end, void *context) {
 
 // --------------------------------------------------------------------------------------------------------- backward
 
-// One row of D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
+// One row of r·D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
 INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
                            float *grads, int activation) {
+  float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
   float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[row] : 0;
   vec total = all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec z = LOAD(scores + j) - call->threshold, weights = activated(z, activation), kept_weights = weights;
-    vec gradient = LOAD(grads + j);
+    vec z = LOAD(scores + j) * call->scale - call->threshold, weights = activated(z, activation);
+    vec kept_weights = weights * row_factor, gradient = LOAD(grads + j) * row_factor;
     if (call->dropout > 0) {
       vec factors = kept(dropout, place + j);
       kept_weights *= factors;
@@ -485,40 +562,47 @@ static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int
 
 static void backward_task(Call *call, int64_t task, float *scratch) {
   int64_t heads = call->batch * call->heads, head = task % heads, split = task / heads;
+  int in_pairs = HAS_PAIRS && call->is_bfloat16;
   int64_t width = call->width, padded = round_up(width, LANES), vectors = padded / LANES;
   int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
+  int64_t words = words_of(in_pairs, width), value_words = words_of(in_pairs, value_width);
   int64_t value_vectors = padded_value / LANES;
   int32_t *places = (int32_t *)take(&scratch, call->key_len + 1);
   int64_t visible = find_visible(call, head, call->key_len, places);
   int64_t begin = visible * split / call->splits, end = visible * (split + 1) / call->splits, count = end - begin;
-  int64_t keys = round_up((call->key_len + call->splits - 1) / call->splits, PANEL);
-  float *key_panels = take(&scratch, keys * width), *value_panels = take(&scratch, keys * value_width);
-  float *key_rows = take(&scratch, keys * padded), *panel_rows = take(&scratch, PANEL * padded_value);
-  float *grad_keys = take(&scratch, keys * padded), *grad_values = take(&scratch, keys * padded_value);
-  float *queries = take(&scratch, QUERIES * padded), *grad_output = take(&scratch, QUERIES * padded_value);
+  int64_t key_rows = round_up((call->key_len + call->splits - 1) / call->splits, PANEL);
+  float *key_panels = take(&scratch, key_rows * words), *value_panels = take(&scratch, key_rows * value_words);
+  Rows keys = take_rows(in_pairs, &scratch, key_rows, padded);
+  Rows values = take_rows(in_pairs, &scratch, key_rows, padded_value);
+  float *grad_keys = take(&scratch, key_rows * padded), *grad_values = take(&scratch, key_rows * padded_value);
+  Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
+  Rows grad_output = take_rows(in_pairs, &scratch, QUERIES, padded_value);
   float *grad_queries = take(&scratch, QUERIES * padded);
   float *weights = take(&scratch, QUERIES * KEYS), *grad_scores = take(&scratch, QUERIES * KEYS);
+  // the same as factors
+  float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
+  float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
+  float *grad_rows = in_pairs ? take(&scratch, ROWS * KEYS) : NULL;
   int64_t limits[QUERIES], limit = 0;
   double grad_threshold = 0;
-  // with several tasks for a head, each has gradients of the queries of its own, one batch after the other
+  // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
   States grad_query = call->grad_query;
-  grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch * (call->is_bfloat16 ? 2 : 4);
-  gather(call, call->key, head, places + begin, count, width, key_rows, key_panels, NULL);
-  gather(call, call->value, head, places + begin, count, value_width, NULL, value_panels, panel_rows);
+  grad_query.data = (char *)grad_query.data + split * call->batch * grad_query.batch;
+  read_rows(call, in_pairs, call->key, head, places, begin, count, width, keys);
+  read_rows(call, in_pairs, call->value, head, places, begin, count, value_width, values);
+  turn_rows(in_pairs, keys, count, width, key_panels);
+  turn_rows(in_pairs, values, count, value_width, value_panels);
   memset(grad_keys, 0, count * padded * sizeof(float));
   memset(grad_values, 0, count * padded_value * sizeof(float));
   int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int is_counted = 0;  // by the first block that sees some of the keys, as in `forward`
   for (int64_t block = 0; block < blocks; ++block) {
-    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
+    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD(in_pairs) * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
-    for (int64_t r = 0; limit > begin && r < rows; ++r) {
-      float factor = 1;
-      if (call->row_factors) factor = call->row_factors[head / call->heads * call->row_factor_stride + first + r];
-      read_row(call->is_bfloat16, row_of(call, call->query, head, first + r), width, call->scale, queries + r * padded);
-      read_row(call->is_bfloat16, row_of(call, call->grad_output, head, first + r), value_width, factor,
-               grad_output + r * padded_value);
+    if (limit > begin) {
+      read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
+      read_rows(call, in_pairs, call->grad_output, head, NULL, first, rows, value_width, grad_output);
     }
     memset(grad_queries, 0, rows * padded * sizeof(float));
     for (int64_t place = begin; place < limit; place += KEYS) {
@@ -528,21 +612,24 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
         if (seen <= 0) continue;
         int64_t some_vectors = (seen + LANES - 1) / LANES;
         float *some_weights = weights + r * KEYS, *some_grads = grad_scores + r * KEYS;
-        multiply(some, some_vectors, width, queries + r * padded, padded, 1, key_panels + j * width, width * PANEL,
-                 PANEL, some_weights, KEYS, 0);
-        multiply(some, some_vectors, value_width, grad_output + r * padded_value, padded_value, 1,
-                 value_panels + j * value_width, value_width * PANEL, PANEL, some_grads, KEYS, 0);
+        multiply(in_pairs, some, some_vectors, words, queries.left + r * padded, padded, 1, key_panels + j * words,
+                 words * PANEL, PANEL, some_weights, KEYS, 0);
+        multiply(in_pairs, some, some_vectors, value_words, grad_output.left + r * padded_value, padded_value, 1,
+                 value_panels + j * value_words, value_words * PANEL, PANEL, some_grads, KEYS, 0);
         grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
                                              some_vectors * LANES, some_weights, some_grads);
         if (has_few) {
-          multiply_few(some, vectors, seen, some_grads, KEYS, key_rows + j * padded, padded, grad_queries + r * padded);
-          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output + r * padded_value,
+          multiply_few(some, vectors, seen, some_grads, KEYS, keys.numbers + j * padded, padded,
+                       grad_queries + r * padded);
+          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output.numbers + r * padded_value,
                               grad_values + j * padded_value);
-          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries + r * padded, grad_keys + j * padded);
+          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries.numbers + r * padded,
+                              grad_keys + j * padded);
           continue;
         }
-        multiply(some, vectors, seen, some_grads, KEYS, 1, key_rows + j * padded, PANEL, padded,
-                 grad_queries + r * padded, padded, 1);
+        if (in_pairs) narrow_rows(some, some_vectors * LANES, some_grads, grad_rows);
+        multiply(in_pairs, some, vectors, words_of(in_pairs, seen), in_pairs ? grad_rows : some_grads, KEYS, 1,
+                 keys.right + words_of(in_pairs, j) * padded, PANEL, padded, grad_queries + r * padded, padded, 1);
         for (int64_t i = 0; !is_counted && i < some; ++i, made += seen)
           nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
         // later rows of the block see more keys
@@ -550,36 +637,38 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
           memset(some_weights + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
           memset(some_grads + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
         }
+        if (in_pairs) {
+          narrow_columns(some, width_here, some_weights, weight_columns + r / 2 * KEYS);
+          narrow_columns(some, width_here, some_grads, grad_columns + r / 2 * KEYS);
+        }
       }
       for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {
         while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
-        int64_t some = least(width_here - k, 2 * ROWS);
-        multiply(some, value_vectors, rows - r, weights + r * KEYS + k, 1, KEYS, grad_output + r * padded_value,
-                 PANEL, padded_value, grad_values + (j + k) * padded_value, padded_value, 1);
-        multiply(some, vectors, rows - r, grad_scores + r * KEYS + k, 1, KEYS, queries + r * padded, PANEL, padded,
-                 grad_keys + (j + k) * padded, padded, 1);
+        int64_t some = least(width_here - k, 2 * ROWS), step = in_pairs ? r / 2 : r;
+        int64_t steps = words_of(in_pairs, rows) - step;
+        multiply(in_pairs, some, value_vectors, steps, weight_columns + step * KEYS + k, 1, KEYS,
+                 grad_output.right + step * padded_value, PANEL, padded_value, grad_values + (j + k) * padded_value,
+                 padded_value, 1);
+        multiply(in_pairs, some, vectors, steps, grad_columns + step * KEYS + k, 1, KEYS, queries.right + step * padded,
+                 PANEL, padded, grad_keys + (j + k) * padded, padded, 1);
       }
     }
     is_counted = made > 0;
     for (int64_t r = 0; r < rows; ++r)
-      write_row(call->is_bfloat16, (void *)row_of(call, grad_query, head, first + r), width, call->scale,
-                grad_queries + r * padded);
+      write_row(call->is_bfloat16 && call->splits == 1, (void *)row_of(call, grad_query, head, first + r), width,
+                call->scale, grad_queries + r * padded);
   }
   for (int64_t j = 0; j < count; ++j) {
     int64_t place = places[begin + j];
-    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_key, head, place), width, 1, grad_keys + j * padded);
+    write_row(call->is_bfloat16, (void *)row_of(call, call->grad_key, head, place), width, call->scale,
+              grad_keys + j * padded);
     write_row(call->is_bfloat16, (void *)row_of(call, call->grad_value, head, place), value_width, 1,
               grad_values + j * padded_value);
   }
   if (call->grad_threshold) call->grad_threshold[task] = (float)grad_threshold;
 }
 
-int64_t backward_scratch(const Call *call) {
-  int64_t keys = round_up(call->key_len, PANEL), padded = round_up(call->width, PANEL);
-  int64_t padded_value = round_up(call->value_width, PANEL);
-  return round_up(call->key_len + keys * 3 * (padded + padded_value) + (PANEL + 2 * QUERIES) * (padded + padded_value) +
-                  2 * QUERIES * KEYS + 16 * 16, 16);
-}
+int64_t backward_scratch(const Call *call) { return scratch_of(call, 2, 4 * QUERIES); }
 
 // Called once for each thread, with its number.
 void backward(int64_t thread, int64_t end, void *context) {

@@ -29,6 +29,7 @@ typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alia
 typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef int32_t word_t __attribute__((may_alias));  // two numbers of bfloat16
 
 #define INLINE static inline __attribute__((always_inline))
 #define LOAD(pointer) (*(const vec *)(pointer))
@@ -126,19 +127,36 @@ INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t widt
   return numbers;
 }
 
+// As bfloat16: the nearest, in a tie the even one; what is not a number stays so.
+INLINE hvec narrow(vec numbers) {
+#if defined(__AVX512BF16__)
+  return (hvec)_mm512_cvtneps_pbh((__m512)numbers);
+#else
+  uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  rounded = (uvec)either(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
+#if defined(__AVX512F__)
+  return (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // which GCC 12 does not find by itself
+#else
+  return __builtin_convertvector(rounded, hvec);
+#endif
+#endif
+}
+
+// Two rows as one of words, which hold a number of each.
+INLINE void pair_rows(const float *first, const float *second, int64_t width, float *words) {
+  for (int64_t d = 0; d < width; d += LANES) {
+    uvec low = __builtin_convertvector(narrow(LOAD(first + d)), uvec);
+    uvec high = __builtin_convertvector(narrow(LOAD(second + d)), uvec);
+    STORE(words + d, (vec)(low | high << 16));
+  }
+}
+
 INLINE void write_vector(int is_bfloat16, void *row, int64_t d, int64_t width, vec numbers) {
   int64_t count = least(width - d, LANES);
   if (is_bfloat16) {
-    // to the nearest, in a tie to the even one; what is not a number keeps a bit
-    uvec bits = (uvec)numbers, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    rounded = (uvec)either(numbers == numbers, (vec)rounded, (vec)((uvec){0} + 0x7fc0));
-#if defined(__AVX512F__)
-    hvec narrow = (hvec)_mm512_cvtepi32_epi16((__m512i)rounded);  // which GCC 12 does not find by itself
-#else
-    hvec narrow = __builtin_convertvector(rounded, hvec);
-#endif
-    if (count == LANES) *(hvec *)((uint16_t *)row + d) = narrow;
-    else for (int64_t lane = 0; lane < count; ++lane) ((uint16_t *)row)[d + lane] = narrow[lane];
+    hvec narrowed = narrow(numbers);
+    if (count == LANES) *(hvec *)((uint16_t *)row + d) = narrowed;
+    else for (int64_t lane = 0; lane < count; ++lane) ((uint16_t *)row)[d + lane] = narrowed[lane];
   } else if (count == LANES) {
     STORE((float *)row + d, numbers);
   } else {

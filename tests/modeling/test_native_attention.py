@@ -57,19 +57,22 @@ def draw_anything(seed: int) -> tuple[list[torch.Tensor], dict]:
 
 @needs_code
 @pytest.mark.parametrize("seed", range(24))
-def test_values_and_gradients_are_those_of_the_formula(seed, instruction_set, threads):
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+def test_values_and_gradients_are_those_of_the_formula(seed, dtype, instruction_set, threads):
     threads((1, 2, 5)[seed % 3])
     states, options = draw_anything(seed)
-    compare(states, tolerance=1e-5, passes=PASSES, **options)
+    states = [tensor.to(dtype) for tensor in states]  # which keeps strides
+    compare(states, tolerance=max(1e-5, TOLERANCES[dtype]), passes=PASSES, **options)
 
 
 @needs_code
 @pytest.mark.parametrize("threshold", [1.0, torch.tensor(1.6), 50.0])
 @pytest.mark.parametrize("width", [8, 200])
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_few_weights_that_are_not_zero(threshold, width, is_masked, instruction_set, threads):
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+def test_few_weights_that_are_not_zero(threshold, width, is_masked, dtype, instruction_set, threads):
     threads(2)
-    states = draw(2, 2, 300, 260, width)  # several blocks: the first one shows how few they are
+    states = draw(2, 2, 300, 260, width, dtype)  # several blocks: the first one shows how few they are
     ragged = torch.arange(260) < torch.tensor([[260], [131]])
     options = {
         "scale": width**-0.5,
@@ -79,7 +82,7 @@ def test_few_weights_that_are_not_zero(threshold, width, is_masked, instruction_
         "row_factors": torch.rand(2, 300),
     }
     # its derivative is continuous, so that no score near θ falls on either side of a step
-    compare(states, tolerance=1e-5, passes=PASSES, activation="relu2", **options)
+    compare(states, tolerance=max(1e-5, TOLERANCES[dtype]), passes=PASSES, activation="relu2", **options)
 
 
 @needs_code
@@ -182,7 +185,7 @@ def test_the_environment_chooses(monkeypatch):
         monkeypatch.setenv(native.VARIABLE, wanted)
         assert native.instruction_set.__wrapped__() == expected
     monkeypatch.setenv(native.VARIABLE, "sse9")
-    with pytest.raises(ValueError, match=r"RELUFORMERS_NATIVE is 'sse9', but must be one of \['avx512', 'avx2'"):
+    with pytest.raises(ValueError, match=r"RELUFORMERS_NATIVE is 'sse9', but must be one of \['avx512_bf16', 'avx5"):
         native.instruction_set.__wrapped__()
 
 
