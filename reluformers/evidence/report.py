@@ -176,7 +176,7 @@ class TableReport:
                 ]
                 for verdict in self.verdicts
             ]
-            columns = ["claim of the paper", "difference", "here", "because", *(f"by {title}" for title in titles)]
+            columns = ["claim", "difference", "here", "because", *(f"by {title}" for title in titles)]
             parts.append(_markdown_table(columns, claims))
         return "\n".join(parts)
 
