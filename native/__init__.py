@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 INTERFACE = 2  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 1  # of the structures below; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
-    "avx512_bf16": ("avx512_f", "avx512_bf16", "fma3"),
+    "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "fma3"),
     "avx512": ("avx512_f", "fma3"),
     "avx2": ("avx2", "fma3"),
     "generic": (),
@@ -222,22 +223,20 @@ def backward(
     call.splits = splits
     # those of the queries are sums over the tasks of a head, which take float32
     dtype = query.dtype if splits == 1 else torch.float32
-    grad_query = query.new_empty(splits * batch, query_len, heads, head_dim, dtype=dtype).transpose(1, 2)
+    grad_query = query.new_empty(splits, batch, query_len, heads, head_dim, dtype=dtype)
     grad_key, grad_value = (_empty_states(states, states.shape[3]) for states in (key, value))
     if options.key_padding_mask is not None:  # what is hidden is never looked at
         grad_key.zero_()
         grad_value.zero_()
-    call.grad_output, call.grad_query = _States.of(grad_output), _States.of(grad_query)
+    call.grad_output, call.grad_query = _States.of(grad_output), _States.of(grad_query.flatten(0, 1).transpose(1, 2))
     call.grad_key, call.grad_value = _States.of(grad_key), _States.of(grad_value)
     call.keep(grad_row_sums=_as_float32(grad_row_sums), grad_weighted_logs=_as_float32(grad_weighted_logs))
     grad_threshold = query.new_zeros(batch * heads * splits, dtype=torch.float32)
     if options.learned_threshold is not None:
         call.keep(grad_threshold=grad_threshold)
     call.run("backward")
-    if splits > 1:
-        # a sum of views keeps their layout
-        grad_query = grad_query.unflatten(0, (splits, batch)).sum(0).to(query.dtype)
-    return grad_query, grad_key, grad_value, grad_threshold.sum()
+    grad_query = grad_query[0] if splits == 1 else grad_query.sum(0).to(query.dtype)
+    return grad_query.transpose(1, 2), grad_key, grad_value, grad_threshold.sum()
 
 
 def _as_float32(numbers: Tensor | None) -> Tensor | None:
@@ -275,7 +274,7 @@ def is_available() -> bool:
 
 def explain() -> str:
     """What is used, or why nothing is."""
-    built = [name for name in INSTRUCTION_SETS if _file(name).exists()]
+    built = [name for name in INSTRUCTION_SETS if _is_built(name)]
     if _parallel_for() is None:
         return "this torch has no torch_parallel_for"
     if not built:
@@ -306,12 +305,19 @@ def usable_instruction_sets() -> list[str]:
     return [
         name
         for name, needed in INSTRUCTION_SETS.items()
-        if all(capabilities.get(feature, False) for feature in needed) and _file(name).exists() and _parallel_for()
+        if all(capabilities.get(feature, False) for feature in needed) and _is_built(name) and _parallel_for()
     ]
 
 
 def _file(name: str) -> Path:
     return Path(__file__).with_name(f"_{name}.abi3.so")
+
+
+@functools.cache
+def _is_built(name: str) -> bool:
+    """Whether there is compiled code that knows these structures: an older build may lie beside newer sources."""
+    layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
+    return layout is not None and layout() == LAYOUT
 
 
 @functools.cache

@@ -12,7 +12,8 @@
 // "row i sees the first limit_i of them" says all of a mask.
 //
 // Sums are float32. So are the factors of products, but where the processor multiplies pairs of bfloat16, for states of
-// that dtype: weights and gradients of scores are rounded then, and a step of a product is a word with two numbers.
+// that dtype: weights and gradients of scores are rounded then, a step of a product is a word with two numbers, and
+// numbers below 2^-126 count as 0.
 #include "vectors.h"
 
 // a product is made in tiles of ROWS × VECTORS vectors, which fill the registers: 32 of them, or 16
@@ -36,10 +37,10 @@ enum {
 #define HAS_PAIRS 0
 #endif
 
-// with a smaller share of weights that are not 0, those alone meet the values
-#define FEW(IN_PAIRS) ((IN_PAIRS) ? 0.27 : 0.33)
+// with a smaller share of weights that are not 0, those alone meet the values; with pairs it would be worth little
+#define FEW 0.33
 // likewise of the gradients of scores, which then alone meet keys and queries; sums of keys are not kept in registers
-#define FEW_BACKWARD(IN_PAIRS) ((IN_PAIRS) ? 0.16 : 0.22)
+#define FEW_BACKWARD 0.22
 
 typedef struct {
   void *data;
@@ -63,6 +64,9 @@ typedef struct {
   float scale, threshold, dropout;
   int32_t activation, is_bfloat16;
 } Call;
+
+// counts up with that of `__init__.py` when the meaning of a field changes
+int64_t layout(void) { return 1; }
 
 enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
 
@@ -124,10 +128,7 @@ INLINE vec kept(Dropout row, int64_t place) {
 // sum + left · right, of numbers or of pairs of bfloat16
 INLINE vec multiply_add(int in_pairs, vec sum, const float *left, vec right) {
 #if HAS_PAIRS
-  if (in_pairs) {
-    __m512i word = _mm512_set1_epi32(*(const word_t *)left);
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)right);
-  }
+  if (in_pairs) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(*left), (__m512bh)right);
 #endif
   (void)in_pairs;
   return sum + all(*left) * right;
@@ -316,17 +317,15 @@ static void turn(const float *rows, int64_t padded, int64_t width, int64_t count
     }
 }
 
-// Rows of a head, [rows, padded width] each: as numbers, as left factors, and as right factors, where words hold a
-// number of each of two rows. Without pairs all three are the same memory.
+// Rows of a head, [rows, padded width] each, as left and as right factors. Without pairs both are the same memory; with
+// them words of a left factor hold two numbers of a row, and those of a right one a number of each of two rows.
 typedef struct {
-  float *numbers, *left, *right;
+  float *left, *right;
 } Rows;
 
 INLINE Rows take_rows(int in_pairs, float **scratch, int64_t rows, int64_t padded) {
-  float *numbers = take(scratch, rows * padded);
-  if (!in_pairs) return (Rows){numbers, numbers, numbers};
   float *left = take(scratch, rows * padded);
-  return (Rows){numbers, left, take(scratch, rows / 2 * padded)};
+  return (Rows){left, in_pairs ? take(scratch, rows / 2 * padded) : left};
 }
 
 INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
@@ -337,17 +336,21 @@ static void read_rows(const Call *call, int in_pairs, States states, int64_t hea
   int64_t padded = round_up(width, LANES), end = round_up(count, LANES);
   for (int64_t r = 0; r < count; ++r) {
     const void *source = row_of(call, states, head, places ? places[first + r] : first + r);
-    read_row(call->is_bfloat16, source, width, rows.numbers + r * padded);
+    float *row = rows.left + r * padded;
     if (in_pairs) {
-      rows.left[r * padded + width / 2] = 0;
-      memcpy(rows.left + r * padded, source, 2 * width);
+      row[width / 2] = 0;
+      memcpy(row, source, 2 * width);
+    } else {
+      read_row(call->is_bfloat16, source, width, row);
     }
   }
-  memset(rows.numbers + count * padded, 0, (end - count) * padded * sizeof(float));
-  if (!in_pairs) return;
   memset(rows.left + count * padded, 0, (end - count) * padded * sizeof(float));
-  for (int64_t r = 0; r < end; r += 2) pair_rows(rows.numbers + r * padded, rows.numbers + (r + 1) * padded, padded,
-                                                 rows.right + r / 2 * padded);
+  for (int64_t r = 0; in_pairs && r < end; r += 2)
+    for (int64_t d = 0; d < width; d += LANES) {
+      const float *row = rows.left + r * padded;
+      vec first = read_vector(1, row, d, width), second = read_vector(1, row + padded, d, width);
+      STORE(rows.right + r / 2 * padded + d, paired(first, second));
+    }
 }
 
 // Rows as panels of columns.
@@ -357,18 +360,20 @@ static void turn_rows(int in_pairs, Rows rows, int64_t count, int64_t width, flo
     turn(rows.left + j * padded, padded, words, least(count - j, PANEL), panels + j * words);
 }
 
-// [rows, KEYS] numbers, as left factors.
-static void narrow_rows(int64_t rows, int64_t width, const float *numbers, float *words) {
+// Rows of [rows, KEYS] numbers as left factors: with pairs in `words`, else where they are.
+static const float *left_factors(int in_pairs, int64_t rows, int64_t width, const float *numbers, float *words) {
+  if (!in_pairs) return numbers;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t d = 0; d < width; d += LANES)
       write_vector(1, words + r * KEYS, d, width, LOAD(numbers + r * KEYS + d));
+  return words;
 }
 
-// [rows, KEYS] numbers, as the left factors of a product with the rows as its steps.
-static void narrow_columns(int64_t rows, int64_t width, const float *numbers, float *words) {
-  const float nothing[KEYS] = {0};
+// The same of their columns, as the left factors of a product whose steps are the rows.
+static void pair_columns(int64_t rows, int64_t width, const float *numbers, float *words) {
   for (int64_t r = 0; r < rows; r += 2, numbers += 2 * KEYS, words += KEYS)
-    pair_rows(numbers, r + 1 < rows ? numbers + KEYS : nothing, width, words);
+    for (int64_t d = 0; d < width; d += LANES)
+      STORE(words + d, paired(LOAD(numbers + d), r + 1 < rows ? LOAD(numbers + KEYS + d) : all(0)));
 }
 
 // Places of the keys of a batch row that are no padding and not behind `end`; returns how many.
@@ -444,8 +449,8 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   Rows keys = take_rows(in_pairs, &scratch, key_rows, padded);
   Rows values = take_rows(in_pairs, &scratch, key_rows, padded_value);
   Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
-  float *output = take(&scratch, QUERIES * padded_value), *weights = take(&scratch, ROWS * KEYS);
-  float *factors = in_pairs ? take(&scratch, ROWS * KEYS) : weights;
+  float *output = take(&scratch, QUERIES * padded_value);
+  float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
   int64_t limits[QUERIES], limit = 0;
   int64_t last_key = end - 1 + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
@@ -469,17 +474,17 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
                  words * PANEL, PANEL, weights, KEYS, 0);
         weigh_rows(call, head * call->query_len + first + r, some, j, limits + r, vectors * LANES, weights);
         if (has_few) {
-          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values.numbers + j * padded_value, padded_value,
+          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values.right + j * padded_value, padded_value,
                        output + r * padded_value);
         } else {
-          if (in_pairs) narrow_rows(some, vectors * LANES, weights, factors);
+          const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
           multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1,
                    values.right + words_of(in_pairs, j) * padded_value, PANEL, padded_value, output + r * padded_value,
                    padded_value, 1);
           // the first rows tell; sums are the same either way
-          if (block == 0) {
+          if (!in_pairs && block == 0) {
             for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
-            has_few = made > ROWS * PANEL && nonzeros < FEW(in_pairs) * made;
+            has_few = made > ROWS * PANEL && nonzeros < FEW * made;
           }
         }
       }
@@ -492,7 +497,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
 
 // Enough for so many copies of the keys and values, beside their rows and those of the queries, and rows of weights.
 static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
-  int64_t keys = round_up(call->key_len, PANEL), halves = HAS_PAIRS && call->is_bfloat16 ? 5 : 2;  // of `Rows`
+  int64_t keys = round_up(call->key_len, PANEL), halves = HAS_PAIRS && call->is_bfloat16 ? 3 : 2;  // of `Rows`
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
   return round_up(call->key_len + of_rows + rows_of_weights * KEYS + 32 * 16, 16);
@@ -582,7 +587,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   // the same as factors
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
-  float *grad_rows = in_pairs ? take(&scratch, ROWS * KEYS) : NULL;
+  float *words_of_grads = take(&scratch, ROWS * KEYS);
   int64_t limits[QUERIES], limit = 0;
   double grad_threshold = 0;
   // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
@@ -597,7 +602,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   int64_t blocks = (call->query_len + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int is_counted = 0;  // by the first block that sees some of the keys, as in `forward`
   for (int64_t block = 0; block < blocks; ++block) {
-    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD(in_pairs) * made;
+    int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
     if (limit > begin) {
@@ -619,18 +624,18 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
         grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
                                              some_vectors * LANES, some_weights, some_grads);
         if (has_few) {
-          multiply_few(some, vectors, seen, some_grads, KEYS, keys.numbers + j * padded, padded,
+          multiply_few(some, vectors, seen, some_grads, KEYS, keys.right + j * padded, padded,
                        grad_queries + r * padded);
-          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output.numbers + r * padded_value,
+          multiply_few_turned(some, value_vectors, seen, some_weights, KEYS, grad_output.right + r * padded_value,
                               grad_values + j * padded_value);
-          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries.numbers + r * padded,
+          multiply_few_turned(some, vectors, seen, some_grads, KEYS, queries.right + r * padded,
                               grad_keys + j * padded);
           continue;
         }
-        if (in_pairs) narrow_rows(some, some_vectors * LANES, some_grads, grad_rows);
-        multiply(in_pairs, some, vectors, words_of(in_pairs, seen), in_pairs ? grad_rows : some_grads, KEYS, 1,
+        const float *factors = left_factors(in_pairs, some, some_vectors * LANES, some_grads, words_of_grads);
+        multiply(in_pairs, some, vectors, words_of(in_pairs, seen), factors, KEYS, 1,
                  keys.right + words_of(in_pairs, j) * padded, PANEL, padded, grad_queries + r * padded, padded, 1);
-        for (int64_t i = 0; !is_counted && i < some; ++i, made += seen)
+        for (int64_t i = 0; !in_pairs && !is_counted && i < some; ++i, made += seen)
           nonzeros += count_nonzeros(some_grads + i * KEYS, seen);
         // later rows of the block see more keys
         for (int64_t i = 0, hidden = width_here - some_vectors * LANES; hidden > 0 && i < some; ++i) {
@@ -638,8 +643,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
           memset(some_grads + i * KEYS + some_vectors * LANES, 0, hidden * sizeof(float));
         }
         if (in_pairs) {
-          narrow_columns(some, width_here, some_weights, weight_columns + r / 2 * KEYS);
-          narrow_columns(some, width_here, some_grads, grad_columns + r / 2 * KEYS);
+          pair_columns(some, width_here, some_weights, weight_columns + r / 2 * KEYS);
+          pair_columns(some, width_here, some_grads, grad_columns + r / 2 * KEYS);
         }
       }
       for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {

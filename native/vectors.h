@@ -29,7 +29,6 @@ typedef float vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alia
 typedef int32_t ivec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
-typedef int32_t word_t __attribute__((may_alias));  // two numbers of bfloat16
 
 #define INLINE static inline __attribute__((always_inline))
 #define LOAD(pointer) (*(const vec *)(pointer))
@@ -142,13 +141,9 @@ INLINE hvec narrow(vec numbers) {
 #endif
 }
 
-// Two rows as one of words, which hold a number of each.
-INLINE void pair_rows(const float *first, const float *second, int64_t width, float *words) {
-  for (int64_t d = 0; d < width; d += LANES) {
-    uvec low = __builtin_convertvector(narrow(LOAD(first + d)), uvec);
-    uvec high = __builtin_convertvector(narrow(LOAD(second + d)), uvec);
-    STORE(words + d, (vec)(low | high << 16));
-  }
+// Words that hold a number of each as bfloat16.
+INLINE vec paired(vec first, vec second) {
+  return (vec)(__builtin_convertvector(narrow(first), uvec) | __builtin_convertvector(narrow(second), uvec) << 16);
 }
 
 INLINE void write_vector(int is_bfloat16, void *row, int64_t d, int64_t width, vec numbers) {

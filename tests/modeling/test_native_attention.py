@@ -191,9 +191,12 @@ def test_the_environment_chooses(monkeypatch):
 
 @needs_code
 @pytest.mark.parametrize("needed", ["all", "sums", "none"])
-def test_fake_tensors_are_laid_out_like_the_true_ones(needed, instruction_set):
-    query, key, value, grad_output = draw(2, 3, 5, 7, 8)
-    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 7) < 0.8, torch.tensor(3))
+@pytest.mark.parametrize("key_len", [7, 600])  # of which several tasks share a head
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+def test_fake_tensors_are_laid_out_like_the_true_ones(needed, key_len, dtype, instruction_set, threads):
+    threads(2)
+    query, key, value, grad_output = draw(2, 3, 5, key_len, 8, dtype)
+    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, key_len) < 0.8, torch.tensor(3))
     options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
     inputs = (query, key, value, "native", *options)
     torch.library.opcheck(fused._operator, inputs, test_utils=("test_schema", "test_faketensor"))
@@ -227,6 +230,25 @@ def test_a_changed_function_is_not_taken_for_the_compiled_one(activation, monkey
     assert find() == set(native.ACTIVATIONS)
     monkeypatch.setitem(computation.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
     assert find() == set(native.ACTIVATIONS) - {activation}
+
+
+@needs_code
+def test_an_older_build_counts_as_none(monkeypatch):
+    assert native._is_built.__wrapped__(BUILT[0])
+    monkeypatch.setattr(native, "LAYOUT", native.LAYOUT + 1)
+    assert not native._is_built.__wrapped__(BUILT[0])
+
+
+@needs_code
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("threshold", [0.0, 1.5])
+def test_outputs_do_not_depend_on_the_number_of_threads(dtype, threshold, instruction_set, threads):
+    query, key, value, _ = draw(1, 2, 700, 600, 16, dtype)
+    outputs = []
+    for count in (1, 5):
+        threads(count)
+        outputs.append(native.forward(query, key, value, pass_options(threshold, activation="relu", scale=0.25))[0])
+    assert torch.equal(*outputs)
 
 
 @needs_code
