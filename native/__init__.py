@@ -277,6 +277,8 @@ def explain() -> str:
     built = [name for name in INSTRUCTION_SETS if _is_built(name)]
     if _parallel_for() is None:
         return "this torch has no torch_parallel_for"
+    if not built and any(_file(name).exists() for name in INSTRUCTION_SETS):
+        return "compiled from older sources: install reluformers again"
     if not built:
         return "not built: there was no C compiler (GCC or Clang) when reluformers was installed"
     used = instruction_set()
@@ -313,7 +315,6 @@ def _file(name: str) -> Path:
     return Path(__file__).with_name(f"_{name}.abi3.so")
 
 
-@functools.cache
 def _is_built(name: str) -> bool:
     """Whether there is compiled code that knows these structures: an older build may lie beside newer sources."""
     layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
