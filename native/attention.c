@@ -328,6 +328,9 @@ INLINE Rows take_rows(int in_pairs, float **scratch, int64_t rows, int64_t padde
   return (Rows){left, in_pairs ? take(scratch, rows / 2 * padded) : left};
 }
 
+// Whether products of this call are made of pairs.
+INLINE int is_in_pairs(const Call *call) { return HAS_PAIRS && call->is_bfloat16; }
+
 INLINE int64_t words_of(int in_pairs, int64_t numbers) { return in_pairs ? (numbers + 1) / 2 : numbers; }
 
 // Rows `first`, `first` + 1, … of a head, or those with the places that stand there; then zeros up to whole vectors.
@@ -440,7 +443,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   // the last queries of all heads go first: with causality they have most keys
   int64_t heads = call->batch * call->heads, head = task % heads, split = call->splits - 1 - task / heads;
   int64_t begin = call->query_len * split / call->splits, end = call->query_len * (split + 1) / call->splits;
-  int in_pairs = HAS_PAIRS && call->is_bfloat16;
+  int in_pairs = is_in_pairs(call);
   int64_t width = call->width, padded = round_up(width, LANES), words = words_of(in_pairs, width);
   int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
   int64_t key_rows = round_up(call->key_len, PANEL);
@@ -497,7 +500,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
 
 // Enough for so many copies of the keys and values, beside their rows and those of the queries, and rows of weights.
 static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weights) {
-  int64_t keys = round_up(call->key_len, PANEL), halves = HAS_PAIRS && call->is_bfloat16 ? 3 : 2;  // of `Rows`
+  int64_t keys = round_up(call->key_len, PANEL), halves = is_in_pairs(call) ? 3 : 2;  // of `Rows`
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
   return round_up(call->key_len + of_rows + rows_of_weights * KEYS + 32 * 16, 16);
@@ -567,7 +570,7 @@ static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int
 
 static void backward_task(Call *call, int64_t task, float *scratch) {
   int64_t heads = call->batch * call->heads, head = task % heads, split = task / heads;
-  int in_pairs = HAS_PAIRS && call->is_bfloat16;
+  int in_pairs = is_in_pairs(call);
   int64_t width = call->width, padded = round_up(width, LANES), vectors = padded / LANES;
   int64_t value_width = call->value_width, padded_value = round_up(value_width, LANES);
   int64_t words = words_of(in_pairs, width), value_words = words_of(in_pairs, value_width);
