@@ -10,6 +10,10 @@ Then, for each preset, once from the original and once from nothing, with as man
         data.validation=validation.jsonl.gz model.start=runs/marian model.preset=reluformer --output_dir runs/warm
     reluformers train scripts/recipes/warm_cifar10.yaml data.path=data/cifar10 model.start=runs/vit \
         model.preset=relu-vit --output_dir runs/warm-vit
+    reluformers train scripts/recipes/marian_multi30k_en_de.yaml data.train=train.jsonl.gz \
+        data.validation=validation.jsonl.gz model.preset=reluformer --output_dir runs/nothing
+    reluformers train scripts/recipes/vit_cifar10.yaml data.path=data/cifar10 model.preset=relu-vit \
+        --output_dir runs/nothing-vit
     reluformers compare runs/warm … --curves curves.png
 """
 

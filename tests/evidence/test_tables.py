@@ -1,7 +1,10 @@
 """The papers' tables: every row is a valid recipe and a model; what a table's file may say."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
+from reluformers.configuration.configuration_attention import AttentionConfig
 from transformers import AutoModelForSeq2SeqLM
 
 from reluformers.errors import UserError
@@ -37,6 +40,20 @@ def test_every_claim_is_of_rows_that_some_setting_has(name):
     for claim in table.claims:
         homes = [setting for setting in table.settings if {claim.first, claim.second} <= _names(table, setting)]
         assert homes, claim.text
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_a_row_that_names_an_activation_says_its_whole_formula(name, setting):
+    """Or it keeps, say, the length factor of the preset of its recipe."""
+    table = Table.load(name)
+    for row in table.rows_of(setting):
+        stated = row.sections.get("model", {}).get("attention", {})
+        if "activation" not in stated or "preset" in stated:
+            continue
+        attention = asdict(table.recipe(setting, row, 1).model_config().attention)
+        usual = asdict(AttentionConfig(activation=attention["activation"], scale_length=attention["scale_length"]))
+        kept = {field for field in attention if attention[field] != usual[field]} - set(stated)
+        assert not kept, row.name
 
 
 def _names(table, setting):
