@@ -86,9 +86,11 @@ class TableReport:
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
         self._differences: dict[tuple[str, str, str], Difference | None] = {}
-        self.verdicts = self._judge(table.claims)
+        names = {row.name for row in table.rows_of(setting)}
+        claims = [claim for claim in table.claims if {claim.first, claim.second} <= names]
+        self.verdicts = self._judge(claims)
         # what the other metrics say of the claims about scores: a second opinion, which is corrected for by itself
-        of_scores = [claim for claim in table.claims if self._metric(claim.measure)]
+        of_scores = [claim for claim in claims if self._metric(claim.measure)]
         self.second_verdicts = {
             metric: dict(zip(of_scores, self._judge([claim.by(metric) for claim in of_scores]), strict=True))
             for metric in self.task.scorer.scores_of_sums()
@@ -164,7 +166,8 @@ class TableReport:
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [_markdown_table(columns, lines), self._footnote()]
-        if self.verdicts:
+        begun = [verdict for verdict in self.verdicts if self._has_runs(verdict.claim)]
+        if begun:
             titles = [METRICS[metric].title for metric in self.second_verdicts]
             claims = [
                 [
@@ -174,10 +177,12 @@ class TableReport:
                     verdict.reason,
                     *(self._second_text(found.get(verdict.claim)) for found in self.second_verdicts.values()),
                 ]
-                for verdict in self.verdicts
+                for verdict in begun
             ]
             columns = ["claim", "difference", "here", "because", *(f"by {title}" for title in titles)]
             parts.append(_markdown_table(columns, claims))
+        if left := [f"`{verdict.claim.text}`" for verdict in self.verdicts if not self._has_runs(verdict.claim)]:
+            parts.append(f"Claims of rows without a run: {', '.join(left)}.\n")
         return "\n".join(parts)
 
     def plot(self, path: Path) -> Path:
@@ -188,6 +193,10 @@ class TableReport:
         """
         scores = {name: runs.scores for name, runs in self.runs.items()}
         return plot_scores(scores, path, label=self.metric.title, x=self.table.axis, title=self.table.title)
+
+    def _has_runs(self, claim: Claim) -> bool:
+        rows = (self.runs.get(name) for name in (claim.first, claim.second))
+        return any(row is not None and (row.records or row.diverged) for row in rows)
 
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}

@@ -147,6 +147,23 @@ def test_wide_seeds_decide_nothing(table, tmp_path):
     assert found["two > three"].reason == "needs two seeds of both, has 2 and 0"
 
 
+def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
+    text = (tmp_path / "t.yaml").read_text()
+    text = text.replace("{recipe: base.yaml,", "{recipe: base.yaml, rows: [one, two, four, five],")
+    text = text.replace(
+        "claims:", "  four: {model: {preset: qknorm}}\n  five: {model: {preset: relu-vit}}\nclaims:\n  - four ~ five"
+    )
+    (tmp_path / "t.yaml").write_text(text)
+    table = Table.load(str(tmp_path / "t.yaml"))
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+    text = report_of(table, tmp_path).markdown()
+    assert "| one < two | – | not decided | needs two seeds of both, has 0 and 2 |" in text
+    assert "three" not in text, "a row of no run of this setting"
+    assert "| four" not in text
+    assert text.endswith("Claims of rows without a run: `four ~ five`.\n")
+
+
 def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
