@@ -1,0 +1,187 @@
+"""What the app computes of a model: weights, words, patches, and what it refuses."""
+
+import base64
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForSeq2SeqLM
+
+from builders.pictures import picture
+from builders.saved_models import TEXTS, save_classifier, save_translator
+
+TEXT = TEXTS[1]
+
+
+def test_weights_are_those_of_the_pass_that_is_given_the_translation(translator):
+    translation = translator.translate(TEXT, 2)
+    source, target = torch.tensor([translation.source_ids]), torch.tensor([translation.target_ids])
+    with torch.no_grad():
+        outputs = translator.model(input_ids=source, decoder_input_ids=target[:, :-1], output_attentions=True)
+    for site in ("encoder", "decoder", "cross"):
+        weights = getattr(outputs, f"{site}_attentions")[0][0].numpy()
+        shown = translator.attend(translation, site, 0)
+        # what a head gives to all words is what it gives to all tokens, on average over the tokens of a word
+        lengths = np.diff([*(word.start for word in shown.queries), weights.shape[1]])
+        np.testing.assert_allclose((shown.weights.sum(-1) * lengths).sum(-1), weights.sum((-1, -2)), rtol=1e-5)
+        seen = np.tril(np.ones_like(weights[0], dtype=bool)) if site == "decoder" else np.ones_like(weights[0], bool)
+        assert shown.zeros.by_head == pytest.approx([(head[seen] == 0).mean() for head in weights])
+        assert shown.zeros.nulls == pytest.approx([(head.sum(-1) == 0).mean() for head in weights])
+        assert shown.zeros.in_mean == pytest.approx((weights.mean(0)[seen] == 0).mean())
+
+
+def test_tokens_become_words(translator):
+    pieces = ["▁be", "ach", "▁", "h", "at", ".", "▁5", "</s>", "</s>", "▁日", "本"]
+
+    class Pieces:
+        all_special_ids = (7, 8)
+
+        def convert_ids_to_tokens(self, ids):
+            return [pieces[number] for number in ids]
+
+        def decode(self, ids):
+            return "".join(self.convert_ids_to_tokens(ids)).replace("▁", " ")
+
+    found = models.split_words(Pieces(), range(len(pieces)))
+    assert [word.text for word in found] == ["beach", "hat", ".", "5", "</s>", "</s>", "日", "本"]
+    assert [word.start for word in found] == [0, 2, 5, 6, 7, 8, 9, 10]
+    assert [word.blank for word in found] == [True, True, False, True, True, True, True, False]
+
+
+def test_tokens_of_a_word_are_summed_as_keys_and_averaged_as_queries():
+    weights = np.array([[[1, 2, 4], [0, 0, 8], [0, 0, 0]]])
+    joined, last = models.Word("ab", False, 0), models.Word("c", True, 2)
+    np.testing.assert_array_equal(models.merge_words(weights, [joined, last], [joined, last]), [[[1.5, 6], [0, 0]]])
+
+
+def test_decoder_hides_what_is_yet_to_come(translator):
+    translation = translator.translate(TEXT, 1)
+    shown = translator.attend(translation, "decoder", 0)
+    assert shown.visible[0, 0]
+    assert shown.visible[-1].all()
+    assert not translator.attend(translation, "decoder", 0).weights[:, ~shown.visible].any()
+    assert translator.attend(translation, "cross", 0).visible.all()
+
+
+def test_a_translation_is_read_in_another_vocabulary(tmp_path):
+    other = models.load_model(str(save_translator(tmp_path, separate=True)))
+    read = other.read(TEXT, TEXTS[2])
+    assert read.source_ids == other.tokenizer(TEXT)["input_ids"]
+    assert other.target_tokenizer.decode(read.target_ids, skip_special_tokens=True) == TEXTS[2]
+    # as `generate` begins and ends
+    ends = (other.model.generation_config.decoder_start_token_id, other.config.eos_token_id)
+    assert (read.target_ids[0], read.target_ids[-1]) == ends
+    assert len(other.read(TEXT * 9, TEXT * 9).target_ids) == other.config.max_position_embeddings
+
+
+def test_translation_is_that_of_generate(translator, tmp_path):
+    inputs = translator.tokenizer(TEXT, return_tensors="pt")
+    limit = min(inputs["input_ids"].shape[1] + models.EXTRA_TOKENS, translator.config.max_position_embeddings - 1)
+    expected = translator.model.generate(**inputs, num_beams=3, max_new_tokens=limit)[0]
+    translation = translator.translate(f"  {TEXT}\n", 3.0)
+    assert translation.target_ids == expected.tolist()
+    assert translation.text == translator.tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_separate_vocabularies_have_their_own_words(tmp_path):
+    folder = save_translator(tmp_path, separate=True)
+    model = models.load_model(str(folder))
+    shown = model.attend(model.translate(TEXT, 1), "cross", 0)
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.decoder_vocab_size == len(model.target_tokenizer)
+    assert "".join(word.text for word in shown.keys) == TEXT.replace(" ", "") + "</s>"
+    assert "beach" not in model.target_tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("text", "beams", "message"),
+    [
+        ("", 1, "nothing to translate"),
+        (" \n", 1, "nothing to translate"),
+        (None, 1, "nothing to translate"),
+        (["a"], 1, "nothing to translate"),
+        ("a" * (models.MAX_CHARACTERS + 1), 1, "2,001 characters, at most 2,000"),
+        ("é " * 40, 1, r"\d+ tokens, the model takes 64"),
+        ("a \udcff", 1, "not valid Unicode"),
+        ("a", 0, "beams is 0,"),
+        ("a", models.MAX_BEAMS + 1, "beams is 9,"),
+        ("a", 1.5, "beams is 1.5,"),
+        ("a", "4", "beams is 4,"),
+        ("a", float("nan"), "beams is nan,"),
+    ],
+)
+def test_bad_text_and_beams_are_refused(translator, text, beams, message):
+    with pytest.raises(ValueError, match=message):
+        translator.translate(text, beams)
+
+
+@pytest.mark.parametrize(
+    ("site", "layer", "message"),
+    [("middle", 0, "site 'middle'"), ("cross", 2, "Layer 3"), ("cross", -1, "Layer 0")],
+)
+def test_unknown_sites_and_layers_are_refused(translator, site, layer, message):
+    with pytest.raises(ValueError, match=message):
+        translator.attend(translator.translate(TEXT, 1), site, layer)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
+def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
+    model = models.load_model(str(save_classifier(tmp_path / "model", pooling=pooling)))
+    scores, values = model.classify(models.open_image(image_file))
+    assert scores.keys() == {"cat", "dog", "horse"}
+    assert sum(scores.values()) == pytest.approx(1)
+    with torch.no_grad():
+        last = model.model(values, output_attentions=True).attentions[-1][0].numpy()
+    expected = last[:, 0, 1:] if pooling == "cls" else last.mean(1)
+    patches = model.attend(values, 1)
+    np.testing.assert_allclose(patches.weights, expected.reshape(-1, 2, 3), rtol=1e-6)
+    counted = last[:, :1, 1:] if pooling == "cls" else last
+    assert patches.zeros.by_head == pytest.approx((counted == 0).mean((1, 2)).tolist())
+    image = Image.open(image_file).convert("RGB").resize((12, 8), Image.Resampling.BILINEAR)
+    np.testing.assert_allclose(patches.picture, np.asarray(image) / 255, atol=0.02)
+    assert len(model.layer_names()) == 2 + (pooling == "attention")
+
+
+def test_pooling_query_is_a_layer_of_its_own(classifier, image_file):
+    _, values = classifier.classify(models.open_image(image_file))
+    patches = classifier.attend(values, 2)
+    assert patches.title == "what the pooling query gives"
+    assert patches.weights.any()
+    with pytest.raises(ValueError, match="Layer 4 is none of the 3"):
+        classifier.attend(values, 3)
+
+
+def test_bad_images_are_refused(tmp_path, monkeypatch, image_file):
+    text, broken = tmp_path / "text.png", tmp_path / "broken.png"
+    text.write_text("no image")
+    broken.write_bytes(Path(image_file).read_bytes()[:100])
+    for path, message in ((None, "no image: choose one"), (str(text), "can be read"), (str(broken), "can be read")):
+        with pytest.raises(ValueError, match=message):
+            models.open_image(path)
+    monkeypatch.setattr(models, "MAX_PIXELS", 16 * 24 - 1)
+    with pytest.raises(ValueError, match="24 × 16 pixels, at most 383"):
+        models.open_image(image_file)
+
+
+def test_image_turned_by_its_camera_stands_upright(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90° clockwise
+    picture(16, 24).save(tmp_path / "turned.jpg", exif=exif)
+    assert models.open_image(str(tmp_path / "turned.jpg")).size == (16, 24)
+
+
+def test_sketch_is_a_png_in_a_data_address(image_file):
+    start = "data:image/png;base64,"
+    drawn = base64.b64encode(Path(image_file).read_bytes()).decode()
+    assert models.open_sketch(start + drawn).size == (24, 16)
+    for address, message in (
+        (None, "no drawing"),
+        ({"path": "/etc/passwd"}, "no drawing"),
+        ("file:///etc/passwd", "no drawing"),
+        (f"{start}AAAA", "can be read"),
+        (f"{start}§", "can be read"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.open_sketch(address)

@@ -1,0 +1,302 @@
+"""The app's pages, endpoints and command, without a browser."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from html import unescape
+
+import numpy as np
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from transformers import pipeline
+
+from builders.attention_maps import data_of
+from builders.pictures import picture
+from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
+from reluformers import seq2seq_config, vision_config
+from reluformers.app import FILES, space_files
+
+gr = pytest.importorskip("gradio")
+import models  # noqa: E402
+import pages  # noqa: E402
+import view  # noqa: E402
+from gradio_client import Client, exceptions, handle_file  # noqa: E402
+
+import app  # noqa: E402
+
+TEXT = TEXTS[1]
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Start a page in this process and give a client of it."""
+    pages = []
+
+    def start(page: gr.Blocks) -> Client:
+        pages.append(page)
+        _, address, _ = page.queue().launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
+        return Client(address, verbose=False, analytics_enabled=False)
+
+    yield start
+    for page in pages:
+        page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def translation_client(serve, translator) -> Client:
+    return serve(pages.translation_app({"one": translator}, "# Title", [TEXT]))
+
+
+@pytest.fixture(scope="module")
+def classification_client(serve, classifier) -> Client:
+    return serve(pages.classification_app({"one": classifier}, "# Title"))
+
+
+def test_models_of_two_vocabularies_stand_on_one_page(translator, tmp_path):
+    other = models.load_model(str(save_translator(tmp_path, separate=True)))
+    page = pages.translation_app({"one": translator, "two": other}, "# Title", [TEXT])
+    [html] = [block.value for block in page.blocks.values() if isinstance(block, gr.HTML)]
+    assert re.findall("<h3>(.*?)</h3>", html) == ["one", "two"]
+
+
+def test_model_of_the_command_line_comes_first(monkeypatch):
+    environment = {"MODEL_ID": "env/model", "MODEL_REVISION": "v2"}
+    monkeypatch.setattr(app, "MODEL_ID", "pushed/model")
+    monkeypatch.setattr(app, "MODEL_REVISION", "v3")
+    # a revision belongs to its model
+    assert app.choose_model("my/model", None, environment) == ("my/model", None)
+    assert app.choose_model(None, None, environment) == ("env/model", "v2")
+    assert app.choose_model(None, "v9", environment) == ("env/model", "v9")
+    assert app.choose_model(None, None, {}) == ("pushed/model", "v3")
+
+
+def test_heading_names_a_folder_without_its_place(tmp_path, translator):
+    folder = tmp_path / "my_model"
+    folder.mkdir()
+    text = pages.heading(str(folder), None, translator.config)
+    assert "`my_model`" in text
+    assert str(tmp_path) not in text
+    assert "[org/name](https://huggingface.co/org/name), revision `v1`" in pages.heading(
+        "org/name", "v1", translator.config
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (seq2seq_config("qknorm"), "qknorm"),
+        (seq2seq_config("reluformer", attention={"activation": "relu2"}), "relu2"),
+        (
+            seq2seq_config("reluformer", cross_attention={"preset": "rela-g", "activation": "relu2"}),
+            "encoder reluformer, decoder reluformer, cross relu2",
+        ),
+        (vision_config("relu-vit", size="S/16"), "relu-vit"),
+        (
+            vision_config("relu-vit", size="S/16", pooling="attention", pooling_attention="softmax"),
+            "encoder relu-vit, pooling softmax",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_heading_names_the_attention_of_every_site(config, named):
+    assert pages.heading("org/name", None, config).endswith(f"Preset: **{named}**")
+
+
+def test_programs_translate_and_get_the_weights(translation_client, translator):
+    assert translation_client.predict(TEXT, 2, api_name="/translate") == translator.translate(TEXT, 2).text
+    answer = translation_client.predict(TEXT, "encoder", 1, api_name="/attention")
+    shown = translator.attend(translator.translate(TEXT, pages.BEAMS), "encoder", 0)
+    np.testing.assert_allclose(answer["weights"], shown.weights, rtol=1e-6)
+    assert answer["zeros"] == shown.zeros.by_head
+    assert answer["keys"][:2] == ["Two", "dogs"]
+    assert answer["alignment"] == []  # of cross-attention alone
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_words_are_aligned_as_by_the_pipeline(tmp_path, separate):
+    folder = save_translator(tmp_path, separate=separate)
+    model = models.load_model(str(folder))
+    translation = model.translate(f" {TEXT}", 2)
+    [expected] = pipeline("translation", model=folder, trust_remote_code=True)(
+        TEXT, num_beams=2, return_alignments=True, max_new_tokens=len(translation.target_ids) - 1
+    )
+    shown = model.attend(translation, "cross", 0)
+    assert shown.alignment == [(link["target"], link["source"]) for link in expected["alignments"]]
+    html = view.text_view([("one", shown)])
+    assert "word alignment" in html
+    assert all(f"{target}\u00a0← {source or '∅'}" in unescape(html) for target, source in shown.alignment)
+    assert "word alignment" not in view.text_view([("one", model.attend(translation, "encoder", 0))])
+    assert not model.align(model.read(TEXT, ""))
+
+
+def test_a_model_whose_code_cannot_align_is_shown_without(tmp_path, monkeypatch):
+    model = models.load_model(str(save_translator(tmp_path)))
+    monkeypatch.delattr(type(model.pipeline), "align")
+    shown = model.attend(model.translate(TEXT, 1), "cross", 0)
+    assert shown.weights.size
+    assert not shown.alignment
+    assert "word alignment" not in view.text_view([("one", shown)])
+
+
+def test_programs_see_named_endpoints_alone(translation_client, classification_client):
+    for client, names in ((translation_client, {"/translate", "/attention"}), (classification_client, {"/classify"})):
+        endpoints = client.view_api(return_format="dict")["named_endpoints"]
+        assert set(endpoints) == names
+        assert all(endpoint["description"] for endpoint in endpoints.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("/translate", ("", 2), "nothing to translate"),
+        ("/translate", ("a" * 2_001, 2), "at most 2,000"),
+        ("/translate", (TEXT, 500), "500"),
+        ("/attention", (TEXT, "cross", 77), "77"),
+        ("/attention", (TEXT, "middle", 1), "middle"),
+    ],
+)
+def test_programs_are_told_what_is_wrong(translation_client, name, arguments, message):
+    with pytest.raises(exceptions.AppError, match=message) as caught:
+        translation_client.predict(*arguments, api_name=name)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_programs_classify(classification_client, image_file, tmp_path):
+    answer = classification_client.predict(handle_file(image_file), api_name="/classify")
+    assert {row["label"] for row in answer["confidences"]} == {"cat", "dog", "horse"}
+    (tmp_path / "text.png").write_text("no image")
+    for image in (handle_file(str(tmp_path / "text.png")), None):
+        with pytest.raises(exceptions.AppError, match="no image"):
+            classification_client.predict(image, api_name="/classify")
+
+
+def test_page_opens_with_its_first_example(translator):
+    page = pages.translation_app({"one": translator}, "# Title", TEXTS[:2])
+    values = {block.elem_id: block.value for block in page.blocks.values() if hasattr(block, "value")}
+    translation = translator.translate(TEXTS[0], pages.BEAMS)
+    assert (values["text"], values["answer"]) == (TEXTS[0], translation.text)
+    assert data_of(values["attention"])["queries"] == [
+        word.text for word in translator.attend(translation, "cross", 1).queries
+    ]
+    buttons = [block.value for block in page.blocks.values() if isinstance(block, gr.Button)]
+    assert buttons == ["Translate", *TEXTS[:2]]
+
+
+def test_examples_are_those_of_the_run_else_of_the_card(tmp_path):
+    def widget(*examples):
+        (tmp_path / "README.md").write_text(f"---\nwidget: {json.dumps(examples)}\n---\n")
+        return models.find_examples(str(tmp_path))
+
+    assert models.find_examples(str(tmp_path)) == []
+    (tmp_path / "results.json").write_text("{}")
+    assert models.find_examples(str(tmp_path)) == []
+    assert widget({"text": "a", "output": {"text": "b"}}, {"text": "c"}) == ["a", "c"]
+    picture(4, 4).save(tmp_path / "one.png")
+    assert widget({"src": "one.png"}, {"src": "none.png"}, {}) == [str(tmp_path / "one.png")]
+    rows = [{"source": str(number), "reference": "r", "output": "o"} for number in range(9)]
+    (tmp_path / "results.json").write_text(json.dumps({"examples": rows}))
+    assert models.find_examples(str(tmp_path)) == ["0", "1", "2", "3", "4"]
+
+
+def test_image_page_opens_with_its_first_example(classifier, image_file):
+    page = pages.classification_app({"one": classifier}, "# Title", [image_file])
+    values = {block.elem_id: block.value for block in page.blocks.values() if hasattr(block, "value")}
+    assert values["answer"]["label"] in {"cat", "dog", "horse"}
+    assert "over the image" in values["attention"]
+
+
+def test_small_images_can_be_drawn(classifier, tmp_path):
+    def has_pad(model):
+        page = pages.classification_app({"one": model}, "# Title")
+        return any(getattr(block, "elem_id", None) == "pad" for block in page.blocks.values())
+
+    assert has_pad(classifier)
+    classifier_of_photos = models.load_model(str(save_classifier(tmp_path)))
+    classifier_of_photos.config.image_size = [33, 12]
+    assert not has_pad(classifier_of_photos)
+
+
+def test_models_of_two_kinds_are_not_compared(tmp_path):
+    one, two = str(save_translator(tmp_path / "one")), str(save_classifier(tmp_path / "two"))
+    with pytest.raises(ValueError, match="of another kind"):
+        pages.build_app(one, compare=two)
+
+
+def test_unexpected_errors_are_not_shown():
+    def break_down():
+        raise RuntimeError("/secret/path")
+
+    with pytest.raises(gr.Error, match="The model failed") as caught:
+        pages.fail(break_down)()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "error: name a model: its folder or Hub id"),
+        (("./none",), "error: ./none: there is no such folder"),
+        (("{empty}",), "error: .+"),
+    ],
+)
+def test_command_says_in_one_line_that_there_is_no_model(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["app.py", *(argument.format(empty=tmp_path) for argument in arguments)])
+    monkeypatch.delenv("MODEL_ID", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        app.main()
+    assert caught.value.code == 2
+    assert re.search(f"{message}\n$", capsys.readouterr().err)
+
+
+def test_command_names_model_and_address_before_it_loads_anything(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    # where no library is found, so that nothing can be imported before that line
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+        "sys.argv[0] = 'app.py'; runpy.run_path(sys.path[0] + '/app.py', run_name='__main__')",
+    ]
+    done = subprocess.run([*command, str(SPACE), "./mine", "--port", str(port)], capture_output=True, text=True)
+    assert done.stdout == f"Loading ./mine; the page comes to http://127.0.0.1:{port} in some seconds\n"
+    assert "No module named" in done.stderr
+
+
+def test_first_free_port_is_taken(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(app, "FIRST_PORT", taken.getsockname()[1])
+        assert app.free_port({}) > taken.getsockname()[1]
+        monkeypatch.setattr(app, "PORTS", 1)
+        with pytest.raises(OSError, match="is free: name one with --port"):
+            app.free_port({})
+    assert app.free_port({"GRADIO_SERVER_PORT": "1234"}) == 1234
+
+
+def test_space_is_filled_in_with_the_model():
+    files = space_files("org/my-model", "v1", licence="mit")
+    assert tuple(files) == FILES
+    assert '\nMODEL_ID = "org/my-model"\nMODEL_REVISION = "v1"\n' in files["app.py"]
+    assert "{{" not in files["README.md"]
+    _, front, _ = files["README.md"].split("---\n", 2)
+    values = yaml.safe_load(front)
+    assert (values["sdk"], values["app_file"], values["license"]) == ("gradio", "app.py", "mit")
+    assert values["models"] == ["org/my-model"]
+    assert len(values["short_description"]) <= 60
+    requirements = {line.name: line for line in map(Requirement, files["requirements.txt"].splitlines())}
+    assert requirements["gradio"].specifier.contains(values["sdk_version"])
+    assert requirements.keys() >= {"torch", "transformers", "gradio", "numpy", "pillow"}
+
+
+def test_space_needs_nothing_of_this_library():
+    for name in FILES:
+        assert not re.search(
+            r"^\s*(from|import) reluformers", (SPACE / name).read_text(encoding="utf-8"), re.MULTILINE
+        )
