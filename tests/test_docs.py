@@ -36,6 +36,12 @@ def test_links_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
+def test_the_readme_lists_every_command():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = re.search(r"lists all commands: (.*?)\.\n", readme, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)`", listed) == list(COMMANDS)
+
+
 def test_code_is_trusted_of_folders_and_of_repositories_with_an_owner():
     """A name without `./` and without a folder of that name is asked for on the Hub, whoever has it there."""
     opened = re.compile(r"""(?:from_pretrained\(|model=|MODEL \?= )["']?([^"',)\s]+)""")
