@@ -1,4 +1,4 @@
-"""Testers that put our models, and the stock ones beside them, through transformers' own common tests.
+"""Cases that put our models, and the stock ones beside them, through transformers' own common tests.
 
 Run by test_transformers_common.py in a process of its own, with the tests of transformers on the path.
 """
@@ -93,7 +93,7 @@ def draw_images() -> dict:
     return {"pixel_values": ids_tensor([BATCH, 3, IMAGE, IMAGE], 255).float() / 255}
 
 
-def testers(name: str, config_class: type, models: tuple[type, ...], sizes: dict, *, generates: bool) -> type:
+def case_of(name: str, config_class: type, models: tuple[type, ...], sizes: dict, *, generates: bool) -> type:
     """A test case for a configuration and its models."""
     draw = draw_pairs if generates else draw_images
     bases = (ModelTesterMixin, *([GenerationTesterMixin] if generates else []), unittest.TestCase)
@@ -114,10 +114,10 @@ def testers(name: str, config_class: type, models: tuple[type, ...], sizes: dict
     return type(name, bases, fields)
 
 
-StockTranslation = testers("StockTranslation", MarianConfig, (MarianModel, MarianMTModel), SEQ2SEQ, generates=True)
-StockImages = testers("StockImages", ViTConfig, (ViTModel, ViTForImageClassification), VISION, generates=False)
+StockTranslation = case_of("StockTranslation", MarianConfig, (MarianModel, MarianMTModel), SEQ2SEQ, generates=True)
+StockImages = case_of("StockImages", ViTConfig, (ViTModel, ViTForImageClassification), VISION, generates=False)
 for config_class, models in FAMILIES.items():
     generates = "AutoModelForSeq2SeqLM" in [auto_class.__name__ for auto_class in models]
     name = config_class.__name__.removesuffix("Config") + ("Translation" if generates else "Images")
     sizes = {**SEQ2SEQ, "unk_token_id": 3} if generates else {**VISION, "pooling": "cls"}
-    globals()[name] = testers(name, config_class, tuple(models.values()), sizes, generates=generates)
+    globals()[name] = case_of(name, config_class, tuple(models.values()), sizes, generates=generates)
