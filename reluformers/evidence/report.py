@@ -45,6 +45,11 @@ class Runs:
     diverged: list[int]
 
     @property
+    def is_begun(self) -> bool:
+        """Whether one of its runs has ended, well or not."""
+        return bool(self.records or self.diverged)
+
+    @property
     def scores(self) -> list[float]:
         """Of each record."""
         return [record.score for record in self.records]
@@ -86,8 +91,7 @@ class TableReport:
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
         self._differences: dict[tuple[str, str, str], Difference | None] = {}
-        names = {row.name for row in table.rows_of(setting)}
-        claims = [claim for claim in table.claims if {claim.first, claim.second} <= names]
+        claims = [claim for claim in table.claims if {claim.first, claim.second} <= self.runs.keys()]
         self.verdicts = self._judge(claims)
         # what the other metrics say of the claims about scores: a second opinion, which is corrected for by itself
         of_scores = [claim for claim in claims if self._metric(claim.measure)]
@@ -160,13 +164,17 @@ class TableReport:
 
     def markdown(self) -> str:
         """The table, its footnotes and the verdicts."""
-        rows = [self._line(one) for one in self.runs.values() if one.records or one.diverged]
+        rows = [self._line(one) for one in self.runs.values() if one.is_begun]
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
         parts = [_markdown_table(columns, lines), self._footnote()]
-        begun = [verdict for verdict in self.verdicts if self._has_runs(verdict.claim)]
+        begun, left = [], []
+        for verdict in self.verdicts:
+            claim = verdict.claim
+            is_begun = self.runs[claim.first].is_begun or self.runs[claim.second].is_begun
+            (begun if is_begun else left).append(verdict)
         if begun:
             titles = [METRICS[metric].title for metric in self.second_verdicts]
             claims = [
@@ -181,8 +189,9 @@ class TableReport:
             ]
             columns = ["claim", "difference", "here", "because", *(f"by {title}" for title in titles)]
             parts.append(_markdown_table(columns, claims))
-        if left := [f"`{verdict.claim.text}`" for verdict in self.verdicts if not self._has_runs(verdict.claim)]:
-            parts.append(f"Claims of rows without a run: {', '.join(left)}.\n")
+        if left:
+            texts = ", ".join(f"`{verdict.claim.text}`" for verdict in left)
+            parts.append(f"Claims of rows without a run: {texts}.\n")
         return "\n".join(parts)
 
     def plot(self, path: Path) -> Path:
@@ -193,10 +202,6 @@ class TableReport:
         """
         scores = {name: runs.scores for name, runs in self.runs.items()}
         return plot_scores(scores, path, label=self.metric.title, x=self.table.axis, title=self.table.title)
-
-    def _has_runs(self, claim: Claim) -> bool:
-        rows = (self.runs.get(name) for name in (claim.first, claim.second))
-        return any(row is not None and (row.records or row.diverged) for row in rows)
 
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
@@ -332,9 +337,9 @@ class TableReport:
         return Verdict(claim, OPEN, found, f"differences from {smallest} would have been found")
 
     def _verdict_without_numbers(self, claim: Claim) -> Verdict:
-        rows = [self.runs.get(name) for name in (claim.first, claim.second)]
-        counts = [0 if row is None else len(row.records) for row in rows]
-        lost = [0 if row is None else len(row.diverged) for row in rows]
+        rows = [self.runs[name] for name in (claim.first, claim.second)]
+        counts = [len(row.records) for row in rows]
+        lost = [len(row.diverged) for row in rows]
         if claim.measure == SCORE and claim.relation == ">" and lost[1] >= 2 and not counts[1] and counts[0] >= 2:
             return Verdict(claim, HOLDS, None, f"all {lost[1]} runs of {claim.second} diverged")
         return Verdict(claim, OPEN, None, f"needs two seeds of both, has {counts[0]} and {counts[1]}")
