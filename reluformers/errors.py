@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
 
 # Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
 _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
@@ -45,12 +47,14 @@ def run_main(main: Callable[[], None]) -> None:
         main: Function without arguments; its return value is ignored.
 
     Raises:
-        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError` or a full disk, 130 after Ctrl-C,
-            143 after SIGTERM.
+        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError`, an `ImportError` that names a
+            package to install or a full disk, 130 after Ctrl-C,
+            143 after SIGTERM, 141 without a line where whoever read the output has gone, as `head` does.
     """
     try:
         with _stopping_on_sigterm():
             main()
+            sys.stdout.flush()
     except _Terminated:
         sys.stderr.write("error: terminated\n")
         sys.exit(EXIT_TERMINATED)
@@ -58,7 +62,11 @@ def run_main(main: Callable[[], None]) -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        if not isinstance(error, ValueError | OSError) and not is_disk_full(error):
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(EXIT_UNREAD)
+        # whoever raises an ImportError by hand says what to install; the import system's own have a name
+        is_said = isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
+        if not is_said and not is_disk_full(error):
             raise
         logger.debug("the error in full", exc_info=True)
         sys.stderr.write(f"error: {describe_error(error)}\n")
@@ -111,6 +119,18 @@ def _stopping_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader has gone; what is left for it is then dropped."""
+    output = 1  # of the process; `sys.stdout` may be something of its caller's
+    poll = select.poll()
+    poll.register(output, 0)
+    if not poll.poll(0):  # errors alone are reported to who asks for nothing
+        return False
+    # the interpreter flushes once more when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _is_over_quota(error: BaseException) -> bool:

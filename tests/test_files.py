@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import importlib
 import signal
 
 import pytest
@@ -164,6 +165,9 @@ def test_unreadable_text_is_named(tmp_path, name, content, message):
         (ValueError(), 2, "error: ValueError\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (ImportError("needs the package entmax"), 2, "error: needs the package entmax\n"),
+        # of a connection, while somebody reads the output
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "error: [Errno 32] Broken pipe\n"),
     ],
 )
 def test_errors_of_the_user_are_one_line(capsys, error, code, line):
@@ -215,7 +219,12 @@ def test_other_errors_propagate_and_success_is_silent(capsys):
     def broken():
         raise RuntimeError("a fault of ours")
 
+    def misses():
+        importlib.import_module("reluformers.no_such_module")
+
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_main(broken)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run_main(misses)
     run_main(lambda: None)
     assert capsys.readouterr().err == ""

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="changes to all recipes, such as where the data lie"
     )
-    parser.add_argument("--list", action="store_true", help="show every table with its rows, and end")
+    parser.add_argument("--list", action="store_true", help="show every table or the one named, and end")
     parser.add_argument("--setting", default="paper", help="paper: data and sizes of the source; small: fit two cores")
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="names of rows, such as relu*")
     parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="a run for each")
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
             if getattr(options, other):
                 raise UserError(f"--plot draws a table that is shown or run, and does not go with --{other}")
     if options.list:
-        for name in list_tables():
+        for name in [options.table] if options.table else list_tables():
             table = Table.load(name)
             print(f"{name}  {table.title}")
             for setting in table.settings:

@@ -169,7 +169,7 @@ class TableReport:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-        parts = [_markdown_table(columns, lines), self._footnote()]
+        parts = [_markdown_table(columns, lines), self._footnote("found from" in columns)]
         begun, left = [], []
         for verdict in self.verdicts:
             claim = verdict.claim
@@ -266,7 +266,7 @@ class TableReport:
         name = self.task.main_metric if measure == SCORE else measure
         return name if name in METRICS else None
 
-    def _footnote(self) -> str:
+    def _footnote(self, has_differences: bool) -> str:
         records = [record for runs in self.runs.values() for record in runs.records]
         if not records:
             return ""
@@ -276,7 +276,7 @@ class TableReport:
         notes = [
             f"{self.metric.title} on {data.rows:,} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"
         ]
-        if any(len(runs.records) > 1 for runs in self.runs.values()):
+        if has_differences:
             notes += [
                 f"differences to `{self.table.baseline}` with 95 % intervals of a bootstrap over seeds × {data.unit}",
                 "found from: the smallest difference that so many runs find with 80 % probability",
@@ -330,9 +330,9 @@ class TableReport:
         if found is None:
             return self._verdict_without_numbers(claim)
         if false < LEVEL:
-            return Verdict(claim, HOLDS, found, f"p = {false:.3f} that it is false")
+            return Verdict(claim, HOLDS, found, f"{_p_text(false)} that it is false")
         if true < LEVEL:
-            return Verdict(claim, FAILS, found, f"p = {true:.3f} that it is true")
+            return Verdict(claim, FAILS, found, f"{_p_text(true)} that it is true")
         smallest = self._form(claim.measure)(found.smallest_effect)
         return Verdict(claim, OPEN, found, f"differences from {smallest} would have been found")
 
@@ -398,6 +398,10 @@ def _paper_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {number}" for name, number in value.items())
     return MISSING if value is None else str(value)
+
+
+def _p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def _signed(value: float, form: Any) -> str:

@@ -1,5 +1,6 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
+import os
 import subprocess
 import sys
 
@@ -58,6 +59,25 @@ def test_options_of_another_task_are_refused(capsys, tmp_path):
 def test_the_task_of_a_strange_folder_is_an_error(capsys, tmp_path):
     assert "has no config.json" in fails(capsys, "evaluate", tmp_path, "--data", "x")
     assert "no such folder" in fails(capsys, "evaluate", "./nowhere", "--data", "x")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_may_leave(lines, unbuffered):
+    """As `head` does: before the first line, which may still be in the buffer when the command ends, or after it."""
+    program = f"from reluformers.errors import run_main; run_main(lambda: print('line\\n' * {10**6 if lines else 1}))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    for _ in range(lines):
+        assert child.stdout.readline() == "line\n"
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    assert child.wait() == 141
 
 
 @pytest.mark.slow

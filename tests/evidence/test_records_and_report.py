@@ -70,8 +70,8 @@ def save_run(
     return record
 
 
-def report_of(table, folder):
-    return TableReport.of_records(table, "small", records_by_row(folder), folder)
+def report_of(table, folder, **options):
+    return TableReport.of_records(table, "small", records_by_row(folder), folder, **options)
 
 
 def verdicts(report):
@@ -162,6 +162,20 @@ def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
     assert "three" not in text, "a row of no run of this setting"
     assert "| four" not in text
     assert text.endswith("Claims of rows without a run: `four ~ five`.\n")
+
+
+def test_rows_that_were_asked_for_are_shown_alone(table, tmp_path):
+    for seed in (1, 2):
+        for name, share in (("one", 0.5), ("two", 0.6), ("three", 0.5)):
+            save_run(table, tmp_path, name, seed, share)
+    text = report_of(table, tmp_path, rows=["one", "two"]).markdown()
+    assert "- differences to `one` with 95 % intervals" in text
+    assert "p < 0.001 that it is false" in text
+    assert "p = 0.000" not in text
+    without_baseline = report_of(table, tmp_path, rows=["two", "three"]).markdown()
+    assert "differences to" not in without_baseline
+    assert "found from" not in without_baseline
+    assert "| two > three |" in without_baseline
 
 
 def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):

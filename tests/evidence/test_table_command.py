@@ -17,7 +17,7 @@ from reluformers.evidence import runner
 from reluformers.evidence.records import RunRecord, load_rows
 from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
-from reluformers.evidence.tables import run_name
+from reluformers.evidence.tables import list_tables, run_name
 from reluformers.translation.evaluation import bleu_of_sums, chrf_of_sums
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
@@ -195,6 +195,13 @@ def test_runs_are_handed_over(table_file, tmp_path, capsys):
     assert "submitit: " in capsys.readouterr().err
 
 
+def test_one_table_or_all_are_listed(capsys):
+    run_command("table", "relu_vit/f4", "--list")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["relu_vit/f4"]
+    run_command("table", "--list")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == list_tables()
+
+
 def test_scores_are_drawn(tmp_path, capsys):
     options = ["--setting", "small", "--show", "--rows", "small/relu/0", "--plot", tmp_path / "scores.png"]
     run_command("table", "relu_vit/f3", *options, "--records", EVIDENCE)
@@ -223,6 +230,7 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
+        (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
         (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
     ],
 )
