@@ -166,11 +166,6 @@ class AttentionConfig:
                 return name
         return None
 
-    @property
-    def is_signed(self) -> bool:
-        """Whether a weight can be negative, so that its row is no distribution."""
-        return self.activation in SIGNED_ACTIVATIONS
-
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
         if self.scale is not None:

@@ -29,7 +29,6 @@ FeedForwardActivation = Literal[
 ]
 FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
-NORM_TYPES = get_args(NormType)
 
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 _WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
@@ -153,6 +152,11 @@ class TransformerConfig(PreTrainedConfig):
             check_number(owner, name, getattr(self, name), minimum=0)
         for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
             check_number(owner, self._own_name(name), getattr(self, name), minimum=0, open_minimum=True)
+        if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
+            raise ValueError(
+                f"{owner}.learned_swish_beta is True, but {self._own_name('activation_function')} is "
+                f"{self.activation_function!r}: only 'swish' and 'swiglu' have a β"
+            )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             raise ValueError(

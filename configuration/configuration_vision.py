@@ -50,15 +50,15 @@ class VisionTransformerConfig(TransformerConfig):
         encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
         prefix_positions: whether the class token and the registers have learned positions too, as in ViT.
-        num_register_tokens: learned tokens between the class token and the patches that no pooling reads: registers
-            (Darcet et al. 2023), or the distillation token of DeiT.
+        num_register_tokens: learned tokens between the class token and the patches that no pooling reads, that of
+            `"attention"` neither: registers (Darcet et al. 2023), or the distillation token of DeiT.
         norm_after_pooling: whether the last norm is of the pooled vector, and not of the tokens (timm's `fc_norm`).
         representation_size: width of a further layer with tanh before the head, or None.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of
             `activation_function`, `dropout` (also after the positions), `attention_dropout`, `attention_bias` (of the
             output projection too) and `norm_eps`.
         drop_path_rate: share of images that skip a residual branch of the last layer in training, in [0, 1); it rises
-            linearly from 0 at the first layer (stochastic depth, Huang et al. 2016).
+            linearly from 0 at the first layer (stochastic depth, Huang et al. 2016); a single layer has 0.
         head_bias_init: what the bias of the head starts from; big_vision takes −6.9 (ImageNet-1k) or −10 (21k) with
             the sigmoid loss.
         multi_label_reduction: of the sigmoid loss, over labels: `"sum"` (big_vision) or `"mean"` (transformers).
@@ -147,6 +147,8 @@ class VisionTransformerConfig(TransformerConfig):
         check_number(owner, "num_register_tokens", self.num_register_tokens, minimum=0, integer=True)
         check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
         check_number(owner, "head_bias_init", self.head_bias_init)
+        if self.norm_after_pooling and self.norm_position == "post":
+            raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
         if self.prefix_positions and self.position_embedding_type == "sincos2d":
             raise ValueError(f"{owner}.prefix_positions is True, but sincos2d has positions of patches alone")
         self._check_sizes(owner)
@@ -196,6 +198,7 @@ class ReLUFormerViTConfig(VisionTransformerConfig):
     entropy_loss_weight: float | int = 0.02
 
 
+@strict_fields
 class ReLAViTConfig(VisionTransformerConfig):
     """Rectified linear attention with gated RMSNorm (ReLA, Zhang et al. 2021) for images."""
 

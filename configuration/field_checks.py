@@ -89,9 +89,3 @@ def check_number(
     high = ")" if open_maximum or maximum == math.inf else "]"
     noun = "an integer" if integer else "a number"
     raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {low}{minimum}, {maximum}{high}")
-
-
-def check_bool(owner: str, name: str, value: Any) -> None:
-    """Raise a `ValueError` unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{owner}.{name} is {value!r}, but must be True or False")

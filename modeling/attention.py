@@ -18,6 +18,7 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
+from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
 from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
@@ -76,8 +77,8 @@ def eager_attention(
     divisor = module.length_divisor(mask.key_counts, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
-    dropped = apply_dropout(weights, dropout) if dropout > 0 else weights
-    return (dropped @ value).transpose(1, 2), weights, RowStatistics.of(weights, needed_statistics)
+    output = apply_dropout(weights, dropout) @ value
+    return output.transpose(1, 2), weights, RowStatistics.of(weights, needed_statistics)
 
 
 def fused_attention(
@@ -214,6 +215,21 @@ class MultiHeadAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
         self._build_variant(embed_dim, bias)
         self.reset_parameters()
+
+    @classmethod
+    def from_config(
+        cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None
+    ) -> "MultiHeadAttention":
+        """That of one of the model's sites."""
+        return cls(
+            config.hidden_size,
+            num_heads,
+            config.attention_for(site),
+            bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+        )
 
     def _build_variant(self, embed_dim: int, bias: bool) -> None:
         """Norms, scalars and gates that only some variants have; what a variant lacks is None."""

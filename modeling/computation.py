@@ -86,8 +86,8 @@ def _is_same_function(activation: str) -> bool:
 @functools.cache
 def _compiled_functions() -> frozenset[str]:
     """φ of which the compiled code gives the weights that this code gives."""
-    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], device="cpu").view(1, 1, -1, 1)
-    query, value = torch.ones_like(scores[:, :, :1]), torch.eye(scores.shape[2], device="cpu").expand(1, 1, -1, -1)
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu").view(1, 1, -1, 1)
+    query, value = torch.ones_like(scores[:, :, :1]), torch.eye(scores.shape[2]).to(scores).expand(1, 1, -1, -1)
 
     def is_same(activation: str) -> bool:
         weights, *_ = native.forward(query, scores, value, PassOptions(activation=activation))

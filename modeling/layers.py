@@ -49,15 +49,7 @@ class EncoderLayer(TransformerLayer):
 
     def __init__(self, config: TransformerConfig, layer_idx: int, drop_path_rate: float = 0.0):
         super().__init__(config, config.intermediate_size, drop_path_rate)
-        self.self_attn = MultiHeadAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.attention_for("encoder"),
-            bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
-            dropout=config.attention_dropout,
-            layer_idx=layer_idx,
-        )
+        self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
         self.self_attn_norm = build_norm(config)
 
     def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
@@ -73,16 +65,10 @@ class DecoderLayer(TransformerLayer):
 
     def __init__(self, config: TransformerConfig, layer_idx: int):
         super().__init__(config, config.decoder_ffn_dim)
-        shared = {
-            "bias": config.attention_bias,
-            "output_bias": config.attention_output_bias,
-            "dropout": config.attention_dropout,
-            "layer_idx": layer_idx,
-        }
         heads = config.decoder_attention_heads
-        self.self_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("decoder"), **shared)
+        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
         self.self_attn_norm = build_norm(config)
-        self.cross_attn = MultiHeadAttention(config.hidden_size, heads, config.attention_for("cross"), **shared)
+        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
         self.cross_attn_norm = build_norm(config)
 
     def forward(

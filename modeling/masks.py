@@ -8,7 +8,7 @@ belongs to the process, while two checkpoints may carry two versions of this cod
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,9 @@ class AttentionMask:
             if the future is visible.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
+
+    Raises:
+        ValueError: a mask is not of `key_len` keys.
     """
 
     query_len: int
@@ -56,6 +59,24 @@ class AttentionMask:
     key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
     given: Tensor | None = None
+
+    def __post_init__(self):
+        # a fused computation reads a row of the mask by the number of keys, whatever its length
+        padding, given = self.key_padding_mask, self.given
+        for mask, lengths in ((padding, (self.key_len,)), (given, (self.key_len, 1))):
+            if mask is not None and mask.shape[-1] not in lengths:
+                raise ValueError(f"the attention mask is {list(mask.shape)}, but there are {self.key_len} keys")
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "AttentionMask":
+        """The mask on another device, where accelerate's hooks carry the inputs of a layer."""
+        if torch.device(device) == self.device:
+            return self
+        tensors = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name in ("key_padding_mask", "causal_offset", "given")
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, device=torch.device(device), **tensors)
 
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
@@ -117,7 +138,8 @@ def padding_mask(
         is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
 
     Raises:
-        ValueError: a ready mask is not boolean, or has rows for the queries of another sequence.
+        ValueError: the mask is not of `key_len` keys, or a ready one not boolean, or with rows for the queries of
+            another sequence.
     """
     if attention_mask is None:
         return AttentionMask(query_len, key_len, device)

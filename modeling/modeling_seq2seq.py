@@ -205,9 +205,10 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         self.check_length(length)
-        hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
+        mask = padding_mask(attention_mask, length, length, device)
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
-        options = self.attention_options(padding_mask(attention_mask, length, length, device), query_mask, **kwargs)
+        options = self.attention_options(mask, query_mask, **kwargs)
+        hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         sums = []
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
@@ -250,6 +251,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
 
         The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+
+        Raises:
+            ValueError: the rows are no multiple of the source's, a mask does not fit, or the tokens are too many.
         """
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
@@ -269,7 +273,10 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
         sources, source_len = encoder_hidden_states.shape[:2]
-        queries = length * (given.shape[0] // max(sources, 1))
+        rows, sources = given.shape[0], max(sources, 1)
+        if rows % sources:
+            raise ValueError(f"the target has {rows} rows, but must have as many as the source, {sources}")
+        queries = length * (rows // sources)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         self_options, cross_options = (
             self.attention_options(site_mask, query_mask, **kwargs) for site_mask in (mask, source_mask)
@@ -395,6 +402,12 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
         is_ours = model_kwargs.get("past_key_values") is None
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
+        longest = self.config.max_position_embeddings + 1
+        if not is_dynamic and generation_config.max_length > longest:  # known to the device alone on the way
+            raise ValueError(
+                f"max_length is {generation_config.max_length}, but must be at most {longest} with a cache that is "
+                f"{generation_config.cache_implementation}: max_position_embeddings is {longest - 1}"
+            )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         if is_ours and is_dynamic and isinstance(cache, EncoderDecoderCache):

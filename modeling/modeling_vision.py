@@ -56,16 +56,8 @@ class ProbePooling(nn.Module):
 
     def __init__(self, config: VisionTransformerConfig):
         super().__init__()
-        width = config.hidden_size
-        self.probe = nn.Parameter(torch.empty(1, 1, width))
-        self.attention = MultiHeadAttention(
-            width,
-            config.num_attention_heads,
-            config.attention_for("pooling"),
-            bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
-            dropout=config.attention_dropout,
-        )
+        self.probe = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.attention = MultiHeadAttention.from_config(config, "pooling", config.num_attention_heads)
         self.norm = build_norm(config)
         self.mlp = FeedForward.from_config(config, config.intermediate_size)
         self.reset_parameters()
@@ -153,7 +145,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
                 the divisor of the weights, follows the number of their patches.
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
-        length, device = hidden_states.shape[1], hidden_states.device
+        length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         options = self.attention_options(AttentionMask(length, length, device), **kwargs)
         sums = []
         for layer in self.layers:
@@ -162,7 +154,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled, pooling_sums = self.pool(
-            hidden_states, self.attention_options(AttentionMask(1, length, device), **kwargs)
+            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **kwargs)
         )
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
@@ -172,11 +164,10 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
         """One vector for each image [batch, hidden_size or representation_size], and `regularizer_sums`."""
-        sums = None
+        sums, patches = None, hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
-            pooled, sums = self.pooler(hidden_states, attention_options)
+            pooled, sums = self.pooler(patches, attention_options)
         else:
-            patches = hidden_states[:, self.config.num_prefix_tokens :]
             pooled = hidden_states[:, 0] if self.config.pooling == "cls" else patches.mean(1)
         if self.norm is not None and self.config.norm_after_pooling:
             pooled = self.norm(pooled)

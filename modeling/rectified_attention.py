@@ -143,7 +143,8 @@ def rectified_attention(
     r"""Attention without softmax: out_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α).
 
     The sum runs over the n_i keys that query i may see. Nothing of the size query_len × key_len is ever held, neither
-    here nor in the backward pass, which computes the weights again. A query that sees no key gives 0.
+    here nor in the backward pass, which computes the weights again. A query that sees no key gives 0. Gradients of
+    gradients are not there: models have them with `attn_implementation="eager"`.
 
     Args:
         query: [batch, heads, query_len, head_dim], of any strides.
@@ -166,8 +167,14 @@ def rectified_attention(
     """
     _check(query, key, value, key_padding_mask)
     check_choice("rectified_attention", "activation", activation, ELEMENTWISE_ACTIVATIONS)
+    # in words that the compiler can trace
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
+    if not length_coefficient > 0:
+        raise ValueError(f"length_coefficient is {length_coefficient}, but must be a number above 0")
+    for name, given in (("scale", scale), ("threshold", threshold), ("length_exponent", length_exponent)):
+        if isinstance(given, Tensor) and given.numel() != 1:
+            raise ValueError(f"{name} is a tensor {list(given.shape)}, but must have one element")
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset

@@ -140,6 +140,11 @@ class _Decoder:
             self.cache.cross_attention_cache.batch_select_indices(sentences)
 
 
+def _most_tokens(model: SearchMixin, generation_config: GenerationConfig, prompt_len: int) -> int:
+    """Of a row: where `max_length` does not end it, the decoder does, which has no more positions."""
+    return min(generation_config.max_length, max(prompt_len, model.config.max_position_embeddings + 1))
+
+
 def _greedy_search(
     model: SearchMixin,
     input_ids: Tensor,
@@ -149,12 +154,13 @@ def _greedy_search(
     model_kwargs: dict,
 ) -> Tensor:
     """Tokens [batch, length]: at each step the most likely one, padding behind the end."""
-    decoder = _Decoder(model, 1, generation_config.max_length, model_kwargs)
+    length = input_ids.shape[1]
+    width = _most_tokens(model, generation_config, length)
+    decoder = _Decoder(model, 1, width, model_kwargs)
     padding = generation_config._pad_token_tensor
-    sequences = input_ids.new_zeros(len(input_ids), generation_config.max_length)
+    sequences = input_ids.new_zeros(len(input_ids), width)
     if padding is not None:  # it is where there is an end
         sequences[:] = padding
-    length = input_ids.shape[1]
     sequences[:, :length] = input_ids
     tokens, running = input_ids, input_ids
     rows = torch.arange(len(input_ids), device=input_ids.device)  # of the batch, that are still in it
@@ -187,16 +193,17 @@ def _beam_search(
 ) -> Tensor:
     """Tokens [batch · num_return_sequences, length] of the best hypotheses, by the rules of transformers."""
     config, device = generation_config, input_ids.device
-    beams, returned, max_length = config.num_beams, config.num_return_sequences, config.max_length
+    beams, returned = config.num_beams, config.num_return_sequences
     prompt_len = length = input_ids.shape[1]
+    width = _most_tokens(model, config, length)
     ends = config._eos_token_tensor
     # so many that `beams` go on even if all others end
     number = max(2, 1 + (0 if ends is None else len(ends))) * beams
     is_top = torch.arange(number, device=device) < beams
-    decoder = _Decoder(model, beams, max_length, model_kwargs)
+    decoder = _Decoder(model, beams, width, model_kwargs)
     batch = len(input_ids) // beams
     padding = config._pad_token_tensor or ends[0] if ends is not None else -1  # as there: 0 is no padding
-    running = input_ids.new_full((batch, beams, max_length), int(padding))
+    running = input_ids.new_full((batch, beams, width), int(padding))
     running[:, :, :length] = input_ids.view(batch, beams, length)
     running_scores = torch.zeros(batch, beams, device=device)
     running_scores[:, 1:] = -1e9  # at first all beams are the same
@@ -213,7 +220,7 @@ def _beam_search(
         step_scores, parents, tokens = _best_continuations(
             logits, running_scores, number, logits_processor, running[:, :, :length].flatten(0, 1)
         )
-        continued = running.gather(1, parents[:, :, None].expand(-1, -1, max_length))
+        continued = running.gather(1, parents[:, :, None].expand(-1, -1, width))
         continued[:, :, length] = tokens
         hits = stopping_criteria(continued[:, :, : length + 1].flatten(0, 1), None).view(-1, number)
         new_origins = torch.stack([torch.full_like(parents, length + 1), parents], dim=-1)
@@ -248,7 +255,7 @@ def _beam_search(
             beam_scores=scores,
             is_sent_finished=is_finished,
             cur_len=length,
-            max_length=max_length,
+            max_length=config.max_length,
             decoder_prompt_len=prompt_len,
             early_stopping=config.early_stopping,
             length_penalty=config.length_penalty,

@@ -187,7 +187,7 @@ def test_the_harmless_passes():
 """See https://example.com."""
 import torch
 from PIL import Image
-from .field_checks import check_bool
+from .field_checks import check_choice
 
 def f(self, data):
     """See https://example.com too."""

@@ -260,8 +260,9 @@ class Classifier:
             if self.config.pooling == "attention":
                 hook.remove()
         weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
-        is_pooling = weights.shape[1] == 1
-        weights = weights[..., before:]  # no picture for what the tokens before the patches get
+        is_pooling = weights.shape[1] == 1  # of the patches alone
+        if not is_pooling:
+            weights = weights[..., before:]  # no picture for what the tokens before the patches get
         if self.config.pooling == "cls":
             weights, title = weights[:, :1], "what the class token gives"
         elif is_pooling:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from transformers import ViTImageProcessorPil
 
-from reluformers.configuration.field_checks import check_bool, check_choice, check_number
+from reluformers.configuration.field_checks import check_choice, check_number
 
 from .loading import IMAGE, LABEL, PLACE
 from .processing import check_image_processor, decode_image, fit_image, target_size, to_pixel_values
@@ -54,7 +54,8 @@ class Augmentation:
         check_choice(owner, "crop", self.crop, CROPS)
         check_number(owner, "padding", self.padding, minimum=0, integer=True)
         check_number(owner, "min_area", self.min_area, minimum=0, maximum=1, open_minimum=True)
-        check_bool(owner, "flip", self.flip)
+        if not isinstance(self.flip, bool):
+            raise ValueError(f"{owner}.flip is {self.flip!r}, but must be True or False")
         # below, numbers of the Beta distribution round to 0 and 1
         check_number(owner, "mixup", self.mixup, minimum=0.01 if self.mixup else 0)
         if self.rand_augment is None:

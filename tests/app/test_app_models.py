@@ -144,6 +144,15 @@ def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     assert len(model.layer_names()) == 2 + (pooling == "attention")
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
+def test_registers_are_no_part_of_the_picture(tmp_path, image_file, pooling):
+    folder = save_classifier(tmp_path / "model", pooling=pooling, num_register_tokens=2)
+    model = models.load_model(str(folder))
+    _, values = model.classify(models.open_image(image_file))
+    for layer in range(len(model.layer_names())):
+        assert model.attend(values, layer).weights.shape[1:] == (2, 3)
+
+
 def test_pooling_query_is_a_layer_of_its_own(classifier, image_file):
     _, values = classifier.classify(models.open_image(image_file))
     patches = classifier.attend(values, 2)

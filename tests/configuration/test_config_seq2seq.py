@@ -42,6 +42,7 @@ BAD_FIELDS = [
     ({"norm_position": "mid"}, r"norm_position is 'mid'"),
     ({"norm_eps": 0}, r"norm_eps is 0, but must be a number in \(0, inf\)"),
     ({"swish_beta": math.nan}, r"swish_beta is nan"),
+    ({"learned_swish_beta": True}, r"learned_swish_beta is True, but activation_function is 'relu'"),
     ({"position_embedding_type": "rotary"}, r"position_embedding_type is 'rotary'"),
     ({"initialization": "he"}, r"initialization is 'he'"),
     ({"scale_embedding": 1}, r"scale_embedding is 1, but must be True or False"),

@@ -28,6 +28,10 @@ BAD_FIELDS = [
     ({"attention": None}, r"attention is None, but must be a preset's name"),
     ({"pooling_attention": "relu"}, r"pooling_attention is given, but pooling is 'mean'"),
     ({"num_register_tokens": -1}, r"num_register_tokens is -1, but must be an integer in \[0"),
+    (
+        {"norm_after_pooling": True, "norm_position": "post"},
+        r"norm_after_pooling is True, but norm_position is 'post'",
+    ),
     ({"prefix_positions": True, "position_embedding_type": "sincos2d"}, r"prefix_positions is True, but sincos2d"),
     ({"image_size": 0}, r"image_size is 0, but must be an integer in \[1"),
     ({"patch_size": 1.5}, r"patch_size is 1\.5, but must be an integer"),

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
+from reluformers.modeling.masks import AttentionMask
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
@@ -294,6 +296,44 @@ def test_bad_inputs_are_named():
     additive = torch.zeros(3, 1, 7, 7)
     with pytest.raises(ValueError, match="must be boolean"):
         logits_of(model, attention_mask=additive)
+    with pytest.raises(ValueError, match="max_length is 40, but must be at most 33 with a cache that is static"):
+        model.generate(input_ids=batch["input_ids"], max_length=40, cache_implementation="static")
+
+
+@pytest.mark.parametrize("backend", ["eager", "fused"])
+@pytest.mark.parametrize("length", [1, 3, 9])
+def test_a_source_mask_of_another_length_is_refused(length, backend):
+    """Compiled code would read a row of it by the number of keys."""
+    model, batch = build_model("relu"), draw_pairs()
+    model.set_attn_implementation(backend)
+    mask, target = torch.ones(3, length, dtype=torch.long), batch["labels"].clamp_min(0)
+    message = rf"the attention mask is \[3, {length}\], but there are 7 keys"
+    with pytest.raises(ValueError, match=message):
+        model(input_ids=batch["input_ids"], attention_mask=mask, decoder_input_ids=target)
+    encoded = model.model.encoder(batch["input_ids"])
+    with pytest.raises(ValueError, match=message):
+        model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=target)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_target_rows_must_fit_the_source(rows):
+    model, batch = build_model("relu"), draw_pairs()
+    target = torch.full((rows, 6), 5)
+    with pytest.raises(ValueError, match=f"the target has {rows} rows, but must have as many as the source, 3"):
+        model(input_ids=batch["input_ids"], decoder_input_ids=target)
+    with pytest.raises(ValueError, match=f"the target has {rows} rows"):
+        model(input_ids=batch["input_ids"], labels=target)
+
+
+def test_masks_follow_the_inputs_of_a_layer_to_its_device():
+    """As accelerate's hooks carry them where a model is split over devices."""
+    padding, given = torch.ones(2, 4, dtype=torch.bool), torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    for fields in ({"key_padding_mask": padding}, {"causal_offset": torch.tensor(3)}, {"given": given}):
+        mask = AttentionMask(4, 4, torch.device("cpu"), **fields)
+        moved = send_to_device({"attention_mask": mask}, torch.device("meta"))["attention_mask"]
+        (name,) = fields
+        assert getattr(moved, name).device == moved.dense.device == moved.device == torch.device("meta")
+        assert mask.to("cpu") is mask
 
 
 def test_mask_of_four_dimensions_and_embeddings_as_input():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from reluformers.modeling.layers import drop_path
+from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
 from reluformers.modeling.patch_embeddings import sincos2d_table
 from torch import nn
@@ -348,6 +349,22 @@ def test_bad_inputs_are_named():
         model(draw_images()["pixel_values"], labels=torch.zeros(3))
     with pytest.raises(ValueError, match=r"labels is torch.int64 \[2\], .* \[3\] or floats \[3, 5\]"):
         model(draw_images()["pixel_values"], labels=torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_no_pooling_reads_the_registers(pooling):
+    """And the n of relu/L counts the patches alone."""
+    fields = {"pooling": pooling, "num_register_tokens": 3}
+    model = build_model("relu-vit", "vision", **fields)
+    first = int(pooling == "cls")
+    states = model.vit(draw_images()["pixel_values"]).last_hidden_state
+    changed = states.clone()
+    changed[:, first : first + 3] += 7.0
+    length = 1 if pooling == "attention" else states.shape[1]
+    options = model.vit.attention_options(AttentionMask(length, states.shape[1] - 3 - first, states.device))
+    torch.testing.assert_close(model.vit.pool(changed, options)[0], model.vit.pool(states, options)[0])
+    changed[:, 0 if pooling == "cls" else -1] += 7.0
+    assert not torch.allclose(model.vit.pool(changed, options)[0], model.vit.pool(states, options)[0])
 
 
 def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_returned():

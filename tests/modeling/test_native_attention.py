@@ -233,6 +233,15 @@ def test_a_changed_function_is_not_taken_for_the_compiled_one(activation, monkey
 
 
 @needs_code
+def test_the_default_dtype_hides_no_compiled_function():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert computation._compiled_functions.__wrapped__() == set(native.ACTIVATIONS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_code
 def test_an_older_build_counts_as_none(monkeypatch):
     monkeypatch.setattr(native, "LAYOUT", native.LAYOUT + 1)
     assert native.usable_instruction_sets() == []

@@ -398,6 +398,11 @@ def test_autocast_computes_in_its_dtype():
     [
         ({"activation": "softmax"}, r"activation is 'softmax', but must be one of 'relu'"),
         ({"dropout": 1.0}, r"dropout is 1\.0, but must be a number in \[0, 1\)"),
+        ({"length_coefficient": 0}, r"length_coefficient is 0, but must be a number above 0"),
+        ({"length_coefficient": -1.0}, r"length_coefficient is -1\.0, but must be a number above 0"),
+        ({"threshold": torch.zeros(2)}, r"threshold is a tensor \[2\], but must have one element"),
+        ({"scale": torch.ones(4)}, r"scale is a tensor \[4\], but must have one element"),
+        ({"length_exponent": torch.ones(1, 2)}, r"length_exponent is a tensor \[1, 2\], but must have one element"),
         ({"key": torch.zeros(2, 3, 9, 5)}, r"\[2, 3, 9, 5\].*keys as wide as queries"),
         ({"value": torch.zeros(2, 3, 8, 4)}, r"as many values as keys"),
         ({"query": torch.zeros(2, 2, 9, 4)}, r"same batch and heads"),

@@ -104,6 +104,17 @@ def test_without_a_mask_and_after_many_tokens():
         check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_memory_is_bounded_by_the_positions(beams):
+    """`max_new_tokens` without an end in sight asks for as many columns as there are positions."""
+    model, batch = trained_like(), draw_sources(2)
+    with pytest.raises(ValueError, match="max_position_embeddings is 32"):
+        model.generate(**batch, num_beams=beams, max_new_tokens=10**12, eos_token_id=None)
+    with torch.no_grad():
+        model.lm_head.bias[END] = 1e4
+    assert model.generate(**batch, num_beams=beams, max_new_tokens=10**12).tolist() == [[1, END]] * 2
+
+
 class Unknown(LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores
