@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,44 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def check_output_files(*paths: str | os.PathLike | None) -> None:
+def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike) -> None:
+    """Refuse a folder whose replacing would remove what is read for it, or a checkpoint.
+
+    Args:
+        folder: The folder to write.
+        sources: Folders that are read; what is no folder here, such as a Hub id, is passed over.
+
+    Raises:
+        UserError: If it is, holds or is a part of one of `sources`, or is or holds a checkpoint.
+    """
+    target = Path(folder).resolve()
+    is_full = target.is_dir() and any(target.iterdir())
+    for source in (Path(source) for source in sources if Path(source).exists()):
+        if target == source.resolve() or (is_full and target.is_relative_to(source.resolve())):
+            raise UserError(f"{folder}: is or lies inside {source}, which is read for it; choose another folder")
+        # the first is where a run keeps a checkpoint, be it only a link
+        if any(path.is_relative_to(target) for path in (source.parent.resolve() / source.name, source.resolve())):
+            raise UserError(f"{folder}: holds {source}, which is read for it; choose another folder")
+    state = next(target.rglob("trainer_state.json"), None) if is_full else None
+    if state is not None:
+        raise UserError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
+
+
+def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:
     """Refuse files that could not be written, before the work whose results they are to hold.
 
     Args:
         paths: The files; None for one that is not asked for.
+        inputs: What the same command reads; what is no path of a file, such as a Hub id, is passed over.
 
     Raises:
-        UserError: If one is a folder, its folder cannot be written to, or two are the same.
+        UserError: If one is a folder or an input, its folder cannot be written to, or two are the same.
     """
     wanted = [Path(path).resolve() for path in paths if path]
+    read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
+        if path in read and path.is_file():
+            raise UserError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number]:
             raise UserError(f"{path}: is to hold two kinds of results; choose two paths")
         if path.is_dir():

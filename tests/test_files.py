@@ -4,6 +4,7 @@ import errno
 import gzip
 import importlib
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_output_files_are_checked_before_work(tmp_path):
         with pytest.raises(UserError, match=message):
             check_output_files(*paths)
     assert names(tmp_path) == ["file"]
+
+
+def test_what_is_read_is_not_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("{}\n")
+    check_output_files("out.json", inputs=["rows.jsonl", "owner/name", None, "."])
+    for path in ("rows.jsonl", tmp_path / "rows.jsonl", "./x/../rows.jsonl"):
+        with pytest.raises(UserError, match=r"rows.jsonl: is read by the same command, and would be lost"):
+            check_output_files("out.json", path, inputs=["rows.jsonl"])
 
 
 @pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])

@@ -74,7 +74,9 @@ def open_page(options: argparse.Namespace) -> None:
     try:
         if name is None:
             raise ValueError("name a model: its folder or Hub id")
-        port = options.port or free_port(os.environ)
+        port = free_port(os.environ) if options.port is None else options.port
+        if not 1 <= port <= 65535:
+            raise ValueError(f"the port is {port}, but must be from 1 to 65535")
         second = f" and {options.compare}" if options.compare else ""
         print(f"Loading {name}{second}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True)
         # torch, transformers and Gradio take seconds to import, so not before that line

@@ -38,7 +38,7 @@ from reluformers.analysis.parallel_text import ParallelRow, ParallelText
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files, write_json
 from reluformers.scorer import check_at_least
-from reluformers.terminal import shows_progress
+from reluformers.terminal import shows_progress, silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Choose the head, align, and say how good it is."""
+    silence_transformers()
     languages = options.source_lang, options.target_lang
     data = ParallelText(options.data, *languages)
     development = ParallelText([options.development], *languages) if options.development else None
@@ -65,7 +66,8 @@ def run(options: argparse.Namespace) -> None:
     if options.save and not (development and config_file.is_file()):
         raise UserError("--save needs --development to choose the head by, and the model in a folder")
     check_at_least(options, max_tokens=1)
-    check_output_files(options.output, options.report)
+    read = [*data.paths, *(development.paths if development else []), config_file]
+    check_output_files(options.output, options.report, inputs=read)
     model, tokenizers = open_translator(options.model, trust_remote_code=options.trust_remote_code)
 
     def align(text: ParallelText) -> Iterator[tuple[ParallelRow, WordAlignments]]:
@@ -80,14 +82,19 @@ def run(options: argparse.Namespace) -> None:
         tables["development"] = report(counts, head, "development")
         if options.save:
             save_choice(config_file, head)
-    counts = LinkCounts()
+    counts, rows = LinkCounts(), 0
     with open_output(options.output) as file:
-        for number, (row, aligned) in enumerate(align(data)):
-            file.write(FORMATS[options.format](number, aligned, aligned.of(head)))
+        for row, aligned in align(data):
+            file.write(FORMATS[options.format](rows, aligned, aligned.of(head)))
             add_gold(counts, row, aligned)
+            rows += 1
+        if not rows:
+            raise UserError(f"{' and '.join(options.data)}: there are no rows")
     if counts.pairs:
         tables["test"] = report(counts, head, "test")
     if options.report:
+        if not tables:
+            raise UserError("--report is of error rates, but no row has sure links")
         write_json(options.report, {**head.config_fields(), **tables})
 
 

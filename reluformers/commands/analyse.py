@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     if output.suffix != ".json":
         raise UserError(f"--output is {options.output}, but must end in .json")
     page = output.with_suffix(".html")
-    check_output_files(output, page)
+    check_output_files(output, page, inputs=[options.data])
     task = common_task(options)
     models = dict.fromkeys(options.models)
     names = run_names([Path(model) for model in models])

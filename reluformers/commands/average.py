@@ -6,6 +6,7 @@ Example:
 
 import argparse
 
+from reluformers.scorer import check_at_least
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Average."""
+    check_at_least(options, last=1)
     folders = last_checkpoints(options.run_folder, options.last)
     average_checkpoints(folders, options.output, overwrite=options.overwrite)
     print(f"averaged {', '.join(folder.name for folder in folders)} into {options.output}")

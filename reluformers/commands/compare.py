@@ -15,8 +15,8 @@ from pathlib import Path
 
 from reluformers.attention_statistics import MISSING
 from reluformers.cards.finished_run import read_recipe
-from reluformers.errors import UserError
-from reluformers.plotting import plot_training_curves, run_labels
+from reluformers.errors import UserError, describe_error
+from reluformers.plotting import check_picture_path, plot_training_curves, run_labels
 from reluformers.results import EVALUATION_FILE, METRICS, Evaluation
 from reluformers.tasks import Task, task_named
 from reluformers.training.meter import median_speed
@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves."""
+    if options.curves:
+        check_picture_path(options.curves)
     logs = {folder: read_json(folder, LOG_FILE) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
@@ -64,7 +66,9 @@ def read_json(folder: Path, name: str) -> dict | list:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); train and evaluate the run first") from error
+        raise UserError(
+            f"{path}: cannot be read ({describe_error(error)}); train and evaluate the run first"
+        ) from error
 
 
 def run_names(folders: list[Path]) -> dict[Path, str]:

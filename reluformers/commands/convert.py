@@ -16,7 +16,7 @@ from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import convert, convert_back
 from reluformers.errors import UserError
 from reluformers.terminal import silence_transformers
-from reluformers.training.recipe import override
+from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
 
@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("source", help="folder or Hub id of a saved model")
     parser.add_argument("folder", type=Path, help="folder to write")
-    parser.add_argument("fields", nargs="*", metavar="FIELD=VALUE", help="field of our configuration, as in a recipe")
+    parser.add_argument(
+        "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of our configuration, as in a recipe"
+    )
     parser.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
     parser.add_argument("--sites", nargs="+", metavar="SITE", help="where to exchange it: encoder, decoder, cross, …")
     parser.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
@@ -43,15 +45,12 @@ def run(options: argparse.Namespace) -> None:
             raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")
         model = convert_back(options.source, options.folder, overwrite=options.overwrite)
     else:
-        sections: dict = {"model": {}}
-        for text in options.fields:
-            override(sections, f"model.{text}")
         model = convert(
             options.source,
             options.folder,
             options.preset,
             options.sites,
             overwrite=options.overwrite,
-            **sections["model"],
+            **read_fields(options.fields, "FIELD=VALUE"),
         )
     print(f"{options.folder}: {type(model).__name__}, {model.num_parameters():,} parameters")

@@ -16,6 +16,7 @@ Examples:
 
 import argparse
 import logging
+import math
 from itertools import compress, islice
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from reluformers.analysis.parallel_text import ParallelText
 from reluformers.errors import UserError
 from reluformers.files import check_output_files
 from reluformers.scorer import check_at_least
-from reluformers.terminal import shows_progress
+from reluformers.terminal import shows_progress, silence_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,13 @@ def run(options: argparse.Namespace) -> None:
     """Score what is not scored yet, then write."""
     text = ParallelText(options.data, options.source_lang, options.target_lang)
     text.check_outputs(options.output)
-    check_output_files(*options.output)
+    check_output_files(*options.output, inputs=text.paths)
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise UserError(f"keep must be a share above 0 and at most 1, got {options.keep}")
+    if options.max_score is not None and math.isnan(options.max_score):
+        raise UserError("max_score is nan, but must be a number")
+    silence_transformers()
     translator = open_translator(options.model, trust_remote_code=options.trust_remote_code)
     scores = ScoreFile(
         Path(f"{options.output[0]}.scores"), {"score": options.score, **identity_of(options.model, text)}
@@ -84,8 +88,12 @@ def score_rest(
     found = score_pairs(*translator, pairs, max_tokens=options.max_tokens)
     new = scores.append(getattr(score, options.score) for score in found)
     total = text.count() if shows_progress() else None
-    for _ in tqdm(new, unit=" pairs", total=total, initial=scores.done, disable=total is None):
-        pass
+    try:
+        for _ in tqdm(new, unit=" pairs", total=total, initial=scores.done, disable=total is None):
+            pass
+    finally:
+        if not scores.done:  # nothing to go on with
+            scores.remove()
     if not scores.done:
         raise UserError(f"{text}: there are no rows")
     if options.score == "null_rate" and not any(scores.read()):

@@ -15,9 +15,9 @@ Examples:
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from reluformers.errors import UserError
 from reluformers.evidence.records import RunRecord
@@ -29,7 +29,7 @@ from reluformers.files import atomic_write
 from reluformers.plotting import check_picture_path
 from reluformers.results import METRICS
 from reluformers.tasks import task_named
-from reluformers.training.recipe import override
+from reluformers.training.recipe import override, read_fields
 
 from . import SECTION_CHANGE, take_changes
 
@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("table", nargs="?", help="SOURCE/TABLE as --list shows it, or a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="changes to all recipes, such as where the data lie"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="section.key=value",
+        help="changes to all recipes, such as where the data lie",
     )
     parser.add_argument("--list", action="store_true", help="show every table or the one named, and end")
     parser.add_argument("--setting", default="paper", help="paper: data and sizes of the source; small: fit two cores")
@@ -62,6 +66,10 @@ def run(options: argparse.Namespace) -> None:
     take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds", "submit")
     seeds = [_seed(text) for text in options.seeds]
     records = options.records or options.output_dir / "records"
+    if options.show and options.records and not options.records.is_dir():
+        raise UserError(f"--records is {options.records}, but there is no such folder")
+    if options.minutes is not None and not 0 < options.minutes < math.inf:
+        raise UserError(f"--minutes is {options.minutes}, but must be a number above 0")
     if options.plot:
         check_picture_path(options.plot)
         for other in ("list", "again", "write", "submit"):
@@ -79,7 +87,9 @@ def run(options: argparse.Namespace) -> None:
         options.overrides = [*filter(None, [options.table]), *options.overrides]
         repeat(options, records)
         return
-    if options.write and options.table is None:
+    if options.write:
+        if options.table is not None:
+            raise UserError(f"--write writes all tables of a page: leave {options.table} out")
         write_page(options.write, records)
         return
     if options.table is None:
@@ -90,8 +100,8 @@ def run(options: argparse.Namespace) -> None:
     jobs = make_jobs(table, seeds, options, records)
     flat = [job for of_row in jobs.values() for job in of_row]
     finished = True
-    if options.submit:
-        ids = submit(flat, options.output_dir, read_options(options.submit))
+    if options.submit and not options.show:
+        ids = submit(flat, options.output_dir, read_fields(options.submit, "KEY=VALUE"))
         print(f"submitted {len(ids)} runs: {' '.join(ids)}; the same command with --show shows what is finished")
         return
     if not options.show:
@@ -158,13 +168,15 @@ def write_page(page: Path, records: Path) -> None:
     """Write the tables of a page anew.
 
     Raises:
-        UserError: the page cannot be read, or names a table that is not there.
+        UserError: the page cannot be read or names a table that is not there, or there are no records.
     """
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page}: cannot be read ({error.strerror})") from error
     by_row = records_by_row(records)
+    if not by_row:
+        raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
     tables = {
         (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown()
         for name, setting in tables_in(text)
@@ -178,14 +190,6 @@ def _seed(text: str) -> int:
         return int(text)
     except ValueError:
         raise UserError(f"--seeds: {text!r} is no whole number") from None
-
-
-def read_options(texts: list[str]) -> dict[str, Any]:
-    """Options of submitit, values read as YAML."""
-    sections: dict[str, Any] = {}
-    for text in texts:
-        override(sections, f"submitit.{text}")
-    return sections["submitit"]
 
 
 def _print_line(line: str) -> None:

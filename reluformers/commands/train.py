@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("recipe", help="YAML file with `task:` and its sections")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="changes to the recipe; the value is read as YAML"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="section.key=value",
+        help="changes to the recipe; the value is read as YAML",
     )
     parser.add_argument("--output_dir", required=True, help="folder for checkpoints and the finished model")
     parser.add_argument(

@@ -24,12 +24,13 @@ from transformers import (
 )
 from transformers.utils import cached_file, has_file
 
+from reluformers.checked_fields import check_name
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.configuration.configuration_seq2seq import seq2seq_config
 from reluformers.configuration.configuration_vision import vision_config
 from reluformers.errors import UserError, describe_error
 from reluformers.families import FAMILIES
-from reluformers.files import atomic_directory
+from reluformers.files import atomic_directory, check_output_folder
 from reluformers.registry import config_class_of
 from reluformers.saved_models import load_config
 
@@ -188,10 +189,15 @@ def convert(
         The model, as `build_model` gives it.
 
     Raises:
-        UserError: the source cannot be read or expressed, or the folder is there.
+        UserError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
+            checkpoint.
     """
+    check_output_folder(folder, source)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites)
+    config = model.config
+    for name in given:  # transformers takes any name
+        check_name(name, [*config.__dataclass_fields__, *config.attribute_map], "field")
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
         save_processor(opened, unfinished)
@@ -211,9 +217,11 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
         The model, in evaluation mode.
 
     Raises:
-        UserError: no model of `SOURCES` computes what it does, for the reasons that the message names.
+        UserError: no model of `SOURCES` computes what it does, for the reasons that the message names; or, as in
+            `convert`, the folder cannot be written.
     """
     place = str(source)
+    check_output_folder(folder, place)
     config = load_config(place)
     if config_class_of(config.model_type) is None:
         raise UserError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")

@@ -116,7 +116,7 @@ class RunRecord:
         try:
             values = dict(check_mapping("the record", json.loads(path.read_text(encoding="utf-8"))))
             if values.pop("format_version", None) != FORMAT_VERSION:
-                raise UserError("is no record of this version; install a newer reluformers")
+                raise UserError("is no record of a run, or one of a newer reluformers")
             evaluation = values.pop("evaluation", None)
             checked = check_fields("record", values, cls, excluded=("evaluation",))
             return cls(**checked, evaluation=None if evaluation is None else Evaluation.from_dict(evaluation))

@@ -49,7 +49,7 @@ class ImageScorer(Scorer):
         check_at_least(options, batch_size=1, num_workers=0)
         if options.confusion_matrix:
             check_picture_path(options.confusion_matrix)
-        check_output_files(options.output, options.confusion_matrix)
+        check_output_files(options.output, options.confusion_matrix, inputs=[options.data])
 
     def load(self) -> ScoredData:
         """The model first, as its classes number the labels."""

@@ -47,9 +47,22 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
             )
+        self._check_length()
         self._check_final_weights()
         self._check_checkpoint_averaging()
         self._check_moving_average()
+
+    def _check_length(self) -> None:
+        if self.max_steps < 1 and self.max_steps != -1:
+            raise ValueError(f"max_steps is {self.max_steps}, but must be 1 or more, or -1 for num_train_epochs")
+        if self.max_steps == -1 and self.num_train_epochs <= 0:
+            raise ValueError(f"num_train_epochs is {self.num_train_epochs}, but must be above 0")
+        for name in ("save_steps", "eval_steps"):
+            steps = getattr(self, name)
+            if steps is not None and steps <= 0:
+                raise ValueError(f"{name} is {steps}, but must be above 0")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}, but must be from 0 to {2**32 - 1}")
 
     def _check_finite(self) -> None:
         values = {item.name: getattr(self, item.name) for item in fields(self)}

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from reluformers.errors import UserError
-from reluformers.files import atomic_directory
+from reluformers.files import atomic_directory, check_output_folder
 
 from .checkpoints import MANIFEST_FILE
 
@@ -79,7 +79,10 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     folders, output = [Path(folder) for folder in folders], Path(output)
     if not folders:
         raise ValueError("There are no checkpoints to average.")
-    _check_output(folders, output)
+    check_output_folder(output, *folders)
+    for folder in folders:
+        if output.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{output}: lies inside the checkpoint {folder}; choose another folder")
     layouts = [_weight_files(folder) for folder in folders]
     with ExitStack() as stack:
         readers = [_open_all(stack, layout) for layout in layouts]
@@ -89,20 +92,6 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
             for path in layouts[-1]:
                 _write_average(path, readers, temporary / path.name)
     return output
-
-
-def _check_output(folders: list[Path], output: Path) -> None:
-    """Refuse an output whose writing would remove a checkpoint, averaged or not."""
-    target = output.resolve()
-    for folder in folders:
-        if target.is_relative_to(folder.resolve()):
-            raise UserError(f"{output}: lies inside the checkpoint {folder}; choose another output folder.")
-        # the first is where the run keeps the checkpoint, be it only a link
-        if any(path.is_relative_to(target) for path in (folder.parent.resolve() / folder.name, folder.resolve())):
-            raise UserError(f"{output}: holds the checkpoint {folder}; choose another output folder.")
-    state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
-    if state is not None:
-        raise UserError(f"{output}: is or holds the checkpoint {state.parent}; choose another output folder.")
 
 
 def _weight_files(folder: Path) -> list[Path]:

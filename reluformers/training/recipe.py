@@ -7,7 +7,7 @@ import dataclasses
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import exchanged_config
 from reluformers.conversion.start import open_start
-from reluformers.errors import UserError
+from reluformers.errors import UserError, describe_error
 from reluformers.files import atomic_write
 
 from .arguments import TaskTrainingArguments
@@ -289,7 +289,7 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe ({_one_line(error)})") from error
+        raise UserError(f"{path}: cannot be read as a recipe ({describe_error(error)})") from error
     return _parse_yaml(text, str(path))
 
 
@@ -330,6 +330,24 @@ def _parse_yaml(text: str, name: str) -> Any:
         raise UserError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{name}: not valid YAML ({_one_line(error)})") from error
+
+
+def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
+    """Field → value of changes such as "dropout=0.1", the values read as YAML.
+
+    Args:
+        texts: the changes.
+        form: what messages call their form, such as "FIELD=VALUE".
+
+    Raises:
+        UserError: one is not of that form.
+    """
+    sections: dict[str, Any] = {"fields": {}}
+    for text in texts:
+        if not text.partition("=")[1]:
+            raise UserError(f"{text!r} is not of the form {form}")
+        override(sections, f"fields.{text}")
+    return sections["fields"]
 
 
 def override(sections: dict[str, Any], text: str) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
-from reluformers.files import atomic_directory
+from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config
 
 from .arguments import TaskTrainingArguments
@@ -118,11 +118,12 @@ def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: typ
         Path of the written folder.
 
     Raises:
-        UserError: the checkpoint is damaged, or is not in pieces.
+        UserError: the checkpoint is damaged or not in pieces, or `output` is or holds one.
     """
     checkpoint = Path(checkpoint)
     if not (checkpoint / SHARDED_WEIGHTS).is_dir():
         raise UserError(f"{checkpoint}: holds no {SHARDED_WEIGHTS}; whole checkpoints open as they are")
+    check_output_folder(output, checkpoint)
     check_checkpoint(checkpoint)
     model = auto_class.from_config(load_config(checkpoint))
     model.load_state_dict(read_sharded_weights(checkpoint))

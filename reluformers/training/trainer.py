@@ -255,6 +255,11 @@ class TaskTrainer(Trainer):
             shard_tied_weights(self.model, self.accelerator)
         return super()._prepare_for_training(*arguments, **options)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in transformers, but for weights that a checkpoint has once, under the name of those they are tied to."""
+        missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights, and of FSDP the weights in pieces."""
         if self.accelerator.is_fsdp2:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
 from reluformers.analysis.model_analysis import Side
-from reluformers.errors import UserError
+from reluformers.errors import UserError, describe_error
 from reluformers.files import atomic_write, check_output_files
 from reluformers.results import Score, ScoredData, checksum
 from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
@@ -77,13 +77,20 @@ class TranslationScorer(Scorer):
                 raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
         check_search(**{name: vars(options)[name] for name in ("num_beams", "length_penalty", "max_tokens")})
         check_at_least(options, min_new_tokens=0)
-        if options.document_tokens is not None:
+        if options.document_tokens is None:
+            if options.document_column is not None:
+                raise UserError("--document_column is of documents that are joined: give --document_tokens too")
+        else:
             check_at_least(options, document_tokens=1)
             if options.document_column is None:
                 raise UserError("--document_tokens joins sentences of a document: name --document_column too")
         if options.tokenize not in BLEU.TOKENIZERS:
             raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-        check_output_files(options.output, options.predictions)
+        try:
+            BLEU(tokenize=options.tokenize)
+        except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
+            raise UserError(f"tokenize {options.tokenize!r} cannot be used: {describe_error(error)}") from error
+        check_output_files(options.output, options.predictions, inputs=[options.data])
 
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""

@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel, pipeline
 
 from builders.commands import refusal_of, run_command
 from builders.models import build_model
-from builders.saved_models import TEXTS, save_translator
+from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers import TranslationPipeline
 from reluformers.analysis.alignment_error_rate import AlignmentErrorRate
 from reluformers.analysis.alignments import (
@@ -433,8 +433,22 @@ def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
 def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     assert "--save needs --development" in refusal_of(capsys, "align", folder, gold, "--save")
     assert "no such file" in refusal_of(capsys, "align", folder, tmp_path / "none.jsonl")
+    before = gold.read_text()
+    assert "is read by the same command" in refusal_of(capsys, "align", folder, gold, "--output", gold)
+    config = folder / "config.json"
+    assert "is read by the same command" in refusal_of(capsys, "align", folder, gold, "--report", config)
+    assert gold.read_text() == before
+    line = refusal_of(capsys, "align", folder, f"{gold}[100:]", "--output", tmp_path / "none.align")
+    assert line.endswith("[100:]: there are no rows")
+    assert not (tmp_path / "none.align").exists()
+    classifier = save_classifier(tmp_path / "classifier")
+    line = refusal_of(capsys, "align", classifier, gold)
+    assert "is a model of type 'relu_vit', which does not translate" in line
     (tmp_path / "plain.jsonl").write_text('{"source": "a", "target": "b"}\n')
     line = refusal_of(capsys, "align", folder, gold, "--development", tmp_path / "plain.jsonl")
     assert "no sure links" in line
+    report = tmp_path / "report.json"
+    line = refusal_of(capsys, "align", folder, tmp_path / "plain.jsonl", "--report", report)
+    assert "--report is of error rates, but no row has sure links" in line
     (tmp_path / "blank.jsonl").write_text('{"source": ["a b"], "target": ["c"], "sure": []}\n')
     assert "'a b', which is not one word" in refusal_of(capsys, "align", folder, tmp_path / "blank.jsonl")

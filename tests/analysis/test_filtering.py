@@ -221,8 +221,10 @@ def test_what_the_command_refuses(folder, tmp_path, capsys):
     assert "max_tokens must be at least 1" in refused(data, "--output", out, "--max_tokens", "0")
     assert "must be .jsonl or .tsv" in refused(tmp_path / "data.csv", "--output", out)
     assert "no such file" in refused(tmp_path / "none.jsonl", "--output", out)
-    line = refusal_of(capsys, "filter", folder, data, "--output", out)
-    assert "line 1: 'source' holds no sentence; found 'en', 'de', 'fr'" in line
+    assert "max_score is nan" in refused(data, "--output", out, "--max_score", "nan")
+    assert "is read by the same command" in refused(data, "--output", data)
+    # and leaves nothing that would keep the right call from its work
+    assert "line 1: 'source' holds no sentence; found 'en', 'de', 'fr'" in refused(data, "--output", out)
     line = refusal_of(capsys, "filter", folder, *table, "--output", tmp_path / "out.tsv")
     assert "no column 'source'; found 'de', 'id', 'en'" in line
 

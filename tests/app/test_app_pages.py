@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from transformers import pipeline
 
 from builders.attention_maps import data_of
+from builders.commands import refusal_of
 from builders.pictures import picture
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
 from reluformers import seq2seq_config, vision_config
@@ -278,6 +279,13 @@ def test_first_free_port_is_taken(monkeypatch):
         with pytest.raises(OSError, match="is free: name one with --port"):
             app.free_port({})
     assert app.free_port({"GRADIO_SERVER_PORT": "1234"}) == 1234
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536])
+def test_a_port_that_there_is_not_is_refused_before_loading(port, capsys):
+    assert refusal_of(capsys, "app", "./nowhere", "--port", port) == (
+        f"error: the port is {port}, but must be from 1 to 65535"
+    )
 
 
 def test_space_is_filled_in_with_the_model():

@@ -340,6 +340,21 @@ def test_a_folder_that_is_there_stays(tmp_path):
     assert (tmp_path / "ours/config.json").is_file()
 
 
+@pytest.mark.parametrize("turn", [convert, convert_back])
+def test_neither_source_nor_checkpoint_is_lost(turn, tmp_path):
+    """`--overwrite` is meant for an older result."""
+    run = tmp_path / "run"
+    vision_config("softmax", "Ti/4", num_hidden_layers=1).save_pretrained(run)
+    vision_config("softmax", "Ti/4", num_hidden_layers=1).save_pretrained(run / "checkpoint-3")
+    (run / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    (tmp_path / "link").symlink_to(run)
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (run, tmp_path, tmp_path / "link", run / "checkpoint-3"):
+        with pytest.raises(UserError, match=r"which is read for it|is or holds the checkpoint"):
+            turn(run, folder, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_source_that_is_none_is_refused(tmp_path):
     with pytest.raises(UserError, match="is neither the folder nor the Hub id of a saved model"):
         convert(tmp_path, tmp_path / "ours")

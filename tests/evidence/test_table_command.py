@@ -195,6 +195,21 @@ def test_runs_are_handed_over(table_file, tmp_path, capsys):
     assert "submitit: " in capsys.readouterr().err
 
 
+def test_a_page_is_not_emptied(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: reluformer/t2 small -->\n| 28.07 |\n<!-- end of table -->\n")
+    for records in ([], ["--records", tmp_path]):
+        line = refusal_of(capsys, "table", "--write", page, "--output_dir", tmp_path / "runs", *records)
+        assert "holds no record of a run, and the tables of" in line
+    assert "28.07" in page.read_text()
+
+
+def test_show_submits_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reluformers.commands.table.submit", None)
+    run_command("table", "glu/t1", "--show", "--submit", "slurm_partition=gpu", "--output_dir", tmp_path)
+    assert capsys.readouterr().out.startswith("No run of glu/t1 (paper) is finished")
+
+
 def test_one_table_or_all_are_listed(capsys):
     run_command("table", "relu_vit/f4", "--list")
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["relu_vit/f4"]
@@ -230,6 +245,10 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
+        (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
+        (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
+        (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
+        (("reluformer/t2", "--minutes", "-1"), "--minutes is -1.0, but must be a number above 0"),
         (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
         (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
     ],

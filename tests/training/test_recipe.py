@@ -160,6 +160,11 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
     ("training", "message"),
     [
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0, but must be 1 or more"),
+        ({"max_steps": 0}, "max_steps is 0, but must be 1 or more, or -1 for num_train_epochs"),
+        ({"max_steps": -5}, "max_steps is -5, but must be 1 or more"),
+        ({"num_train_epochs": 0}, "num_train_epochs is 0, but must be above 0"),
+        ({"save_steps": 0}, "save_steps is 0, but must be above 0"),
+        ({"seed": -1}, "seed is -1, but must be from 0 to 4294967295"),
         (
             {"average_last": 5, "save_strategy": "no"},
             "average_last is 5, but save_strategy 'no' leaves no checkpoints",

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM
 
-from builders.commands import run_command
+from builders.commands import refusal_of, run_command
 from reluformers import seq2seq_config
 from reluformers.errors import UserError
 from reluformers.translation.decoding import load_translation_model, translate
@@ -359,6 +359,7 @@ def test_command_line_scores_and_writes(folder, capsys, tmp_path):
         (["--max_tokens", "0"], "max_tokens must be at least 1, got 0"),
         (["--min_new_tokens", "-1"], "min_new_tokens must be at least 0, got -1"),
         (["--tokenize", "moses"], "tokenize 'moses' is not one of 13a, "),
+        (["--document_column", "doc"], "--document_column is of documents that are joined: give --document_tokens"),
         (["--output", "."], "is a folder"),
         (["--predictions", "file/out.txt"], "file/out.txt: cannot be written here"),
         (["--output", "new/x", "--predictions", "new/../new/x"], "choose two paths"),
@@ -374,6 +375,16 @@ def test_command_line_refuses_options_before_any_work(folder, capsys, tmp_path, 
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_tokenizer_that_cannot_be_had_is_refused_before_any_work(folder, capsys, monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("Please install the extra dependencies\nfor Japanese")
+
+    monkeypatch.setattr("reluformers.translation.evaluation.BLEU.__init__", missing)
+    languages = ["--source_lang", "en", "--target_lang", "de"]
+    line = refusal_of(capsys, "evaluate", folder, "--data", "./data", *languages, "--tokenize", "ja-mecab")
+    assert line.endswith("tokenize 'ja-mecab' cannot be used: Please install the extra dependencies for Japanese")
 
 
 def test_command_line_ends_with_one_line_on_bad_input(folder, capsys, tmp_path):
