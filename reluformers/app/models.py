@@ -314,8 +314,7 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
     """Open a model by its folder or Hub id.
 
     Raises:
-        ValueError: there is no such folder, or it is neither a translation model nor an image classifier.
-        OSError: there is no such model on the Hub.
+        ValueError: there is no such folder or model on the Hub, or it neither translates nor classifies images.
     """
     if not Path(name).is_dir():
         try:
@@ -323,7 +322,11 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
         except HFValidationError:
             raise ValueError(f"{name}: there is no such folder") from None
     options = {"trust_remote_code": True, **({"revision": revision} if revision else {})}
-    config = AutoConfig.from_pretrained(name, **options)
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        what = "the model in this folder" if Path(name).is_dir() else "there is no such folder, and as a Hub model it"
+        raise ValueError(f"{name}: {what} cannot be opened: {error}") from error
     tasks = getattr(config, "auto_map", None) or {}
     if "AutoModelForSeq2SeqLM" in tasks:
         return Translator(name, config, options)

@@ -314,9 +314,8 @@ def build_app(
         examples: inputs to begin with; None for those that the model brings.
 
     Raises:
-        ValueError: there is no such folder, it is neither a translation model nor an image classifier, or the two
-            models are not of one kind.
-        OSError: there is no such model on the Hub.
+        ValueError: there is no such folder or model on the Hub, it neither translates nor classifies images, or the
+            two models are not of one kind.
     """
     model = load_model(name, revision)
     models = {f"{display_name(name)}, {preset_name(model.config)}": model}

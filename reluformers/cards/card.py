@@ -18,7 +18,7 @@ from reluformers.attention_statistics import AttentionReport
 from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
 from reluformers.examples import Example
-from reluformers.files import atomic_write
+from reluformers.files import atomic_write, check_output_files
 from reluformers.papers import attention_source, formula
 from reluformers.plotting import plot_attention_report, plot_training_curves
 from reluformers.results import METRICS, Evaluation
@@ -97,6 +97,7 @@ def write_card(
     path = Path(output or folder) / CARD_FILE
     if path.exists() and not overwrite:
         raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
+    check_output_files(path)
     licence = licence or known_licence(folder)
     _check_names(repo_id, revision, licence, dataset, base_model)
     run = read_finished_run(folder, evaluation)

@@ -19,6 +19,7 @@ import math
 import sys
 from pathlib import Path
 
+from reluformers.data_names import find_missing_file
 from reluformers.errors import UserError
 from reluformers.evidence.records import RunRecord
 from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
@@ -108,6 +109,8 @@ def run(options: argparse.Namespace) -> None:
         # seed by seed, so that early on every row has one
         ordered = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
         unique = list({job.name: job for job in ordered}.values())
+        if missing := find_missing_file([job.recipe["data"] for job in unique]):
+            raise UserError(f"{missing}: no such file; check the path")
         finished = run_here(
             unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
         )

@@ -144,6 +144,13 @@ def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     assert len(model.layer_names()) == 2 + (pooling == "attention")
 
 
+def test_a_model_that_is_none_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nowhere: there is no such folder, and as a Hub model it cannot be opened"):
+        models.load_model("nowhere")
+    with pytest.raises(ValueError, match=f"{tmp_path}: the model in this folder cannot be opened"):
+        models.load_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
 def test_registers_are_no_part_of_the_picture(tmp_path, image_file, pooling):
     folder = save_classifier(tmp_path / "model", pooling=pooling, num_register_tokens=2)

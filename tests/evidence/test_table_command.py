@@ -245,6 +245,7 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
+        (("reluformer/t2", "data.train=nowhere.jsonl.gz"), "nowhere.jsonl.gz: no such file; check the path"),
         (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
         (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
         (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
