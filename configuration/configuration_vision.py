@@ -50,8 +50,8 @@ class VisionTransformerConfig(TransformerConfig):
         encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
         prefix_positions: whether the class token and the registers have learned positions too, as in ViT.
-        num_register_tokens: learned tokens between the class token and the patches that no pooling reads, that of
-            `"attention"` neither: registers (Darcet et al. 2023), or the distillation token of DeiT.
+        num_register_tokens: learned tokens between the class token and the patches, which no pooling reads, not even
+            `"attention"`: registers (Darcet et al. 2023), or the distillation token of DeiT.
         norm_after_pooling: whether the last norm is of the pooled vector, and not of the tokens (timm's `fc_norm`).
         representation_size: width of a further layer with tanh before the head, or None.
         hidden_act, hidden_dropout_prob, attention_probs_dropout_prob, qkv_bias, layer_norm_eps: ViT's names of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -275,7 +275,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         sources, source_len = encoder_hidden_states.shape[:2]
         rows, sources = given.shape[0], max(sources, 1)
         if rows % sources:
-            raise ValueError(f"the target has {rows} rows, but must have as many as the source, {sources}")
+            raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         self_options, cross_options = (
@@ -402,16 +402,19 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
         is_ours = model_kwargs.get("past_key_values") is None
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
-        longest = self.config.max_position_embeddings + 1
-        if not is_dynamic and generation_config.max_length > longest:  # known to the device alone on the way
-            raise ValueError(
-                f"max_length is {generation_config.max_length}, but must be at most {longest} with a cache that is "
-                f"{generation_config.cache_implementation}: max_position_embeddings is {longest - 1}"
-            )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
-        if is_ours and is_dynamic and isinstance(cache, EncoderDecoderCache):
+        if not isinstance(cache, EncoderDecoderCache):
+            return
+        if is_ours and is_dynamic:
             cache.cross_attention_cache = SourceCache()
+        longest = self.config.max_position_embeddings + 1
+        # a static cache counts on the device, which cannot say on the way that there are no more positions
+        if isinstance(cache.self_attention_cache, StaticCache) and generation_config.max_length > longest:
+            raise ValueError(
+                f"max_length is {generation_config.max_length}, but must be at most {longest} with a static cache: "
+                f"max_position_embeddings is {longest - 1}"
+            )
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:

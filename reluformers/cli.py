@@ -70,10 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     overview.add_argument("--version", action="version", version=f"reluformers {version('reluformers')}")
     overview.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of:")
-    command = overview.parse_args(arguments[:1]).command
 
     def run() -> None:
-        parser, run_command = build_parser(command)
+        parser, run_command = build_parser(overview.parse_args(arguments[:1]).command)
         # options may stand between the values of a list
         run_command(parser.parse_intermixed_args(arguments[1:]))
 

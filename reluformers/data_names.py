@@ -20,15 +20,6 @@ def source_name(source: Any) -> str | None:
     return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
 
 
-def find_missing_file(source: Any) -> str | None:
-    """The first path of a data source, or of several by name, that is written like a file's and leads to none."""
-    if isinstance(source, dict | list | tuple):
-        several = source.values() if isinstance(source, dict) else source
-        return next(filter(None, map(find_missing_file, several)), None)
-    is_missing = isinstance(source, str) and _DATA_FILE.search(source) and not Path(source).expanduser().exists()
-    return source if is_missing and "://" not in source else None
-
-
 def is_hub_id(source: Any) -> bool:
     """Whether a data source is one of the Hub: looks like owner/name and is nothing on this machine."""
     return (

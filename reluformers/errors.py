@@ -48,13 +48,17 @@ def run_main(main: Callable[[], None]) -> None:
 
     Raises:
         SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError`, an `ImportError` that names a
-            package to install or a full disk, 130 after Ctrl-C,
-            143 after SIGTERM, 141 without a line where whoever read the output has gone, as `head` does.
+            package to install, or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where whoever
+            read the output has gone, as `head` does.
     """
     try:
         with _stopping_on_sigterm():
-            main()
-            sys.stdout.flush()
+            try:
+                main()
+            except SystemExit:
+                _flush_output()
+                raise
+            _flush_output()
     except _Terminated:
         sys.stderr.write("error: terminated\n")
         sys.exit(EXIT_TERMINATED)
@@ -64,8 +68,9 @@ def run_main(main: Callable[[], None]) -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(EXIT_UNREAD)
-        # whoever raises an ImportError by hand says what to install; the import system's own have a name
-        is_said = isinstance(error, ValueError | OSError) or (isinstance(error, ImportError) and error.name is None)
+        # one that was raised by hand says what to install; the import system's own has a name
+        says_package = type(error) is ImportError and error.name is None
+        is_said = isinstance(error, ValueError | OSError) or says_package
         if not is_said and not is_disk_full(error):
             raise
         logger.debug("the error in full", exc_info=True)
@@ -119,6 +124,12 @@ def _stopping_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _flush_output() -> None:
+    """Write what is left for stdout here, as the interpreter says nothing that can be caught."""
+    if sys.stdout is not None:  # as where it is closed
+        sys.stdout.flush()
 
 
 def _nobody_reads() -> bool:

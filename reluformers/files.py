@@ -78,25 +78,25 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike) -> None:
+def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:
     """Refuse a folder whose replacing would remove what is read for it, or a checkpoint.
 
     Args:
         folder: The folder to write.
         sources: Folders that are read; what is no folder here, such as a Hub id, is passed over.
+        inside: Whether it may lie inside one of them, as it may where they are not copied.
 
     Raises:
-        UserError: If it is, holds or is a part of one of `sources`, or is or holds a checkpoint.
+        UserError: If it is, holds or lies inside one of `sources`, or is or holds a checkpoint.
     """
     target = Path(folder).resolve()
-    is_full = target.is_dir() and any(target.iterdir())
     for source in (Path(source) for source in sources if Path(source).exists()):
-        if target == source.resolve() or (is_full and target.is_relative_to(source.resolve())):
+        if target == source.resolve() or (target.is_relative_to(source.resolve()) and not inside):
             raise UserError(f"{folder}: is or lies inside {source}, which is read for it; choose another folder")
         # the first is where a run keeps a checkpoint, be it only a link
         if any(path.is_relative_to(target) for path in (source.parent.resolve() / source.name, source.resolve())):
             raise UserError(f"{folder}: holds {source}, which is read for it; choose another folder")
-    state = next(target.rglob("trainer_state.json"), None) if is_full else None
+    state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
     if state is not None:
         raise UserError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
 

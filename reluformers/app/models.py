@@ -260,7 +260,7 @@ class Classifier:
             if self.config.pooling == "attention":
                 hook.remove()
         weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
-        is_pooling = weights.shape[1] == 1  # of the patches alone
+        is_pooling = layer == self.config.num_hidden_layers  # of the patches alone
         if not is_pooling:
             weights = weights[..., before:]  # no picture for what the tokens before the patches get
         if self.config.pooling == "cls":

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
         tables["test"] = report(counts, head, "test")
     if options.report:
         if not tables:
-            raise UserError("--report is of error rates, but no row has sure links")
+            raise UserError("no row has sure links: alignments are written, but there are no error rates to --report")
         write_json(options.report, {**head.config_fields(), **tables})
 
 

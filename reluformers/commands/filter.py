@@ -87,8 +87,8 @@ def score_rest(
     pairs = (row.texts for row in islice(text, scores.done, None))
     found = score_pairs(*translator, pairs, max_tokens=options.max_tokens)
     new = scores.append(getattr(score, options.score) for score in found)
-    total = text.count() if shows_progress() else None
     try:
+        total = text.count() if shows_progress() else None
         for _ in tqdm(new, unit=" pairs", total=total, initial=scores.done, disable=total is None):
             pass
     finally:

@@ -19,7 +19,6 @@ import math
 import sys
 from pathlib import Path
 
-from reluformers.data_names import find_missing_file
 from reluformers.errors import UserError
 from reluformers.evidence.records import RunRecord
 from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
@@ -31,6 +30,7 @@ from reluformers.plotting import check_picture_path
 from reluformers.results import METRICS
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override, read_fields
+from reluformers.training.sources import check_files
 
 from . import SECTION_CHANGE, take_changes
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, help="stop after that long; the next call goes on")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
     parser.add_argument("--records", type=Path, help="folder of what is kept; OUTPUT_DIR/records by default")
-    parser.add_argument("--show", action="store_true", help="run nothing, show what has run")
+    parser.add_argument("--show", action="store_true", help="run and submit nothing, show what has run")
     parser.add_argument(
         "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
     )
@@ -109,8 +109,9 @@ def run(options: argparse.Namespace) -> None:
         # seed by seed, so that early on every row has one
         ordered = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
         unique = list({job.name: job for job in ordered}.values())
-        if missing := find_missing_file([job.recipe["data"] for job in unique]):
-            raise UserError(f"{missing}: no such file; check the path")
+        for job in unique:
+            if not job.is_done:
+                check_files(job.recipe["data"])
         finished = run_here(
             unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
         )

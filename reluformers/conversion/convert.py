@@ -192,7 +192,7 @@ def convert(
         UserError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
             checkpoint.
     """
-    check_output_folder(folder, source)
+    check_output_folder(folder, source, inside=True)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites)
     config = model.config
@@ -221,7 +221,7 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
             `convert`, the folder cannot be written.
     """
     place = str(source)
-    check_output_folder(folder, place)
+    check_output_folder(folder, place, inside=True)
     config = load_config(place)
     if config_class_of(config.model_type) is None:
         raise UserError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")

@@ -57,12 +57,14 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(f"max_steps is {self.max_steps}, but must be 1 or more, or -1 for num_train_epochs")
         if self.max_steps == -1 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}, but must be above 0")
-        for name in ("save_steps", "eval_steps"):
-            steps = getattr(self, name)
-            if steps is not None and steps <= 0:
-                raise ValueError(f"{name} is {steps}, but must be above 0")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}, but must be from 0 to {2**32 - 1}")
+        for name in ("save", "eval"):
+            steps = getattr(self, f"{name}_steps")
+            if getattr(self, f"{name}_strategy") == "steps" and steps is not None and steps <= 0:
+                raise ValueError(f"{name}_steps is {steps}, but must be above 0")
+        for name in ("seed", "data_seed"):
+            seed = getattr(self, name)
+            if seed is not None and not 0 <= seed < 2**32:
+                raise ValueError(f"{name} is {seed}, but must be from 0 to {2**32 - 1}")
 
     def _check_finite(self) -> None:
         values = {item.name: getattr(self, item.name) for item in fields(self)}

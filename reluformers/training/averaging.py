@@ -80,9 +80,6 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     if not folders:
         raise ValueError("There are no checkpoints to average.")
     check_output_folder(output, *folders)
-    for folder in folders:
-        if output.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{output}: lies inside the checkpoint {folder}; choose another folder")
     layouts = [_weight_files(folder) for folder in folders]
     with ExitStack() as stack:
         readers = [_open_all(stack, layout) for layout in layouts]

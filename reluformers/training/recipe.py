@@ -342,12 +342,13 @@ def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
     Raises:
         UserError: one is not of that form.
     """
-    sections: dict[str, Any] = {"fields": {}}
+    fields: dict[str, Any] = {}
     for text in texts:
-        if not text.partition("=")[1]:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
             raise UserError(f"{text!r} is not of the form {form}")
-        override(sections, f"fields.{text}")
-    return sections["fields"]
+        _set_value(fields, name.split("."), value, text)
+    return fields
 
 
 def override(sections: dict[str, Any], text: str) -> None:
@@ -360,11 +361,16 @@ def override(sections: dict[str, Any], text: str) -> None:
     Raises:
         UserError: it is not of that form, or a section is no mapping.
     """
-    key, equals, value = text.partition("=")
-    *parents, last = key.split(".")
-    if not equals or not parents:
+    name, equals, value = text.partition("=")
+    keys = name.split(".")
+    if not equals or len(keys) < 2:
         raise UserError(f"{text!r} is not of the form section.key=value")
-    target = sections
+    _set_value(sections, keys, value, text)
+
+
+def _set_value(target: dict[str, Any], keys: Sequence[str], value: str, text: str) -> None:
+    """Set what `keys` lead to, mapping by mapping; `text` is for messages."""
+    *parents, last = keys
     for parent in parents:
         if target.get(parent) is None:
             target[parent] = {}

@@ -118,7 +118,7 @@ def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: typ
         Path of the written folder.
 
     Raises:
-        UserError: the checkpoint is damaged or not in pieces, or `output` is or holds one.
+        UserError: the checkpoint is damaged or not in pieces, or `output` is, holds or lies in one.
     """
     checkpoint = Path(checkpoint)
     if not (checkpoint / SHARDED_WEIGHTS).is_dir():

@@ -65,9 +65,30 @@ def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
         return None
     if data.get("path") is not None:
         return (data["path"], data[split]) if Path(data["path"]).expanduser().is_dir() else None
-    files = data[split].values() if isinstance(data[split], dict) else data[split]
-    files = [files] if isinstance(files, str) else files
-    return ({split: data[split]}, split) if all(Path(file).expanduser().exists() for file in files) else None
+    is_here = all(Path(file).expanduser().exists() for file in _files(data[split]))
+    return ({split: data[split]}, split) if is_here else None
+
+
+def check_files(data: Mapping[str, Any]) -> None:
+    """Check that the files of a recipe are there, but for what is read out of a `path`.
+
+    Args:
+        data: section of a recipe, as it was written.
+
+    Raises:
+        UserError: one is missing or empty.
+    """
+    if data.get("path") is None:
+        for split in ("train", "validation", "test"):
+            for file in _files(data.get(split)):
+                check_file(file)
+
+
+def _files(value: Any) -> list[Any]:
+    """Files of a split: one, several, or one for each side."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) -> tuple[Dataset, str] | None:

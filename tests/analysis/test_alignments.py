@@ -449,6 +449,6 @@ def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     assert "no sure links" in line
     report = tmp_path / "report.json"
     line = refusal_of(capsys, "align", folder, tmp_path / "plain.jsonl", "--report", report)
-    assert "--report is of error rates, but no row has sure links" in line
+    assert "no row has sure links: alignments are written" in line
     (tmp_path / "blank.jsonl").write_text('{"source": ["a b"], "target": ["c"], "sure": []}\n')
     assert "'a b', which is not one word" in refusal_of(capsys, "align", folder, tmp_path / "blank.jsonl")

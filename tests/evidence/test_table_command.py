@@ -204,6 +204,17 @@ def test_a_page_is_not_emptied(tmp_path, capsys):
     assert "28.07" in page.read_text()
 
 
+def test_a_finished_table_needs_no_data(tmp_path, capsys):
+    options = ["--setting", "small", "--rows", "small/relu/0", "--seeds", "1", "--records", EVIDENCE]
+    run_command("table", "relu_vit/f3", *options, "data.path=cifar10", "--output_dir", tmp_path)
+    assert "1 of 1 runs are done" in capsys.readouterr().out
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
+    run_command("table", "reluformer/t2", *options, *files, "--output_dir", tmp_path)
+    assert "1 of 1 runs are done" in capsys.readouterr().out
+
+
 def test_show_submits_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("reluformers.commands.table.submit", None)
     run_command("table", "glu/t1", "--show", "--submit", "slurm_partition=gpu", "--output_dir", tmp_path)
@@ -245,7 +256,10 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
         (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
-        (("reluformer/t2", "data.train=nowhere.jsonl.gz"), "nowhere.jsonl.gz: no such file; check the path"),
+        (
+            ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
+            "nowhere.jsonl.gz: no such file; check the path",
+        ),
         (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
         (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
         (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),

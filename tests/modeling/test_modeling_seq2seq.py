@@ -296,8 +296,20 @@ def test_bad_inputs_are_named():
     additive = torch.zeros(3, 1, 7, 7)
     with pytest.raises(ValueError, match="must be boolean"):
         logits_of(model, attention_mask=additive)
-    with pytest.raises(ValueError, match="max_length is 40, but must be at most 33 with a cache that is static"):
-        model.generate(input_ids=batch["input_ids"], max_length=40, cache_implementation="static")
+
+
+def test_a_static_cache_is_no_longer_than_the_positions():
+    """On the way only the device would know, and ends in an assertion."""
+    model, inputs = build_model(), {"input_ids": draw_pairs()["input_ids"], "max_length": 40}
+    message = "max_length is 40, but must be at most 33 with a static cache: max_position_embeddings is 32"
+    with pytest.raises(ValueError, match=message):
+        model.generate(**inputs, cache_implementation="static")
+    given = EncoderDecoderCache(StaticCache(model.config, max_cache_len=40), StaticCache(model.config, 7))
+    with pytest.raises(ValueError, match=message):
+        model.generate(**inputs, past_key_values=given)
+    any_token = list(range(model.config.vocab_size))
+    for options in ({}, {"cache_implementation": "static", "use_cache": False}):
+        assert model.generate(**inputs, **options, eos_token_id=any_token).shape == (3, 2)
 
 
 @pytest.mark.parametrize("backend", ["eager", "fused"])
@@ -319,7 +331,7 @@ def test_a_source_mask_of_another_length_is_refused(length, backend):
 def test_target_rows_must_fit_the_source(rows):
     model, batch = build_model("relu"), draw_pairs()
     target = torch.full((rows, 6), 5)
-    with pytest.raises(ValueError, match=f"the target has {rows} rows, but must have as many as the source, 3"):
+    with pytest.raises(ValueError, match=f"the target has {rows} rows, but must have a multiple of the source's 3"):
         model(input_ids=batch["input_ids"], decoder_input_ids=target)
     with pytest.raises(ValueError, match=f"the target has {rows} rows"):
         model(input_ids=batch["input_ids"], labels=target)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
-from builders.commands import run_command
+from builders.commands import refusal_of, run_command
 from reluformers.errors import UserError
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
@@ -232,7 +232,7 @@ def test_output_must_hold_no_checkpoint(tmp_path):
     (tmp_path / "link").symlink_to(run)
     before = sorted(tmp_path.rglob("*"))
     for output in (run, tmp_path, tmp_path / "link", folders[0], other):
-        with pytest.raises(UserError, match="holds"):
+        with pytest.raises(UserError, match=r"which is read for it|is or holds the checkpoint"):
             average_checkpoints(folders[1:], output, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
     average_checkpoints(folders, run / "averaged")
@@ -251,3 +251,8 @@ def test_command_line(capsys, tmp_path):
     assert capsys.readouterr().err.splitlines() == [
         f"error: {tmp_path}: holds 3 checkpoint-<step> folders, but 4 are to be averaged."
     ]
+
+
+def test_a_number_of_checkpoints_is_needed(capsys, tmp_path):
+    line = refusal_of(capsys, "average", tmp_path, "--last", 0, "--output", tmp_path / "average")
+    assert line == "error: last must be at least 1, got 0"

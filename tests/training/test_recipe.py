@@ -163,8 +163,10 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
         ({"max_steps": 0}, "max_steps is 0, but must be 1 or more, or -1 for num_train_epochs"),
         ({"max_steps": -5}, "max_steps is -5, but must be 1 or more"),
         ({"num_train_epochs": 0}, "num_train_epochs is 0, but must be above 0"),
-        ({"save_steps": 0}, "save_steps is 0, but must be above 0"),
+        ({"save_steps": 0, "save_strategy": "steps"}, "save_steps is 0, but must be above 0"),
+        ({"eval_steps": -2, "eval_strategy": "steps"}, "eval_steps is -2, but must be above 0"),
         ({"seed": -1}, "seed is -1, but must be from 0 to 4294967295"),
+        ({"data_seed": -1}, "data_seed is -1, but must be from 0 to 4294967295"),
         (
             {"average_last": 5, "save_strategy": "no"},
             "average_last is 5, but save_strategy 'no' leaves no checkpoints",
@@ -188,6 +190,21 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
 def test_training_values_that_do_not_go_together(tmp_path, training, message):
     with pytest.raises(UserError, match=message):
         TranslationRecipe(training=training).training_arguments(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"max_steps": -1},
+        {"max_steps": 3, "num_train_epochs": 0},
+        {"save_strategy": "steps", "save_steps": 0.1},
+        {"save_strategy": "no", "save_steps": 0},
+        {"eval_strategy": "epoch", "eval_steps": 0},
+    ],
+    ids=str,
+)
+def test_lengths_that_nobody_reads_may_be_anything(tmp_path, training):
+    TranslationRecipe(training=training).training_arguments(tmp_path)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
