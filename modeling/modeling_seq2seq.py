@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -27,7 +27,6 @@ from ..configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
 )
 from .attention import MultiHeadAttention
-from .cache import SourceCache
 from .dropout import apply_dropout
 from .embeddings import SinusoidalPositions, drop_words
 from .layers import DecoderLayer, EncoderLayer
@@ -397,24 +396,6 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             value.weight, value.bias = plain.weight, plain.bias
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
         self.lm_head = value
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
-        """The cache that transformers makes, but for the source one that beam search need not reorder."""
-        is_ours = model_kwargs.get("past_key_values") is None
-        is_dynamic = generation_config.cache_implementation in (None, "dynamic")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
-        if not isinstance(cache, EncoderDecoderCache):
-            return
-        if is_ours and is_dynamic:
-            cache.cross_attention_cache = SourceCache()
-        longest = self.config.max_position_embeddings + 1
-        # a static cache counts on the device, which cannot say on the way that there are no more positions
-        if isinstance(cache.self_attention_cache, StaticCache) and generation_config.max_length > longest:
-            raise ValueError(
-                f"max_length is {generation_config.max_length}, but must be at most {longest} with a static cache: "
-                f"max_position_embeddings is {longest - 1}"
-            )
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:

@@ -24,6 +24,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    StaticCache,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
@@ -48,6 +49,24 @@ DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: wha
 
 class SearchMixin(GenerationMixin):
     """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source."""
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
+        """The cache that transformers makes, but for the source one that beam search need not reorder."""
+        is_ours = model_kwargs.get("past_key_values") is None
+        is_dynamic = generation_config.cache_implementation in (None, "dynamic")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if not isinstance(cache, EncoderDecoderCache):
+            return
+        if is_ours and is_dynamic:
+            cache.cross_attention_cache = SourceCache()
+        longest = self.config.max_position_embeddings + 1
+        # a static cache counts on the device, which cannot say on the way that there are no more positions
+        if isinstance(cache.self_attention_cache, StaticCache) and generation_config.max_length > longest:
+            raise ValueError(
+                f"max_length is {generation_config.max_length}, but must be at most {longest} with a static cache: "
+                f"max_position_embeddings is {longest - 1}"
+            )
 
     def _sample(
         self,
