@@ -29,6 +29,12 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
         raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
 
 
+def can_open(auto_class: type, config: PreTrainedConfig) -> bool:
+    """Whether an auto class, such as `AutoModelForSeq2SeqLM`, opens models of a configuration, maybe by their code."""
+    remote = getattr(config, "auto_map", None) or {}
+    return auto_class.__name__ in remote or type(config) in auto_class._model_mapping
+
+
 def load_model(
     auto_class: type, name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs
 ) -> PreTrainedModel:

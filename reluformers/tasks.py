@@ -20,6 +20,7 @@ from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
 from .registry import config_class_of
+from .saved_models import can_open
 from .scorer import Scorer
 from .training.recipe import Recipe, read_sections
 from .translation import card as translation_card
@@ -130,9 +131,8 @@ def task_of(config: PreTrainedConfig) -> Task:
     Raises:
         UserError: no task of ours opens such a model.
     """
-    remote = getattr(config, "auto_map", None) or {}
     for task in TASKS.values():
-        if task.auto_class.__name__ in remote or type(config) in task.auto_class._model_mapping:
+        if can_open(task.auto_class, config):
             return task
     raise UserError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, 
 from reluformers.errors import UserError, describe_error
 from reluformers.length_batches import length_batches
 from reluformers.modeling.pipeline_translation import TranslationPipeline, eager_attention
-from reluformers.saved_models import load_config, load_model
+from reluformers.saved_models import can_open, load_config, load_model
 
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
@@ -55,7 +55,7 @@ def open_translator(
         UserError: one of them is missing or damaged, or the model does not translate.
     """
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    if not config.is_encoder_decoder:
+    if not can_open(AutoModelForSeq2SeqLM, config):
         raise UserError(f"{name_or_path}: is a model of type {config.model_type!r}, which does not translate")
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
     model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
