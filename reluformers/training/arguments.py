@@ -43,16 +43,16 @@ class TaskTrainingArguments(TrainingArguments):
                 "label_smoothing_factor would hide the labels, and with them the regulariser, from the model: "
                 "set label_smoothing of the model instead"
             )
-        if self.gradient_accumulation_steps < 1:
-            raise ValueError(
-                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
-            )
-        self._check_length()
+        self._check_ranges()
         self._check_final_weights()
         self._check_checkpoint_averaging()
         self._check_moving_average()
 
-    def _check_length(self) -> None:
+    def _check_ranges(self) -> None:
+        if self.gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, but must be 1 or more"
+            )
         if self.max_steps < 1 and self.max_steps != -1:
             raise ValueError(f"max_steps is {self.max_steps}, but must be 1 or more, or -1 for num_train_epochs")
         if self.max_steps == -1 and self.num_train_epochs <= 0:

@@ -80,15 +80,16 @@ def check_files(data: Mapping[str, Any]) -> None:
     """
     if data.get("path") is None:
         for split in ("train", "validation", "test"):
-            for file in _files(data.get(split)):
-                check_file(file)
+            if data.get(split) is not None:
+                for file in _files(data[split]):
+                    check_file(file)
 
 
 def _files(value: Any) -> list[Any]:
     """Files of a split: one, several, or one for each side."""
     if isinstance(value, dict):
         return list(value.values())
-    return value if isinstance(value, list) else [value] if value else []
+    return value if isinstance(value, list) else [value]
 
 
 def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) -> tuple[Dataset, str] | None:
