@@ -20,6 +20,12 @@ def source_name(source: Any) -> str | None:
     return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
 
 
+def marked_as_local(path: str | None) -> str | None:
+    """A path with ./ before it if it is on this machine and could be taken for a Hub id on another one."""
+    is_like_id = path is not None and _HUB_ID.fullmatch(path) is not None and Path(path).exists()
+    return f"./{path}" if is_like_id else path
+
+
 def is_hub_id(source: Any) -> bool:
     """Whether a data source is one of the Hub: looks like owner/name and is nothing on this machine."""
     return (

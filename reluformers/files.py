@@ -120,6 +120,8 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
             raise UserError(f"{path}: is to hold two kinds of results; choose two paths")
         if path.is_dir():
             raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: is no ordinary file, and would be replaced by one; choose another path")
         folder = next(parent for parent in path.parents if parent.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()

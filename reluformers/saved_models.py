@@ -10,6 +10,21 @@ from .errors import UserError, describe_error
 
 logger = logging.getLogger(__name__)
 
+# what tokenizers of all kinds save
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "sentencepiece.bpe.model",
+)
+
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Load the configuration of a saved model.

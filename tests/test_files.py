@@ -3,6 +3,7 @@
 import errno
 import gzip
 import importlib
+import os
 import signal
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def test_output_files_are_checked_before_work(tmp_path):
         with pytest.raises(UserError, match=message):
             check_output_files(*paths)
     assert names(tmp_path) == ["file"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is no ordinary file"):
+        check_output_files(tmp_path / "pipe")
 
 
 def test_what_is_read_is_not_written_over(tmp_path, monkeypatch):

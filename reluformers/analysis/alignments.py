@@ -62,9 +62,9 @@ class AlignmentHead:
 
 
 def decoder_layers(config: PreTrainedConfig) -> int:
-    """Number of decoder layers, by either name that transformers has for it."""
-    layers = getattr(config, "decoder_layers", None)
-    return config.num_decoder_layers if layers is None else layers
+    """Number of decoder layers, by any name that transformers has for it."""
+    layers = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None)
+    return layers or config.get_text_config(decoder=True).num_hidden_layers
 
 
 class WordAlignments(NamedTuple):

@@ -123,12 +123,14 @@ class Observed:
         attention: "encoder", "decoder", "cross", "pooling", as far as the model has them → rows.
         feed_forward: "encoder", "decoder" → rows; empty where the modules are not found.
         grid: rows and columns of the patches of images.
+        has_class_token: whether the first token of an image, before the patches, is what the classes are read from.
     """
 
     inputs: Batch
     attention: dict[str, list[Rows]]
     feed_forward: dict[str, list[FeedForwardRows]] = field(default_factory=dict)
     grid: tuple[int, int] | None = None
+    has_class_token: bool = False
 
 
 class Statistic(ABC):
@@ -369,7 +371,9 @@ def _observed_images(model: PreTrainedModel, seen: dict[Any, Any], inputs: Batch
         else:
             further.pop("places", None)
         attention[site] = [Rows.of(weights, visible, visible[..., 0], **further) for weights in matrices]
-    return Observed(inputs, attention, grid=grid)
+    pooling = getattr(model.config, "pooling", "cls")
+    has_class_token = pooling == "cls" and layers["encoder"][0].shape[-1] > prod(grid)
+    return Observed(inputs, attention, grid=grid, has_class_token=has_class_token)
 
 
 def _patch_places(grid: tuple[int, int], tokens: int, device: torch.device) -> Tensor | None:

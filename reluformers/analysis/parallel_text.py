@@ -195,6 +195,10 @@ def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
     if not isinstance(text, str):
         found = ", ".join(map(repr, sentences))
         raise UserError(f"{place}: {key!r} holds no sentence; found {found}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: {key!r} holds half of a surrogate pair at character {error.start + 1}") from error
     return text
 
 

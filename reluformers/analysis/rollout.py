@@ -47,7 +47,7 @@ def attention_rollout(layers: Sequence[Tensor], residual_share: float = 0.5) -> 
 
 
 class Rollout(Statistic):
-    """rollout: mean over images of R, from the class token, else from all tokens, to the patches of the grid.
+    """rollout: mean over images of R, from the class token, else from all patches, to the patches of the grid.
 
     {"map": rows of columns of shares, which sum to 1} or {"undefined": why}; for vision models alone.
     """
@@ -70,7 +70,7 @@ class Rollout(Statistic):
         if before < 0 or (self.total is not None and self.total.shape != observed.grid):
             self.reason = "the images have several sizes." if before >= 0 else "the tokens are no grid of patches."
             return
-        received = rolled[:, 0] if before else rolled.mean(1)
+        received = rolled[:, 0] if observed.has_class_token else rolled[:, before:].mean(1)
         patches = received[:, before:].unflatten(-1, observed.grid)
         patches = patches / patches.sum((1, 2), keepdim=True).clamp(min=torch.finfo(patches.dtype).tiny)
         patches = patches.cpu().double().sum(0)

@@ -462,7 +462,7 @@ def _top_shares(shares: Tensor, counts: Tensor, percents: Sequence[float]) -> Te
     """Sums of the largest shares [..., percents] of shares [..., key_len] with `counts` of visible keys [...]."""
     sums = shares.sort(dim=-1, descending=True).values.cumsum(-1)
     # rounded, as 5 % of 20 is 1.0000000000000002 in floats
-    sizes = torch.stack([(counts.double().cpu() * percent / 100).sub(1e-6).ceil() for percent in percents], dim=-1)
+    sizes = torch.stack([(counts.cpu().double() * percent / 100).sub(1e-6).ceil() for percent in percents], dim=-1)
     places = (sizes.long().to(shares.device) - 1).clamp(min=0)
     return sums.gather(-1, places.expand(*sums.shape[:-1], -1))
 

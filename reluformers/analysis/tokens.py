@@ -33,13 +33,14 @@ def token_classes(tokenizer: PreTrainedTokenizerBase, stop_words: Iterable[str] 
     """
     stop_words = {word.lower() for word in stop_words}
     pieces = [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    marks_parts = any(piece.startswith(_CONTINUED) for piece in pieces)
+    # the mark of the more pieces: vocabularies of bytes may have some that begin with ## by themselves
+    marks_parts = sum(piece.startswith(_CONTINUED) for piece in pieces) > sum(map(_has_blank, pieces))
     special = set(tokenizer.all_special_ids)
     classes = []
     for number, piece in enumerate(pieces):
         # decoded, as byte-level pieces are spelled in other letters
         text = tokenizer.decode([number]).removeprefix(_CONTINUED).strip("".join(_MARKS) + " ")
-        begins = not piece.startswith(_CONTINUED) if marks_parts else piece.startswith(_MARKS)
+        begins = not piece.startswith(_CONTINUED) if marks_parts else _has_blank(piece)
         if number in special or not text:
             name = "special"
         elif not any(map(str.isalnum, text)):
@@ -69,9 +70,13 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[
     """Tokens as somebody can read them, with "▁" for a blank before one."""
     ids, texts = list(ids), []
     for number, piece in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
-        mark = "▁" if piece.startswith(_MARKS) else ""
+        mark = "▁" if _has_blank(piece) else ""
         texts.append((mark + tokenizer.decode([number]).strip()) or piece)
     return texts
+
+
+def _has_blank(piece: str) -> bool:
+    return piece.startswith(_MARKS)
 
 
 def _bare(word: str) -> str:

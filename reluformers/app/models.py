@@ -261,8 +261,6 @@ class Classifier:
                 hook.remove()
         weights, before = choose_layer(layers, layer), self.config.num_prefix_tokens
         is_pooling = layer == self.config.num_hidden_layers  # of the patches alone
-        if not is_pooling:
-            weights = weights[..., before:]  # no picture for what the tokens before the patches get
         if self.config.pooling == "cls":
             weights, title = weights[:, :1], "what the class token gives"
         elif is_pooling:
@@ -271,7 +269,10 @@ class Classifier:
             weights = weights[:, before:]
             title = f"the mean of what {weights.shape[1]} patches give"
         grid = [side // self.config.patch_size for side in pixels.shape[2:]]
-        zeros = Zeros.count(weights, np.ones(weights.shape[1:], dtype=bool))
+        nulls = (weights == 0).all(-1).mean(-1).tolist()  # a row may have weight on the tokens before the patches
+        if not is_pooling:
+            weights = weights[..., before:]  # no picture for what these get
+        zeros = replace(Zeros.count(weights, np.ones(weights.shape[1:], dtype=bool)), nulls=nulls)
         return PatchMap(weights.mean(1).reshape(-1, *grid), self._picture(pixels[0]), title, zeros)
 
     def _picture(self, pixels: torch.Tensor) -> np.ndarray:

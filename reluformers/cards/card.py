@@ -25,7 +25,7 @@ from reluformers.results import METRICS, Evaluation
 from reluformers.tasks import Task
 from reluformers.training.run import CURVES_FILE, RECIPE_FILE
 
-from .check import check_card_text, check_licence
+from .check import LANGUAGE_CODE, check_card_text, check_licence
 from .data_words import NOTHING_SAID, DataWords, data_words
 from .finished_run import FinishedRun, read_finished_run, read_recipe
 from .tables import result_table, statistics_rows, training_rows
@@ -159,6 +159,7 @@ def card_data(
     """
     results = _eval_results(run, dataset)
     codes = {code: code.replace("_", "-").partition("-")[0].lower() for code in run.languages}
+    codes = {code: base for code, base in codes.items() if LANGUAGE_CODE.fullmatch(base)}  # others name columns
     regional = [code for code, base in codes.items() if code != base]
     return ModelCardData(
         language=list(dict.fromkeys(codes.values())) or None,

@@ -30,7 +30,7 @@ LICENCES = frozenset(
 PIPELINE_TAGS = tuple(TASKS)
 PLACEHOLDER = "[More Information Needed]"
 
-_LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual|other|unknown")
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}|code|multilingual|other|unknown")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _LISTS = ("tags", "datasets", "metrics", "language")
 _LOCAL_PATH = re.compile(r"(?<![\w./:~<)-])~?/(?:[\w.+-]+/)+[\w.+-]+|\b[A-Za-z]:\\\w+|\bfile://")
@@ -118,7 +118,7 @@ def _metadata_problems(metadata: Any) -> list[str]:
 
 def _value_problems(metadata: dict[str, Any]) -> list[str]:
     problems = []
-    for name, allowed in (("language", _LANGUAGE), ("datasets", _HUB_ID)):
+    for name, allowed in (("language", LANGUAGE_CODE), ("datasets", _HUB_ID)):
         values = metadata.get(name, [])
         for value in values if isinstance(values, list) else [values]:
             if not allowed.fullmatch(value):

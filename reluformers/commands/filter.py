@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> None:
     """Score what is not scored yet, then write."""
     text = ParallelText(options.data, options.source_lang, options.target_lang)
     text.check_outputs(options.output)
-    check_output_files(*options.output, inputs=text.paths)
+    scores_path = Path(f"{options.output[0]}.scores")
+    check_output_files(*options.output, scores_path, inputs=text.paths)
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise UserError(f"keep must be a share above 0 and at most 1, got {options.keep}")
@@ -62,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("max_score is nan, but must be a number")
     silence_transformers()
     translator = open_translator(options.model, trust_remote_code=options.trust_remote_code)
-    scores = ScoreFile(
-        Path(f"{options.output[0]}.scores"), {"score": options.score, **identity_of(options.model, text)}
-    )
+    scores = ScoreFile(scores_path, {"score": options.score, **identity_of(options.model, text)})
     score_rest(options, translator, text, scores)
     rows = zip(text, scores.read(), strict=True)
     if options.keep is not None:

@@ -17,6 +17,7 @@ from reluformers.errors import UserError
 from reluformers.payload import payload_names
 from reluformers.registry import config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
+from reluformers.saved_models import TOKENIZER_FILES
 from reluformers.tasks import task_of_model_type
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 from reluformers.translation.tokenization import TARGET_FOLDER
@@ -26,19 +27,6 @@ from .leaks import BINARY, PICTURES, check_files
 HANDLER = "handler.py"
 # what a run writes about itself: paths in it become names
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "source.spm",
-    "target.spm",
-    "target_vocab.json",
-    "sentencepiece.bpe.model",
-)
 # a tokenizer of SentencePiece files has no other one
 _IN_PLACE_OF = {"tokenizer.json": "source.spm"}
 _WEIGHTS = "model.safetensors"

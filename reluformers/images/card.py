@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from transformers import PreTrainedConfig, pipeline
 
 from reluformers.analysis.attention_report import attention_report
 from reluformers.attention_statistics import AttentionReport
-from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.files import atomic_write
 from reluformers.training.sources import load_held_out
@@ -161,10 +160,6 @@ def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], o
 
 
 def _open(path: str | Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            picture = image.convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: is no picture that can be opened; give a PNG or JPEG file") from error
+    picture = decode_image(path, "example")
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture

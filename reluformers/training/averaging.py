@@ -1,7 +1,6 @@
 """Averages the weights of several checkpoints of one run."""
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,21 +14,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
 
-from .checkpoints import MANIFEST_FILE
+from .checkpoints import TRAINING_FILES, checkpoints_of
 
-# what belongs to the training of one checkpoint, or holds its weights in another form
+# beside them what holds the weights in another form
 _LEFT_BEHIND = shutil.ignore_patterns(
-    "*.safetensors",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.distcp",
-    "trainer_state.json",
-    MANIFEST_FILE,
-    "global_step*",
-    "latest",
-    "runs",
-    "__pycache__",
+    *TRAINING_FILES, "*.safetensors", "*.distcp", "global_step*", "latest", "runs", "__pycache__"
 )
 
 
@@ -45,14 +34,12 @@ def last_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
     run_folder = Path(run_folder)
     if not run_folder.is_dir():
         raise UserError(f"{run_folder}: no such folder; give the folder that holds checkpoint-<step> folders.")
-    steps = {
-        int(match[1]): path
-        for path in run_folder.iterdir()
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
-    }
-    if len(steps) < count:
-        raise UserError(f"{run_folder}: holds {len(steps)} checkpoint-<step> folders, but {count} are to be averaged.")
-    return [steps[step] for step in sorted(steps)[-count:]]
+    folders = checkpoints_of(run_folder)
+    if len(folders) < count:
+        raise UserError(
+            f"{run_folder}: holds {len(folders)} checkpoint-<step> folders, but {count} are to be averaged."
+        )
+    return folders[-count:]
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> Path:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, replace_directory, sync
+from reluformers.saved_models import TOKENIZER_FILES
 
 from .lock import LOCK_FILE, OWNER_FILE
 
@@ -26,15 +27,16 @@ MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
 # where checkpoints lie until they are whole
 UNFINISHED_FOLDER = ".unfinished"
+# patterns of what belongs to the training of one checkpoint and not to its model
+TRAINING_FILES = ("*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE)
 # all that a run writes before its first checkpoint
 _WRITTEN_AT_START = {
     LOCK_FILE,
     OWNER_FILE,
     UNFINISHED_FOLDER,
     "recipe.yaml",
-    "tokenizer.json",
-    "tokenizer_config.json",
     "target_tokenizer",
+    *TOKENIZER_FILES,
 }
 
 
@@ -42,6 +44,22 @@ def step_of(folder: str | Path) -> int | None:
     """The update that a folder `checkpoint-<step>` is named after; None for other names."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(folder).absolute().name)
     return int(match[1]) if match else None
+
+
+def checkpoints_of(run_folder: str | Path) -> list[Path]:
+    """The folders `checkpoint-<step>` of a run, by step; whoever copies one to another name keeps the copy."""
+    folders = [path for path in Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()]
+    return sorted((path for path in folders if step_of(path) is not None), key=step_of)
+
+
+def rotate_checkpoints(run_folder: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints above the limit, but neither the last nor the best one."""
+    folders = checkpoints_of(run_folder)
+    if limit is None or limit <= 0:
+        return
+    old = [folder for folder in folders[:-1] if best is None or folder != Path(best)]
+    for folder in old[: max(0, len(folders) - limit)]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> None:
@@ -116,13 +134,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def last_intact_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest whole checkpoint of a run, or None; damaged ones are passed over with a warning."""
-    for folder in reversed(sort_checkpoints(str(output_dir))):
+    for folder in reversed(checkpoints_of(output_dir)):
         try:
             check_checkpoint(folder)
         except UserError as error:
             logger.warning("passing over a damaged checkpoint: %s", error)
         else:
-            return Path(folder)
+            return folder
     return None
 
 
@@ -175,7 +193,7 @@ def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | N
     shutil.rmtree(output_dir / UNFINISHED_FOLDER, ignore_errors=True)
     is_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
     last = step_of(checkpoint) if is_here else -1
-    later = [Path(folder) for folder in sort_checkpoints(str(output_dir)) if (step_of(folder) or 0) > last]
+    later = [folder for folder in checkpoints_of(output_dir) if step_of(folder) > last]
     if not later:
         return None
     number = 1

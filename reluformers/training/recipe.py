@@ -18,6 +18,7 @@ from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import exchanged_config
 from reluformers.conversion.start import open_start
+from reluformers.data_names import marked_as_local
 from reluformers.errors import UserError, describe_error
 from reluformers.files import atomic_write
 
@@ -141,8 +142,10 @@ class Recipe(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the recipe so that `load` reads the same, without access tokens."""
+        sections = self.to_dict()
+        sections["data"]["path"] = marked_as_local(sections["data"]["path"])
         with atomic_write(path) as temporary:
-            temporary.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+            temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":

@@ -17,7 +17,6 @@ from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import sort_checkpoints
 
 from reluformers.circumstances import current_circumstances
 from reluformers.conversion.convert import build_model, origin
@@ -27,7 +26,15 @@ from reluformers.files import write_json
 from reluformers.plotting import plot_training_curves
 
 from .averaging import average_checkpoints
-from .checkpoints import check_checkpoint, checkpoint_to_resume, read_manifest, set_aside_later, step_of
+from .checkpoints import (
+    UNFINISHED_FOLDER,
+    check_checkpoint,
+    checkpoint_to_resume,
+    checkpoints_of,
+    read_manifest,
+    set_aside_later,
+    step_of,
+)
 from .identity import check_same_run, run_record
 from .lock import only_run
 from .recipe import Recipe
@@ -304,10 +311,10 @@ def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
 def _load_average(trainer: TaskTrainer) -> None:
     """Give the model the mean of the weights of this run's last checkpoints."""
     output_dir, count = Path(trainer.args.output_dir), trainer.args.average_last
-    averaged = output_dir / "averaged"
+    averaged = output_dir / UNFINISHED_FOLDER / "averaged"
     if trainer.is_world_process_zero():
-        folders = [Path(folder) for folder in sort_checkpoints(str(output_dir))]
-        folders = [folder for folder in folders if step_of(folder) <= trainer.state.global_step][-count:]
+        folders = [folder for folder in checkpoints_of(output_dir) if step_of(folder) <= trainer.state.global_step]
+        folders = folders[-count:]
         if len(folders) < count:
             logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
         for folder in folders:

@@ -22,13 +22,10 @@ from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config
 
 from .arguments import TaskTrainingArguments
-from .checkpoints import MANIFEST_FILE, check_checkpoint
+from .checkpoints import TRAINING_FILES, check_checkpoint
 
 SHARDED_WEIGHTS = f"{FSDP_MODEL_NAME}_0"
-# what belongs to the training of one checkpoint
-_LEFT_BEHIND = shutil.ignore_patterns(
-    SHARDED_WEIGHTS, "optimizer_0", "*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE
-)
+_LEFT_BEHIND = shutil.ignore_patterns(*TRAINING_FILES, SHARDED_WEIGHTS, "optimizer_0")
 
 
 def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:

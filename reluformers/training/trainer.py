@@ -24,7 +24,6 @@ from transformers.trainer_utils import (
     IntervalStrategy,
     TrainOutput,
     get_last_checkpoint,
-    rotate_checkpoints,
     speed_metrics,
 )
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -32,7 +31,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
-from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint
+from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint, rotate_checkpoints
 from .meter import TrainingMeter
 from .sharding import check_sharding, shard_tied_weights, whole_weights
 from .streaming import BatchStream, load_position, save_position
@@ -293,9 +292,7 @@ class TaskTrainer(Trainer):
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
                 complete_checkpoint(unfinished, target, self.run_record)
         if self.args.should_save:
-            rotate_checkpoints(
-                run_dir, self.args.save_total_limit, best_model_checkpoint=self.state.best_model_checkpoint
-            )
+            rotate_checkpoints(Path(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(target))

@@ -155,7 +155,7 @@ class TranslationScorer(Scorer):
         return teacher_forced_batches(
             self.pairs,
             *self.tokenizers,
-            max_length=self.model.config.max_position_embeddings,
+            max_length=getattr(self.model.config, "max_position_embeddings", None),  # T5 has no limit
             max_tokens=self.options.max_tokens,
         )
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.conversion.start import start_model
@@ -226,8 +233,7 @@ def build_model(
     token_ids = {name: getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
     model.generation_config = GenerationConfig(
         **{f"{name}_token_id": value for name, value in token_ids.items()},
-        # with the start token; a saved max_new_tokens would overrule the max_length that somebody asks for
-        max_length=1 + min(recipe.decoding.max_new_tokens, config.max_position_embeddings),
+        max_length=_default_max_length(recipe, config),
         **recipe.decoding.search_options(),
     )
     return model
@@ -253,9 +259,18 @@ def _start_model(
     model = start_model(**recipe.start_options, batches=batches, report=report)
     for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
         check_tokenizer_fits(tokenizer, model.config, side=side)
-    max_length = 1 + min(recipe.decoding.max_new_tokens, model.config.max_position_embeddings)
+    max_length = _default_max_length(recipe, model.config)
     model.generation_config.update(max_length=max_length, **recipe.decoding.search_options())
     return model
+
+
+def _default_max_length(recipe: TranslationRecipe, config: PreTrainedConfig) -> int:
+    """The longest output by default, with the start token: a document that was learned in one piece is written so.
+
+    A saved `max_new_tokens` would overrule the `max_length` that somebody asks for.
+    """
+    longest = max(recipe.decoding.max_new_tokens, recipe.data.document_tokens or 0)
+    return 1 + min(longest, config.max_position_embeddings)
 
 
 def _measured_scales(

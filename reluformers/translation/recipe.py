@@ -107,8 +107,9 @@ class DecodingSection:
         penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
         early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
         min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
-        max_new_tokens: the longest output of the saved model by default, in tokens, at most as many as the model has
-            positions; the evaluation allows 50 more than the source has, or twice as many if that is more.
+        max_new_tokens: the longest output of the saved model by default, in tokens, at least `data.document_tokens`
+            and at most as many as the model has positions; the evaluation allows 50 more than the source has, or twice
+            as many if that is more.
 
     Raises:
         UserError: a number is too small, or α is not finite.

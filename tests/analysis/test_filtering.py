@@ -223,6 +223,8 @@ def test_what_the_command_refuses(folder, tmp_path, capsys):
     assert "no such file" in refused(tmp_path / "none.jsonl", "--output", out)
     assert "max_score is nan" in refused(data, "--output", out, "--max_score", "nan")
     assert "is read by the same command" in refused(data, "--output", data)
+    # which holds the scores on the way
+    assert "out.jsonl.scores: is to hold two kinds" in refused(*texts, "--output", out, "b", f"{out}.scores")
     # and leaves nothing that would keep the right call from its work
     assert "line 1: 'source' holds no sentence; found 'en', 'de', 'fr'" in refused(data, "--output", out)
     line = refusal_of(capsys, "filter", folder, *table, "--output", tmp_path / "out.tsv")
@@ -241,6 +243,8 @@ def test_faults_of_files_are_named_by_line(tmp_path):
     assert "line 1: not an object" in fault("b.jsonl")
     (tmp_path / "c.tsv").write_text("source\ttarget\na\n")
     assert "line 2: 1 fields, but 2 columns" in fault("c.tsv")
+    (tmp_path / "e.jsonl").write_text('{"source": "a \\ud83d", "target": "b"}\n')
+    assert "line 1: 'source' holds half of a surrogate pair at character 3" in fault("e.jsonl")
     for name, lines in (("d.en", "a\nb\n"), ("d.de", "c\n")):
         (tmp_path / name).write_text(lines)
     assert "d.de has 1 lines, but the other file more" in fault("d.en", "d.de")

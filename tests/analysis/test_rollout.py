@@ -39,9 +39,10 @@ def test_where_it_is_not_defined():
         attention_rollout([torch.ones(1, 1, 2, 3)])
 
 
-def observed(weights: torch.Tensor, grid: tuple[int, int] | None) -> Observed:
+def observed(weights: torch.Tensor, grid: tuple[int, int] | None, has_class_token: bool = True) -> Observed:
     visible = torch.ones_like(weights[:, 0], dtype=torch.bool)
-    return Observed({}, {"encoder": [Rows.of(weights, visible, visible[..., 0])]}, grid=grid)
+    rows = [Rows.of(weights, visible, visible[..., 0])]
+    return Observed({}, {"encoder": rows}, grid=grid, has_class_token=has_class_token)
 
 
 def test_map_of_a_data_set():
@@ -53,6 +54,12 @@ def test_map_of_a_data_set():
     expected = (patches / patches.sum(-1, keepdim=True)).mean(0).view(2, 3)
     torch.testing.assert_close(torch.tensor(statistic.result()["rollout"]["map"]), expected)
     assert Rollout().result() == {}
+    # of registers alone no map is made
+    statistic = Rollout()
+    statistic.update(observed(batches[1], (2, 3), has_class_token=False))
+    expected = attention_rollout(batches[1:])[0, 1:, 1:].mean(0)
+    expected = (expected / expected.sum()).view(2, 3)
+    torch.testing.assert_close(torch.tensor(statistic.result()["rollout"]["map"]), expected)
     statistic = Rollout()
     statistic.update(observed(batches[0], None))
     assert statistic.result() == {}

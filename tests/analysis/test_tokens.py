@@ -33,6 +33,10 @@ def test_pieces_that_mark_the_lack_of_one():
     ]  # fmt: skip
 
 
+def test_pieces_of_bytes_may_begin_with_that_mark():
+    assert classes_of(["Ġthe", "Ġhouse", "ing", "##", "####"])[:3] == ["word", "word", "part of a word"]
+
+
 def test_our_tokenizers():
     tokenizer = train_tokenizer(["the dog, the cat, the horses."] * 3, 60)
     table = token_classes(tokenizer, ["the"])

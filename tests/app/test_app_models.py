@@ -137,6 +137,9 @@ def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     expected = last[:, 0, 1:] if pooling == "cls" else last.mean(1)
     patches = model.attend(values, 1)
     np.testing.assert_allclose(patches.weights, expected.reshape(-1, 2, 3), rtol=1e-6)
+    assert patches.zeros.nulls == pytest.approx(
+        (last[:, :1] == 0).all(-1).mean(-1).tolist() if pooling == "cls" else (last == 0).all(-1).mean(-1).tolist()
+    )
     counted = last[:, :1, 1:] if pooling == "cls" else last
     assert patches.zeros.by_head == pytest.approx((counted == 0).mean((1, 2)).tolist())
     image = Image.open(image_file).convert("RGB").resize((12, 8), Image.Resampling.BILINEAR)

@@ -186,6 +186,12 @@ class TestWholeCard:
         assert data.language_bcp47 == ["pt_BR"]
         assert data.eval_results[0].dataset_name == "one.txt, two.txt"
 
+    def test_names_of_columns_are_no_languages(self, tmp_path):
+        folder = translation_run(tmp_path / "run")
+        evaluation = {**translation_evaluation(30, 0.5), "source_lang": "english", "target_lang": "de"}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+        assert ModelCard.load(write_card(folder, "someone/x")).data.language == ["de"]
+
     def test_the_time_of_a_resumed_run_is_not_known(self, tmp_path):
         folder = translation_run(tmp_path / "run")
         results = json.loads((folder / "results.json").read_text())
@@ -225,7 +231,7 @@ def test_examples_that_are_none(tmp_path, monkeypatch, capsys, example):
     folder = (saved_image_model if example else saved_translation_model)(tmp_path / "model")
     with pytest.raises(SystemExit):
         run_command("card", folder, "--repo_id", "a/b", "--example", example)
-    assert re.fullmatch(r"error: .*(is empty|is no picture).*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: .*(is empty|no such file).*\n", capsys.readouterr().err)
     assert not (folder / "README.md").exists()
 
 

@@ -15,12 +15,16 @@ from builders.translation_runs import make_recipe, write_toy_files
 from reluformers.errors import UserError
 from reluformers.images import train_image_classification
 from reluformers.training import checkpoints, trainer
+from reluformers.training.averaging import average_checkpoints
 from reluformers.training.checkpoints import (
     MANIFEST_FILE,
     UNFINISHED_FOLDER,
     check_checkpoint,
     checkpoint_to_resume,
+    checkpoints_of,
+    rotate_checkpoints,
     set_aside_later,
+    step_of,
 )
 from reluformers.translation import train_translation
 
@@ -194,6 +198,36 @@ def test_old_checkpoints_go_by_step_whatever_the_clock_says(files, tmp_path):
     first, second = (load_file(folder / "model.safetensors") for folder in folders)
     for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
         torch.testing.assert_close(weight, (first[name] + second[name]) / 2)
+
+
+def test_what_somebody_keeps_beside_checkpoints_is_left_alone(files, tmp_path):
+    run = tmp_path / "run"
+    train_translation(make_recipe(files, max_steps=2, **EACH_STEP), run)
+    shutil.copytree(run / "checkpoint-2", run / "checkpoint-2-keep")
+    average_checkpoints([run / "checkpoint-1", run / "checkpoint-2"], run / "averaged")
+    recipe = make_recipe(files, max_steps=4, average_last=2, save_total_limit=2, **EACH_STEP)
+    train_translation(recipe, run, resume="last")
+    assert {path.name for path in run.iterdir() if path.is_dir()} == {
+        ".unfinished", "averaged", "checkpoint-2-keep", "checkpoint-3", "checkpoint-4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [(None, None, "1234"), (0, None, "1234"), (2, None, "34"), (2, 1, "14"), (1, 2, "24"), (1, 4, "4"), (3, 1, "134")],
+)
+def test_rotation_spares_the_last_and_the_best(tmp_path, limit, best, left):
+    for name in ("1", "2", "3", "4", "10-of-mine"):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+    rotate_checkpoints(tmp_path, limit, None if best is None else str(tmp_path / f"checkpoint-{best}"))
+    assert [step_of(folder) for folder in checkpoints_of(tmp_path)] == [int(step) for step in left]
+    assert (tmp_path / "checkpoint-10-of-mine").is_dir()
+
+
+@pytest.mark.parametrize("name", ["source.spm", "vocab.json", "tokenizer.json"])
+def test_a_run_that_saved_a_tokenizer_alone_starts_again(tmp_path, name):
+    (tmp_path / name).touch()
+    assert checkpoint_to_resume(tmp_path, None) is None
 
 
 def test_checkpoints_of_another_course_are_neither_counted_nor_averaged(files, tmp_path):

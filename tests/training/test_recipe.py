@@ -149,6 +149,16 @@ def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
     assert TranslationRecipe.load(tmp_path / "saved.yaml") == recipe
 
 
+def test_a_folder_of_data_is_saved_as_no_name_of_the_hub(recipe_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/multi30k").mkdir(parents=True)
+    for path, saved in (("data/multi30k", "./data/multi30k"), ("owner/multi30k", "owner/multi30k")):
+        recipe = TranslationRecipe.load(recipe_file, [f"data.path={path}"])
+        recipe.save("saved.yaml")
+        assert TranslationRecipe.load("saved.yaml").data.path == saved
+        assert recipe.data.path == path
+
+
 def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
     recipe = TranslationRecipe.load(recipe_file, ["training.hub_token=hf_secret"])
     recipe.save(tmp_path / "saved.yaml")

@@ -16,7 +16,7 @@ from builders.translation_runs import make_recipe, training_logs, write_toy_file
 from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
-from reluformers.translation.preparation import build_model, prepare_data
+from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
 from reluformers.translation.schedules import WarmupThenPlateau
 from reluformers.translation.tokenization import load_tokenizers
 
@@ -278,6 +278,14 @@ def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
     assert model.generation_config.max_length == 41  # with the start token
     assert model.generate(torch.tensor([[5, 2]]), min_new_tokens=40).shape == (1, 41)
     assert model.generate(torch.tensor([[5, 2]]), max_length=5, min_new_tokens=4).shape == (1, 5)
+
+
+@pytest.mark.parametrize(("tokens", "longest"), [(None, 7), (5, 7), (30, 30), (64, 40)])
+def test_documents_are_written_as_long_as_they_were_learned(files, tokens, longest):
+    recipe = make_recipe(files)
+    recipe.decoding.max_new_tokens = 7
+    recipe.data.document_tokens = tokens
+    assert _default_max_length(recipe, recipe.model_config()) == 1 + longest
 
 
 def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
