@@ -149,16 +149,21 @@ class Evaluation:
         Raises:
             UserError: they were not scored on the same rows in the same way; names what differs.
         """
+        for name, (ours, theirs) in self.differences(other).items():
+            raise UserError(
+                f"the baseline was scored in another way: its {name} is {theirs!r}, but {ours!r} of this model; "
+                "evaluate both with the same command"
+            )
+
+    def differences(self, other: "Evaluation") -> dict[str, tuple[Any, Any]]:
+        """Condition of the scores → what it is here and there, of those in which the two differ."""
         ours, theirs = _conditions(self), _conditions(other)
-        for name, value in ours.items():
-            # what one of the two files does not know is no difference
-            if name == "checksum" and None in (value, theirs[name]):
-                continue
-            if value != theirs[name]:
-                raise UserError(
-                    f"the baseline was scored in another way: its {name} is {theirs[name]!r}, but {value!r} of this "
-                    "model; evaluate both with the same command"
-                )
+        # a checksum that one of the two files does not know is no difference
+        return {
+            name: (value, theirs[name])
+            for name, value in ours.items()
+            if value != theirs[name] and not (name == "checksum" and None in (value, theirs[name]))
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The record as it is written in JSON."""

@@ -45,6 +45,10 @@ def run(options: argparse.Namespace) -> None:
     for cells in (columns, ["---"] * len(columns), *lines):
         print(f"| {' | '.join(cells)} |")
     print(*footnotes(evaluations), sep="\n")
+    first, *others = evaluations
+    for folder in others:
+        if differing := evaluations[first].differences(evaluations[folder]):
+            print(f"{names[first]} and {names[folder]} were scored in other ways: {', '.join(differing)}")
     if options.curves:
         labels = run_labels({names[folder]: read_recipe(folder / RECIPE_FILE) for folder in logs})
         plot_training_curves({labels[names[folder]]: log for folder, log in logs.items()}, options.curves, x="epoch")

@@ -15,6 +15,7 @@ Examples:
 """
 
 import argparse
+import copy
 import math
 import sys
 from pathlib import Path
@@ -22,10 +23,10 @@ from pathlib import Path
 from reluformers.errors import UserError
 from reluformers.evidence.records import RunRecord
 from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
-from reluformers.evidence.row import Job
+from reluformers.evidence.row import Job, check_data
 from reluformers.evidence.runner import run_here, submit
 from reluformers.evidence.tables import Table, list_tables, row_key, run_name
-from reluformers.files import atomic_write
+from reluformers.files import atomic_write, check_output_files
 from reluformers.plotting import check_picture_path
 from reluformers.results import METRICS
 from reluformers.tasks import task_named
@@ -101,6 +102,11 @@ def run(options: argparse.Namespace) -> None:
     jobs = make_jobs(table, seeds, options, records)
     flat = [job for of_row in jobs.values() for job in of_row]
     finished = True
+    if not options.show:
+        for job in flat:
+            check_data(job) if job.is_done else check_files(job.recipe["data"])
+        if not all(job.is_done for job in flat):
+            check_output_files(records / "RUN.json", options.output_dir / "RUN", options.plot)
     if options.submit and not options.show:
         ids = submit(flat, options.output_dir, read_fields(options.submit, "KEY=VALUE"))
         print(f"submitted {len(ids)} runs: {' '.join(ids)}; the same command with --show shows what is finished")
@@ -109,9 +115,6 @@ def run(options: argparse.Namespace) -> None:
         # seed by seed, so that early on every row has one
         ordered = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
         unique = list({job.name: job for job in ordered}.values())
-        for job in unique:
-            if not job.is_done:
-                check_files(job.recipe["data"])
         finished = run_here(
             unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
         )
@@ -148,7 +151,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         UserError: the record cannot be read, its recipe is not valid, or the run fails.
     """
     record = RunRecord.load(options.again)
-    sections = dict(record.recipe)
+    sections = copy.deepcopy(record.recipe)
     for text in options.overrides:
         override(sections, text)
     recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
@@ -158,6 +161,10 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         sys.exit(1)
     metric = METRICS[task_named(sections["task"]).main_metric]
     again = RunRecord.load(records / f"{name}.json")
+    for one in (record, again):
+        if one.score is None:
+            print(f"no scores to compare: {one.name} diverged ({one.diverged})")
+            return
     others = records_by_row(options.again.parent)[row_key(record.to_recipe())]
     scores = [other.score for other in others if other.score is not None]
     print(

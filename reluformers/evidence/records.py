@@ -3,6 +3,8 @@
 import dataclasses
 import gzip
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +67,13 @@ class RunRecord:
         Raises:
             UserError: this version does not know one of its fields.
         """
-        return task_named(self.recipe["task"]).recipe_class.from_sections(self.recipe, self.name)
+        task = check_mapping("recipe", self.recipe).get("task")
+        return task_named(task).recipe_class.from_sections(self.recipe, self.name)
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """What its test rows are scored by."""
+        return frozenset(task_named(self.recipe["task"]).scorer.scores_of_sums())
 
     @property
     def score(self) -> float | None:
@@ -75,7 +83,9 @@ class RunRecord:
         return self.evaluation.scores[task_named(self.recipe["task"]).main_metric].value
 
     def measure(self, name: str) -> float | None:
-        """A statistic of the whole attention, or None."""
+        """A statistic of the whole attention, or the validation loss; None where it was not measured."""
+        if name == "loss":
+            return self.results.get("validation_loss")
         attention = self.evaluation.attention if self.evaluation else None
         return getattr(attention.overall, name) if attention else None
 
@@ -119,7 +129,12 @@ class RunRecord:
                 raise UserError("is no record of a run, or one of a newer reluformers")
             evaluation = values.pop("evaluation", None)
             checked = check_fields("record", values, cls, excluded=("evaluation",))
-            return cls(**checked, evaluation=None if evaluation is None else Evaluation.from_dict(evaluation))
+            record = cls(**checked, evaluation=None if evaluation is None else Evaluation.from_dict(evaluation))
+            if "seed" not in record.to_recipe().training:
+                raise UserError("lacks training.seed")
+            if record.evaluation is not None and (missing := record.metrics - record.evaluation.scores.keys()):
+                raise UserError(f"lacks the score {min(missing)}")
+            return record
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except (OSError, ValueError, TypeError) as error:
@@ -133,11 +148,10 @@ def load_rows(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
         UserError: they are missing or damaged.
     """
     path = folder / f"{record.name}.npz"
-    metrics = task_named(record.recipe["task"]).scorer.scores_of_sums()
     try:
         with np.load(path) as file:
-            return {metric: file[metric].astype(np.int64) for metric in metrics}
-    except (OSError, ValueError, KeyError) as error:
+            return {metric: file[metric].astype(np.int64) for metric in record.metrics}
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path}: cannot be read ({describe_error(error)}); delete {record.name}.json and run the row again"
         ) from error

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from reluformers.attention_statistics import MISSING
 from reluformers.errors import UserError
 from reluformers.plotting import plot_scores
 from reluformers.results import METRICS
+from reluformers.scorer import ScoreOfSums
 from reluformers.tasks import Task, task_named
 
 from .records import RunRecord, load_records, load_rows
-from .statistics import Difference, difference, holm, paired_p_value
+from .statistics import Difference, Mean, SeedVariance, holm, paired_p_value
 from .tables import SCORE, Claim, Row, Table, row_key
 
 LEVEL = 0.05  # of verdicts, after Holm's correction
@@ -90,7 +92,8 @@ class TableReport:
         self.runs = {one.row.name: one for one in runs}
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
-        self._differences: dict[tuple[str, str, str], Difference | None] = {}
+        self._means: dict[tuple[str, str], Mean | None] = {}
+        self._variances: dict[str, SeedVariance] = {}
         claims = [claim for claim in table.claims if {claim.first, claim.second} <= self.runs.keys()]
         self.verdicts = self._judge(claims)
         # what the other metrics say of the claims about scores: a second opinion, which is corrected for by itself
@@ -122,7 +125,7 @@ class TableReport:
             overrides: changes that all rows were trained with.
 
         Raises:
-            UserError: a file of a record cannot be read.
+            UserError: a file of a record cannot be read, or a row has runs of different data or one seed twice.
         """
         runs = []
         for row in table.rows_of(setting, rows):
@@ -130,37 +133,51 @@ class TableReport:
             scored = [record for record in own if record.evaluation is not None]
             statistics_of_rows = [load_rows(folder, record) for record in scored]
             diverged = [record.seed for record in own if record.evaluation is None]
+            _check_same_data(f"{table.name}, row {row.name}", scored)
+            for earlier, later in pairwise(own):  # sorted by seed
+                if earlier.seed == later.seed:
+                    raise UserError(
+                        f"{earlier.name} and {later.name} are both the run of {table.name}, row {row.name}, with seed "
+                        f"{later.seed}; keep one of them in the folder"
+                    )
             runs.append(Runs(row, scored, statistics_of_rows, diverged))
         return cls(table, setting, runs)
 
     def difference(self, first: str, second: str, measure: str = SCORE) -> Difference | None:
-        """Of two rows; None unless both have two runs that did not diverge."""
-        asked = (first, second, measure)
-        if asked not in self._differences:
-            self._differences[asked] = self._difference(*asked)
-        return self._differences[asked]
+        """Of two rows; None unless both have two runs that did not diverge.
 
-    def _difference(self, first: str, second: str, measure: str) -> Difference | None:
-        system, baseline = self.runs.get(first), self.runs.get(second)
-        if system is None or baseline is None:
+        Raises:
+            UserError: their runs were trained or scored on different data.
+        """
+        if not {first, second} <= self.runs.keys():
             return None
-        checksums = {record.evaluation.data.checksum for record in (*system.records, *baseline.records)}
-        if len(checksums) > 1:
-            raise UserError(
-                f"{self.table.name}: runs of {first} and {second} were scored on {len(checksums)} different test "
-                "sets; keep the records of one data set in a folder"
-            )
-        metric = self._metric(measure)
-        if metric:
-            samples = [[rows[metric] for rows in one.rows] for one in (system, baseline)]
-            score = self.task.scorer.scores_of_sums()[metric]
-        else:
-            # one value a run: only the seeds vary
-            samples = [[np.array([[value]]) for value in one.values(measure)] for one in (system, baseline)]
-            score = _only
-        if min(map(len, samples)) < 2:
-            return None
-        return difference(*samples, score)
+        _check_same_data(self.table.name, [*self.runs[first].records, *self.runs[second].records])
+        means = [self._mean(name, measure) for name in (first, second)]
+        return None if None in means else Difference.of(*means)
+
+    def _mean(self, name: str, measure: str) -> Mean | None:
+        """Of a row over its seeds, if there are two."""
+        if (name, measure) not in self._means:
+            samples, score = self._samples(self.runs[name], measure)
+            mean = Mean.of(name, samples, score, self._seed_variance(measure)) if len(samples) > 1 else None
+            self._means[name, measure] = mean
+        return self._means[name, measure]
+
+    def _seed_variance(self, measure: str) -> SeedVariance:
+        """That of all rows of the table."""
+        if measure not in self._variances:
+            scores = []
+            for runs in self.runs.values():
+                samples, score = self._samples(runs, measure)
+                scores.append([score(rows.sum(0)) for rows in samples])
+            self._variances[measure] = SeedVariance.of(scores)
+        return self._variances[measure]
+
+    def _samples(self, runs: Runs, measure: str) -> tuple[list[np.ndarray], ScoreOfSums]:
+        """Statistics of the test rows of each run, and their score; what has one value a run has one row."""
+        if metric := self._metric(measure):
+            return [rows[metric] for rows in runs.rows], self.task.scorer.scores_of_sums()[metric]
+        return [np.array([[value]]) for value in runs.values(measure)], _only
 
     def markdown(self) -> str:
         """The table, its footnotes and the verdicts."""
@@ -217,11 +234,14 @@ class TableReport:
         p_values = [p for (name, _), p in self.p_values.items() if name == runs.row.name]
         line["p by seed"] = " ".join("<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") for p in p_values) or MISSING
         for measure, title, form in (
+            ("loss", "dev loss", ".3f"),
             ("zeros", "zeros", ".1%"),
             ("null_rate", "null rows", ".1%"),
             ("entropy", "entropy", ".2f"),
             ("row_sum", "row sum", ".2f"),
         ):
+            if measure == "loss" and all(claim.measure != "loss" for claim in self.table.claims):
+                continue
             values = runs.values(measure)
             line[title] = format(statistics.mean(values), form) if values else MISSING
         return line
@@ -264,7 +284,7 @@ class TableReport:
     def _metric(self, measure: str) -> str | None:
         """The metric that a claim speaks of, or None for a measure of the attention."""
         name = self.task.main_metric if measure == SCORE else measure
-        return name if name in METRICS else None
+        return name if name in self.task.scorer.scores_of_sums() else None
 
     def _footnote(self, has_differences: bool) -> str:
         records = [record for runs in self.runs.values() for record in runs.records]
@@ -278,7 +298,8 @@ class TableReport:
         ]
         if has_differences:
             notes += [
-                f"differences to `{self.table.baseline}` with 95 % intervals of a bootstrap over seeds × {data.unit}",
+                f"differences to `{self.table.baseline}` with 95 % intervals: a bootstrap over {data.unit}, and for "
+                "seeds Student's t with the variance of all rows",
                 "found from: the smallest difference that so many runs find with 80 % probability",
             ]
         if self.p_values:
@@ -317,9 +338,9 @@ class TableReport:
         if claim.relation == ">":
             return found.chance_below(0.0), found.chance_above(margin)
         if claim.relation == ">=":
-            return found.chance_below(-margin), found.chance_above(0.0)
+            return found.chance_below(-margin), found.chance_above(-margin)
         outside = max(found.chance_below(-margin), found.chance_above(margin))
-        return outside, 2 * min(found.chance_below(0.0), found.chance_above(0.0))
+        return outside, min(found.chance_below(margin), found.chance_above(-margin))
 
     def _margin(self, claim: Claim) -> float:
         if self._metric(claim.measure):
@@ -339,9 +360,11 @@ class TableReport:
     def _verdict_without_numbers(self, claim: Claim) -> Verdict:
         rows = [self.runs[name] for name in (claim.first, claim.second)]
         counts = [len(row.records) for row in rows]
-        lost = [len(row.diverged) for row in rows]
-        if claim.measure == SCORE and claim.relation == ">" and lost[1] >= 2 and not counts[1] and counts[0] >= 2:
-            return Verdict(claim, HOLDS, None, f"all {lost[1]} runs of {claim.second} diverged")
+        # a row that always diverges is the worse one
+        for row, other, verdict in zip(rows, rows[::-1], (FAILS, HOLDS), strict=True):
+            if claim.measure == SCORE and not row.records and len(row.diverged) >= 2 and len(other.records) >= 2:
+                reason = f"all {len(row.diverged)} runs of {row.row.name} diverged"
+                return Verdict(claim, FAILS if claim.relation == "~" else verdict, None, reason)
         return Verdict(claim, OPEN, None, f"needs two seeds of both, has {counts[0]} and {counts[1]}")
 
 
@@ -381,6 +404,15 @@ def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
 def tables_in(text: str) -> list[tuple[str, str]]:
     """(Name, setting) of the blocks of a page."""
     return [(name, setting) for _, name, setting, _ in _BLOCK.findall(text)]
+
+
+def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
+    """Refuse runs that were scored on different test sets or trained on files that differ."""
+    tests = {record.evaluation.data.checksum for record in records}
+    files = {tuple(sums) for record in records if (sums := record.data.get("train", {}).get("sha256"))}
+    for kind, found in (("scored on different test sets", tests), ("trained on different files", files)):
+        if len(found) > 1:
+            raise UserError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")
 
 
 def _only(sums: np.ndarray) -> float:

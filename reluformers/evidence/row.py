@@ -1,5 +1,6 @@
 """One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
 
+import functools
 import json
 import sys
 import time
@@ -146,6 +147,21 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
     return {"name": source_name(source), "sha256": [_checksum(Path(file)) for file in files]}
 
 
+def check_data(job: Job) -> None:
+    """Refuse to take a finished run for one of other files that have the same names.
+
+    Raises:
+        UserError: a file is not the one that the run was trained or scored on.
+    """
+    recipe = task_named(job.recipe["task"]).recipe_class.from_dict(job.recipe)
+    path = Path(job.records) / f"{job.name}.json"
+    for split, known in RunRecord.load(path).data.items():
+        sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
+        if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
+            raise UserError(f"{path}: its data.{split} is another file of that name; give --records another folder")
+
+
+@functools.cache
 def _checksum(path: Path) -> str | None:
     if not path.is_file():
         return None

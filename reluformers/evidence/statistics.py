@@ -1,13 +1,13 @@
-"""Differences between two systems, each trained with several seeds and scored on the same rows.
+"""Differences between systems, each trained with several seeds and scored on the same rows.
 
 A score is a function of sums over rows (BLEU of n-gram counts, accuracy of hits), so that a draw of rows is scored
 without looking at a text again.
 """
 
-import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import lru_cache
 
 import numpy as np
 from sacrebleu.metrics.base import Score, Signature
@@ -15,9 +15,78 @@ from sacrebleu.significance import PairedTest
 
 from reluformers.scorer import ScoreOfSums
 
-DRAWS = 2000
+ROW_DRAWS = 2_000  # of test rows
+DRAWS = 10 * ROW_DRAWS  # of the seeds
 LEVEL = 0.95  # of intervals
 POWER = 0.8  # with which `smallest_effect` would have been found
+
+
+@dataclass(frozen=True)
+class SeedVariance:
+    """Variance of a score between the seeds of one system, s² = Σ_i Σ_k (x_ik − x̄_i)² / f with f = Σ_i (m_i − 1).
+
+    Two or three seeds say little of their variance: it is taken to be the same for all systems i of a table.
+
+    Args:
+        value: s².
+        degrees: f, its degrees of freedom.
+    """
+
+    value: float
+    degrees: int
+
+    @classmethod
+    def of(cls, scores: Iterable[Sequence[float]]) -> "SeedVariance":
+        """That of the scores of each system; systems of one seed say nothing.
+
+        Raises:
+            ValueError: no system has two seeds.
+        """
+        groups = [np.asarray(group, dtype=float) for group in scores if len(group) > 1]
+        degrees = sum(len(group) - 1 for group in groups)
+        if degrees == 0:
+            raise ValueError("A variance of seeds needs a system with two.")
+        return cls(sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / degrees, degrees)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A system's mean score over its seeds, and how sure it is.
+
+    Args:
+        value: in the unit of the score.
+        draws: what it might be for other test rows and other seeds.
+    """
+
+    value: float
+    draws: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[np.ndarray], score: ScoreOfSums, variance: SeedVariance) -> "Mean":
+        """Test rows are drawn with replacement, the same ones for all systems; of seeds the variance is known.
+
+        A draw adds z·s·√(f/χ²)/√m to the mean over m seeds: z is the system's own and normal, χ² of f degrees of
+        freedom the same for all systems. So the seeds' part of a difference has Student's t distribution.
+
+        Args:
+            name: of the system, which decides on its z.
+            runs: of each seed the statistics of its rows [rows, columns]; the same rows in all.
+            score: of sums over rows.
+            variance: s² and f.
+
+        Raises:
+            ValueError: the runs differ in their number of rows.
+        """
+        rows = {len(run) for run in runs}
+        if len(rows) != 1:
+            raise ValueError(f"The runs were scored on {sorted(rows)} rows, but must be on the same ones.")
+        (number,) = rows
+        of_rows = np.mean([_scores(run, _row_weights(number), score) for run in runs], axis=0)
+        normal = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS)
+        chi_square = np.random.default_rng(variance.degrees).chisquare(variance.degrees, DRAWS)
+        spread = np.sqrt(variance.value * variance.degrees / chi_square / len(runs))
+        value = float(np.mean([score(run.sum(0)) for run in runs]))
+        return cls(value, np.tile(of_rows, DRAWS // ROW_DRAWS) + spread * normal)
 
 
 @dataclass(frozen=True)
@@ -26,11 +95,16 @@ class Difference:
 
     Args:
         value: mean over the seeds of the one minus that of the other, in the unit of the score.
-        draws: the same of each draw of the bootstrap.
+        draws: the same of each draw.
     """
 
     value: float
     draws: np.ndarray
+
+    @classmethod
+    def of(cls, system: Mean, baseline: Mean) -> "Difference":
+        """That of two means of the same test rows."""
+        return cls(system.value - baseline.value, system.draws - baseline.draws)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -42,10 +116,10 @@ class Difference:
     def smallest_effect(self) -> float:
         """The smallest true difference that these runs find with probability `POWER` by a two-sided test.
 
-        (z_{(1 + LEVEL)/2} + z_POWER) · σ, σ the standard deviation of the draws.
+        q_LEVEL(|δ|) + q_POWER(δ), quantiles of the deviations δ of the draws from their mean.
         """
-        normal = NormalDist()
-        return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(POWER)) * float(self.draws.std(ddof=1))
+        deviations = self.draws - self.draws.mean()
+        return float(np.quantile(np.abs(deviations), LEVEL) + np.quantile(deviations, POWER))
 
     def chance_below(self, bound: float) -> float:
         """p-value of "the difference is at most `bound`": the share of draws that say so, never quite 0."""
@@ -56,48 +130,18 @@ class Difference:
         return (1 + int((self.draws >= bound).sum())) / (1 + len(self.draws))
 
 
-def difference(
-    system: Sequence[np.ndarray], baseline: Sequence[np.ndarray], score: ScoreOfSums, *, draws: int = DRAWS
-) -> Difference:
-    """Bootstrap over seeds × rows.
-
-    Every draw takes rows with replacement, the same for all runs, and seeds with replacement, of each system by
-    itself. Its deviation by the seeds is stretched by √(m/(m − 1)), as m seeds drawn from m vary too little by that.
-
-    Args:
-        system, baseline: of each seed the statistics of its rows [rows, columns]; the same rows in all.
-        score: of sums over rows.
-        draws: how many.
-
-    Raises:
-        ValueError: a system has fewer than two seeds, or the runs differ in their number of rows.
-    """
-    rows = {len(run) for run in (*system, *baseline)}
-    if len(rows) != 1:
-        raise ValueError(f"The runs were scored on {sorted(rows)} rows, but must be on the same ones.")
-    if min(len(system), len(baseline)) < 2:
-        raise ValueError(f"A difference needs two seeds of each system, got {len(system)} and {len(baseline)}.")
-    random = np.random.default_rng(0)
-    (number,) = rows
-    weights = random.multinomial(number, np.full(number, 1 / number), size=draws)  # [draws, rows]
-    means = [
-        _mean_over_seeds(np.array([_scores(weights @ run, score) for run in runs]), random)
-        for runs in (system, baseline)
-    ]
-    value = np.mean([score(run.sum(0)) for run in system]) - np.mean([score(run.sum(0)) for run in baseline])
-    return Difference(float(value), means[0] - means[1])
+@lru_cache(maxsize=2)
+def _row_weights(rows: int) -> np.ndarray:
+    """How often each draw takes each row, the same whenever it is asked for    uint8 [draws, rows]."""
+    random, shares = np.random.default_rng(0), np.full(rows, 1 / rows)
+    return np.stack([random.multinomial(rows, shares).astype(np.uint8) for _ in range(ROW_DRAWS)])
 
 
-def _scores(sums: np.ndarray, score: ScoreOfSums) -> np.ndarray:
+def _scores(run: np.ndarray, weights: np.ndarray, score: ScoreOfSums) -> np.ndarray:
+    """The score of each draw of rows    [draws]."""
+    parts = np.array_split(weights, max(1, weights.size // 2**22))  # as floats all at once take gigabytes
+    sums = np.concatenate([part.astype(float) @ run.astype(float) for part in parts]).astype(run.dtype)
     return np.array([score(row) for row in sums])
-
-
-def _mean_over_seeds(scores: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Of scores [seeds, draws], the mean over seeds drawn with replacement, its deviation stretched; [draws]."""
-    seeds, draws = scores.shape
-    means = scores.mean(0)
-    picked = random.integers(seeds, size=(seeds, draws))
-    return means + math.sqrt(seeds / (seeds - 1)) * (np.take_along_axis(scores, picked, 0).mean(0) - means)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -21,7 +21,8 @@ from reluformers.training.recipe import Recipe, override, read_sections, read_ya
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 # of a record's attention statistics; None where a run has no value
-MEASURES = ("zeros", "null_rate", "entropy", "row_sum")
+# statistics of all attention, and the loss on the validation set
+MEASURES = ("zeros", "null_rate", "entropy", "row_sum", "loss")
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
 _SPLITS = ("train", "validation", "test")
@@ -36,7 +37,7 @@ class Claim:
         first, second: names of rows.
         relation: `">"`, first is better (of a measure: greater); `">="`, first is worse by less than the table's
             margin; `"~"`, they differ by less than the margin.
-        measure: `SCORE`, the task's main metric, or one of `MEASURES` over all attention, or by `by` another metric.
+        measure: `SCORE`, the task's main metric, or one of `MEASURES`, or by `by` another metric.
         text: the claim as it is written.
     """
 

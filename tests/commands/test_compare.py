@@ -39,6 +39,14 @@ def test_a_run_without_dev_bleu_has_a_dash(compare, tmp_path):
     assert signatures == ["BLEU|x (test)", "chrF|x (test)"]
 
 
+def test_other_conditions_are_named(compare, tmp_path):
+    runs = [
+        finished_run(tmp_path / "greedy", [{"epoch": 1.0}], decoding={"num_beams": 1}),
+        finished_run(tmp_path / "beam", [{"epoch": 1.0}], decoding={"num_beams": 5}, sentences=7),
+    ]
+    assert compare(*runs)[-1] == "greedy and beam were scored in other ways: rows, decoding"
+
+
 def test_runs_of_one_name_keep_their_curves(compare, tmp_path):
     history = [{"epoch": 1.0, "loss": 3.0}, {"epoch": 2.0, "loss": 2.0}]
     folders = [finished_run(tmp_path / parent / "model", history) for parent in ("a", "b")]

@@ -1,6 +1,7 @@
 """Records of runs, and the tables and verdicts that follow from them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,18 @@ from reluformers.attention_statistics import AttentionReport, AttentionStatistic
 from reluformers.circumstances import Circumstances
 from reluformers.errors import UserError
 from reluformers.evidence.records import RunRecord, load_rows
-from reluformers.evidence.report import FAILS, HOLDS, OPEN, TableReport, records_by_row, replace_tables, tables_in
-from reluformers.evidence.tables import Table, public_sections, run_name
+from reluformers.evidence.report import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    Runs,
+    TableReport,
+    records_by_row,
+    replace_tables,
+    tables_in,
+)
+from reluformers.evidence.statistics import Difference
+from reluformers.evidence.tables import Claim, Table, public_sections, run_name
 from reluformers.results import Evaluation, Score, ScoredData
 
 BASE = """task: image-classification
@@ -46,7 +57,7 @@ def table(tmp_path):
 
 
 def save_run(
-    table, folder: Path, name: str, seed: int, share: float, *, zeros=0.0, diverged=None, checksum="sha256:1"
+    table, folder: Path, name: str, seed: int, share: float, *, zeros=0.0, diverged=None, checksum="1", train="1"
 ):
     """A record of a run that was right in a share of the rows."""
     recipe = table.recipe("small", table.rows[name], seed)
@@ -65,6 +76,7 @@ def save_run(
         recipe=public_sections(recipe),
         evaluation=None if diverged else evaluation,
         diverged=diverged,
+        data={"train": {"name": "a.parquet", "sha256": [train]}},
     )
     record.save(folder, None if diverged else {"accuracy": rows})
     return record
@@ -105,9 +117,22 @@ def test_a_damaged_record_is_named(table, tmp_path):
     path.write_text(path.read_text()[:-30])
     with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
         records_by_row(tmp_path)
+    for recipe, message in (({}, "task is None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
+        path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
+        with pytest.raises(UserError, match=f"{record.name}.json: {message}"):
+            records_by_row(tmp_path)
     path.write_text(json.dumps({"format_version": 99}))
     with pytest.raises(UserError, match="is no record of a run, or one of a newer"):
         records_by_row(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut short", "cut in half"])
+def test_damaged_rows_are_named(table, tmp_path, content):
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    path = tmp_path / f"{record.name}.npz"
+    path.write_bytes(path.read_bytes()[:200] if content is None else content)
+    with pytest.raises(UserError, match=f"{record.name}.npz: cannot be read"):
+        load_rows(tmp_path, record)
 
 
 def test_verdicts_follow_from_the_runs(table, tmp_path):
@@ -165,8 +190,8 @@ def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
 
 
 def test_rows_that_were_asked_for_are_shown_alone(table, tmp_path):
-    for seed in (1, 2):
-        for name, share in (("one", 0.5), ("two", 0.6), ("three", 0.5)):
+    for seed in (1, 2, 3, 4, 5):
+        for name, share in (("one", 0.5), ("two", 0.7), ("three", 0.5)):
             save_run(table, tmp_path, name, seed, share)
     text = report_of(table, tmp_path, rows=["one", "two"]).markdown()
     assert "- differences to `one` with 95 % intervals" in text
@@ -182,16 +207,62 @@ def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
         save_run(table, tmp_path, "two", seed, 0.6)
+        save_run(table, tmp_path, "three", seed, 0.5, diverged="the loss was nan at update 7")
     report = report_of(table, tmp_path)
-    assert verdicts(report)["one < two"] == HOLDS
+    assert verdicts(report)["one < two"] == verdicts(report)["two > three"] == HOLDS
+    assert verdicts(report)["three >= one"] == OPEN
     assert "0 + 2 diverged" in report.markdown()
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+    report = report_of(table, tmp_path)
+    assert verdicts(report)["three >= one"] == verdicts(report)["three ~ one"] == FAILS
+    assert report.verdicts[2].reason == "all 2 runs of three diverged"
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "verdict"),
+    [
+        (">", 0.004, HOLDS),
+        (">", -0.004, FAILS),
+        (">", 0.03, HOLDS),
+        (">=", -0.015, HOLDS),
+        (">=", -0.03, FAILS),
+        (">=", 0.03, HOLDS),
+        ("~", -0.015, HOLDS),
+        ("~", 0.015, HOLDS),
+        ("~", -0.03, FAILS),
+        ("~", 0.03, FAILS),
+    ],
+)
+def test_a_claim_fails_beyond_its_margin_alone(table, relation, value, verdict):
+    """With a margin of 0.02 and no doubt about the difference."""
+    report = TableReport(table, "small", [Runs(row, [], [], []) for row in table.rows.values()])
+    claim = Claim.parse(f"one {relation} two")
+    false, true = report._chances(claim, Difference(value, np.linspace(value - 1e-3, value + 1e-3, 20_000)))
+    assert (HOLDS if false < 0.05 else FAILS if true < 0.05 else OPEN) == verdict
 
 
 def test_rows_of_other_data_are_not_compared(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5)
-        save_run(table, tmp_path, "two", seed, 0.6, checksum="sha256:2")
-    with pytest.raises(UserError, match="two and one were scored on 2 different test sets"):
+        save_run(table, tmp_path, "two", seed, 0.6, checksum="2")
+    with pytest.raises(UserError, match="runs scored on different test sets"):
+        report_of(table, tmp_path)
+
+
+def test_runs_of_one_row_are_of_one_training_set(table, tmp_path):
+    for seed, checksum in ((1, "a"), (2, "b")):
+        save_run(table, tmp_path, "one", seed, 0.5, train=checksum)
+    with pytest.raises(UserError, match=r"row one: there are runs trained on different files"):
+        report_of(table, tmp_path)
+
+
+def test_a_seed_does_not_count_twice(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.5)
+    shutil.copy(tmp_path / f"{record.name}.npz", tmp_path / "another-1.npz")
+    content = (tmp_path / f"{record.name}.json").read_text()
+    (tmp_path / "another-1.json").write_text(content.replace(record.name, "another-1"))
+    with pytest.raises(UserError, match=r"are both the run of .*, row one, with seed 1"):
         report_of(table, tmp_path)
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from reluformers.evidence.statistics import difference, holm, paired_p_value
+from reluformers.evidence.statistics import Difference, Mean, SeedVariance, holm, paired_p_value
 from reluformers.translation.evaluation import bleu_of_sums, bleu_statistics, chrf_of_sums, chrf_statistics
 
 
@@ -19,11 +20,17 @@ def hits(share, seed, rows=400):
     return np.stack([right, np.ones(rows)], axis=1)
 
 
+def difference(system, baseline, score):
+    scores = [[score(run.sum(0)) for run in runs] for runs in (system, baseline)]
+    variance = SeedVariance.of(scores)
+    return Difference.of(Mean.of("system", system, score, variance), Mean.of("baseline", baseline, score, variance))
+
+
 def test_a_clear_difference_is_found_and_its_sign_is_right():
     found = difference([hits(0.9, seed) for seed in (1, 2, 3)], [hits(0.6, seed) for seed in (4, 5, 6)], accuracy)
     low, high = found.interval
-    assert 20 < low < found.value < high < 40
-    assert found.chance_below(0) < 0.001 < 0.999 < found.chance_above(0)
+    assert 15 < low < found.value < high < 45
+    assert found.chance_below(0) < 0.002 < 0.998 < found.chance_above(0)
 
 
 def test_equal_systems_do_not_differ():
@@ -37,28 +44,58 @@ def test_the_spread_of_rows_alone_is_that_of_the_binomial_distribution():
     found = difference([system] * 3, [baseline] * 3, accuracy)
     differences = 100 * (system[:, 0] - baseline[:, 0])
     assert found.draws.std() == pytest.approx(differences.std() / 400**0.5, rel=0.08)
+    assert found.smallest_effect == pytest.approx((1.96 + 0.84) * found.draws.std(), rel=0.05)
+
+
+def alike(values):
+    """Runs whose rows are all alike, so that only the seeds vary."""
+    return [np.tile([value, 1.0], (50, 1)) for value in values]
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_the_spread_of_seeds_is_the_standard_error_of_their_mean(seeds):
-    """Rows that are all alike: only the seeds vary, with the unbiased variance over their number."""
-    values = np.arange(seeds) ** 2.0
-    runs = [np.tile([value, 1.0], (50, 1)) for value in values]
-    same = [np.tile([0.0, 1.0], (50, 1))] * seeds
-    found = difference(runs, same, lambda sums: sums[0] / sums[1], draws=20_000)
-    assert found.value == pytest.approx(values.mean())
-    assert found.draws.std() == pytest.approx(values.std(ddof=1) / seeds**0.5, rel=0.03)
-    assert found.smallest_effect == pytest.approx(2.8016 * found.draws.std(ddof=1), rel=1e-3)
+def test_the_interval_of_seeds_is_students(seeds):
+    first, second = np.arange(seeds) ** 2.0, np.arange(seeds) * 3.0 + 40
+    found = difference(alike(first), alike(second), lambda sums: sums[0] / sums[1])
+    expected = scipy.stats.ttest_ind(first, second)
+    assert found.value == pytest.approx(first.mean() - second.mean())
+    assert found.interval == pytest.approx(expected.confidence_interval(), rel=0.05)
+    one_sided = scipy.stats.ttest_ind(first, second, alternative="less").pvalue
+    assert found.chance_above(0) == pytest.approx(one_sided, rel=0.15, abs=2e-4)
 
 
-def test_one_seed_is_not_enough():
-    with pytest.raises(ValueError, match="two seeds of each system, got 1 and 2"):
-        difference([hits(0.9, 1)], [hits(0.9, 2), hits(0.9, 3)], accuracy)
+def test_two_seeds_keep_their_promise():
+    """Where nothing differs, an interval misses that as often as it says."""
+    random = np.random.default_rng(1)
+    tables = [[alike(random.normal(size=2)) for _ in range(4)] for _ in range(150)]
+    missed = 0
+    for rows in tables:
+        variance = SeedVariance.of([[run[0, 0] for run in runs] for runs in rows])
+        means = [
+            Mean.of(name, runs, lambda sums: sums[0] / sums[1], variance)
+            for name, runs in zip("abcd", rows, strict=True)
+        ]
+        intervals = [Difference.of(*means[at : at + 2]).interval for at in (0, 2)]
+        missed += sum(not low < 0 < high for low, high in intervals)
+    assert 0.02 < missed / 300 < 0.09
+
+
+def test_a_difference_is_the_same_from_either_side():
+    runs = [[hits(share, seed) for seed in (1, 2)] for share in (0.6, 0.7)]
+    there, back = difference(*runs, accuracy), difference(*runs[::-1], accuracy)
+    means = [Mean.of(name, of_one, accuracy, SeedVariance(4.0, 2)) for name, of_one in zip("ab", runs, strict=True)]
+    np.testing.assert_array_equal(Difference.of(*means).draws, -Difference.of(*means[::-1]).draws)
+    assert there.value == pytest.approx(-back.value)
+
+
+def test_the_variance_of_seeds_is_pooled():
+    assert SeedVariance.of([[1, 3], [5], [2, 2, 5]]) == SeedVariance(pytest.approx((2 + 6) / 3), 3)
+    with pytest.raises(ValueError, match="needs a system with two"):
+        SeedVariance.of([[1], [2]])
 
 
 def test_runs_on_other_rows_are_refused():
     with pytest.raises(ValueError, match=r"scored on \[300, 400\] rows"):
-        difference([hits(0.9, 1), hits(0.9, 2, 300)], [hits(0.9, 2), hits(0.9, 3)], accuracy)
+        Mean.of("a", [hits(0.9, 1), hits(0.9, 2, 300)], accuracy, SeedVariance(1.0, 2))
 
 
 def test_holm_by_hand():

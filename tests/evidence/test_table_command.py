@@ -17,7 +17,8 @@ from reluformers.evidence import runner
 from reluformers.evidence.records import RunRecord, load_rows
 from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
-from reluformers.evidence.tables import list_tables, run_name
+from reluformers.evidence.tables import list_tables, public_sections, run_name
+from reluformers.results import Evaluation, Score, ScoredData
 from reluformers.translation.evaluation import bleu_of_sums, chrf_of_sums
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
@@ -213,6 +214,53 @@ def test_a_finished_table_needs_no_data(tmp_path, capsys):
     files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
     run_command("table", "reluformer/t2", *options, *files, "--output_dir", tmp_path)
     assert "1 of 1 runs are done" in capsys.readouterr().out
+
+
+def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    for name in names.values():
+        (tmp_path / f"{name}.jsonl.gz").touch()
+    files = [f"data.{split}={tmp_path}/{name}.jsonl.gz" for split, name in names.items()]
+    line = refusal_of(capsys, "table", "reluformer/t2", *options, *files, "--output_dir", tmp_path / "runs")
+    assert "its data.train is another file of that name; give --records another folder" in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "BLEU 12.00; the record has 12.00, its row 12.00 to 12.00 with 1 seeds"),
+        ({"diverged": "nan"}, "no scores to compare: again-1 diverged (nan)"),
+    ],
+)
+def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch, fields, said):
+    """What is changed for the second run changes nothing of the first one's record."""
+    first = save_record(files, tmp_path / "first", "first-1")
+    monkeypatch.setattr("reluformers.commands.table.run_name", lambda recipe: "again-1")
+    monkeypatch.setattr(
+        "reluformers.commands.table.run_here",
+        lambda jobs, *_, **__: save_record(files, tmp_path / "again", jobs[0].name, **fields).exists(),
+    )
+    options = ["--records", tmp_path / "again", "--output_dir", tmp_path / "runs"]
+    run_command("table", "--again", first, "training.learning_rate=0.5", *options)
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def save_record(files, folder, name, **fields) -> Path:
+    recipe = make_recipe(files)
+    evaluation = None if "diverged" in fields else Evaluation(
+        task="translation",
+        data=ScoredData(split="test", source="test", rows=8, unit="sentences", checksum="1"),
+        scores={"bleu": Score(12.0), "chrf": Score(30.0)},
+    )  # fmt: skip
+    RunRecord(name, public_sections(recipe), evaluation=evaluation, **fields).save(folder)
+    return folder / f"{name}.json"
+
+
+def test_an_output_that_cannot_be_written_is_named_before_training(table_file, files, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    line = refusal_of(capsys, "table", table_file, "--records", tmp_path / "file" / "records")
+    assert "cannot be written here" in line
 
 
 def test_show_submits_nothing(tmp_path, capsys, monkeypatch):
