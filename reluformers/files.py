@@ -155,18 +155,6 @@ def iterate_lines(path: str | os.PathLike) -> Iterator[str]:
         raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
 
 
-def read_text_lines(path: str | os.PathLike) -> list[str]:
-    """Read all lines of a UTF-8 text file; see `iterate_lines`.
-
-    Args:
-        path: A text file, or one packed with gzip if its name ends in `.gz`.
-
-    Returns:
-        The lines without their ends.
-    """
-    return list(iterate_lines(path))
-
-
 def sync(path: str | os.PathLike) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk and outlasts a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)

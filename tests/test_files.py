@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reluformers.errors import UserError, run_main
-from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines, read_text_lines
+from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines
 
 
 def names(folder):
@@ -145,13 +145,13 @@ def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
 def test_lines_end_at_line_feeds_only(tmp_path):
     path = tmp_path / "x.de"
     path.write_bytes("\ufeffä\r\nb\u2028c\rd\x0be\n\nf".encode())
-    assert read_text_lines(path) == ["ä", "b\u2028c\rd\x0be", "", "f"]
+    assert list(iterate_lines(path)) == ["ä", "b\u2028c\rd\x0be", "", "f"]
 
 
 def test_packed_lines_read_the_same(tmp_path):
     path = tmp_path / "x.de.gz"
     path.write_bytes(gzip.compress("ä\nb\n".encode()))
-    assert read_text_lines(path) == ["ä", "b"]
+    assert list(iterate_lines(path)) == ["ä", "b"]
 
 
 @pytest.mark.parametrize(

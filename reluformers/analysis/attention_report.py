@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from reluformers.attention_statistics import AttentionReport, AttentionStatistics, SiteStatistics
 
-from .observation import Batch, Rows, analyse
+from .observation import Batch, analyse
 from .statistics import RowStatistic
 
 
@@ -37,21 +37,6 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
         for site, layers in statistic.sums.items()
     }
     return AttentionReport(sites, _statistics(sum(map(_total, statistic.sums.values()))))
-
-
-def weight_sums(weights: Tensor, visible: Tensor, real: Tensor) -> Tensor:
-    """Sum what the statistics of one layer are made of.
-
-    Args:
-        weights: attention weights [batch, heads, query_len, key_len].
-        visible: bool [batch, query_len, key_len], True = real query and visible key.
-        real: bool [batch, query_len], True = real query.
-
-    Returns:
-        float64 [heads, 7] on the CPU: visible pairs, zeros among them, real rows, null rows, rows with an entropy, sum
-        of their entropies, sum of all row sums.
-    """
-    return RowStatistic().count(Rows.of(weights, visible, real))
 
 
 def format_attention_report(report: AttentionReport) -> str:

@@ -76,52 +76,5 @@ def attention_flops(kind: str, *, heads: int, length: int, width: int) -> int:
     raise ValueError(f"kind is {kind!r}, but must be softmax or rela-g")
 
 
-def attention_parameters(kind: str, *, width: int, bias: bool = True) -> int:
-    """Parameters of one attention module of width d.
-
-    softmax  4d² + 4d, of four projections with their biases
-    rela-g   4d² + 4d + 2d: gain and gate of the gated RMSNorm too (ReLA eq. 5, table 2)
-
-    With 18 modules of d = 512 ReLA-g adds 18,432; table 2 prints 72.31M and 72.34M, 0.03M more, which its released
-    code does not explain either.
-
-    Args:
-        kind: "softmax" or "rela-g".
-        width: d.
-        bias: whether the projections add a bias.
-
-    Raises:
-        ValueError: the kind is another one.
-    """
-    if kind not in ("softmax", "rela-g"):
-        raise ValueError(f"kind is {kind!r}, but must be softmax or rela-g")
-    return 4 * width**2 + (4 * width if bias else 0) + (2 * width if kind == "rela-g" else 0)
-
-
-def transformer_parameters(
-    kind: str, *, vocab_size: int, width: int, ffn_width: int, encoder_layers: int, decoder_layers: int
-) -> int:
-    """Parameters of an encoder–decoder Transformer with biases, PostNorm and one table of embeddings, tied throughout.
-
-    V·d + N_e·(A + F + 2·2d) + N_d·(2A + F + 3·2d)   with A = `attention_parameters`, F = 2·d·f + f + d
-
-    Sinusoidal positions have none (Vaswani et al. 2017, §3; ReLA table 2 counts such models).
-
-    Args:
-        kind: of the attention at all sites, "softmax" or "rela-g".
-        vocab_size: V.
-        width: d.
-        ffn_width: f.
-        encoder_layers, decoder_layers: N_e and N_d.
-
-    Raises:
-        ValueError: the kind is another one.
-    """
-    attention = attention_parameters(kind, width=width)
-    feed_forward = 2 * width * ffn_width + ffn_width + width
-    encoder = encoder_layers * (attention + feed_forward + 4 * width)
-    return vocab_size * width + encoder + decoder_layers * (2 * attention + feed_forward + 6 * width)
-
-
 def _layer_value(value: float) -> dict[str, Any]:
     return {"overall": value if torch.isfinite(torch.tensor(value)) else None, "heads": []}

@@ -212,16 +212,16 @@ def _card_files(folder: Path) -> Iterator[str]:
         yield name.removeprefix("./")
 
 
-def _read(path: Path, shown_as: Path) -> str:
+def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{shown_as}: is not UTF-8 text ({error}); write it again") from error
+        raise UserError(f"{path}: is not UTF-8 text ({error}); write it again") from error
 
 
 def _copy_record(source: Path, target: Path) -> None:
     """Copy what a run says of itself, with names instead of paths."""
-    text = _read(source, source)
+    text = _read(source)
     is_yaml = source.suffix == ".yaml"
     try:
         content = yaml.safe_load(text) if is_yaml else json.loads(text)

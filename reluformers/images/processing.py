@@ -81,32 +81,30 @@ def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
     return Image.fromarray(np.moveaxis(pixels, 0, -1))
 
 
-def build_image_processor(config: PreTrainedConfig, *, shorter_side: int | None = None) -> ViTImageProcessorPil:
+def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
     """Make the image processor that goes with a vision model: bicubic, pixels in [-1, 1] (big_vision).
+
+    Where `image_size` is square and at least 160 px, the shorter side is resized to 256/224 of it and the centre is
+    cropped; else pictures are resized as a whole.
 
     Args:
         config: Configuration with `image_size`, one number or [height, width], and `num_channels`.
-        shorter_side: Length in pixels to which the shorter side is resized before the centre is cropped. None for
-            256/224 of `image_size` (big_vision) if that is square and at least 160 px; other pictures are resized as
-            a whole to `image_size`.
 
     Returns:
         A stock processor, saved as `preprocessor_config.json`; it needs no torchvision.
 
     Raises:
-        ValueError: If the model does not take RGB, or `shorter_side` is smaller than `image_size`.
+        ValueError: If the model does not take RGB.
     """
     if config.num_channels != 3:
         raise ValueError(f"num_channels is {config.num_channels}, but images are read as RGB: it must be 3")
-    height, width = sides = _sides(config)
-    if shorter_side is None and height == width >= SMALLEST_CROPPED:
-        shorter_side = round(height / CROP_SHARE)
-    if shorter_side is not None and shorter_side < max(sides):
-        raise ValueError(f"shorter_side is {shorter_side}, but must be at least image_size, {max(sides)}")
-    target = {"height": height, "width": width}
-    crop = {} if shorter_side is None else {"do_center_crop": True, "crop_size": target}
+    height, width = _sides(config)
+    target, crop = {"height": height, "width": width}, {}
+    is_cropped = height == width >= SMALLEST_CROPPED
+    if is_cropped:
+        crop = {"do_center_crop": True, "crop_size": target}
     return ViTImageProcessorPil(
-        size=target if shorter_side is None else {"shortest_edge": shorter_side},
+        size={"shortest_edge": round(height / CROP_SHARE)} if is_cropped else target,
         resample=Image.Resampling.BICUBIC,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,

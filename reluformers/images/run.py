@@ -1,7 +1,6 @@
 """Training runs of image classifiers."""
 
 import logging
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from reluformers.conversion.start import open_start, start_model
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
+from reluformers.training.meter import median_speed
 from reluformers.training.run import TaskRun
 from reluformers.training.sources import naming
 
@@ -159,9 +159,8 @@ class _ImageRun(TaskRun):
     def evaluate(self, trainer: ImageTrainer) -> dict[str, Any]:
         """Accuracy and loss of every evaluation split, and the speed of training."""
         results: dict[str, Any] = {}
-        speeds = [entry["images_per_second"] for entry in trainer.state.log_history if "images_per_second" in entry]
-        if speeds:
-            results["images_per_second"] = statistics.median(speeds)
+        if speed := median_speed(trainer.state.log_history, ("images_per_second",)):
+            results["images_per_second"] = speed
         for name, dataset in self.evaluation.items():
             metrics = trainer.evaluate(dataset, metric_key_prefix=name)
             keys = (f"{name}_{metric}" for metric in ("accuracy", "top5_accuracy", "loss"))

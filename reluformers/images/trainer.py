@@ -106,10 +106,8 @@ class ImageTrainer(TaskTrainer):
             SeededRows(self.train_dataset), sampler, collate_fn=collator, **self.loader_options()
         )
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """Batches of this process, which takes every n-th image of n processes."""
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = range(self.args.process_index, len(dataset), self.args.world_size)
         return DataLoader(

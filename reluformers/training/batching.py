@@ -32,7 +32,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         shuffle: If False, rows keep their sorted order and batches come from short to long, in every epoch.
         rank: Index of this process.
         world_size: Number of processes; batches are divided further until it divides their number.
-        max_sentences: Most rows of a batch; None = no limit.
 
     Raises:
         UserError: If a row alone is over the budget (named, counted from 1), or the rows cannot be dealt evenly.
@@ -48,22 +47,19 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
-        max_sentences: int | None = None,
     ) -> None:
         source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
         if source.ndim != 1 or source.shape != target.shape:
             raise ValueError(f"need one source and one target length per row, got {source.shape} and {target.shape}")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
-        if max_sentences is not None and max_sentences < 1:
-            raise ValueError(f"max_sentences must be at least 1 or None, got {max_sentences}")
         _check_rows(source, target, max_tokens, world_size)
         self.rows = len(source)
         self.seed, self.shuffle, self.rank, self.world_size = seed, shuffle, rank, world_size
         self.epoch = 0
         self._places, longest = _sorted_places(source, target)
         self._first_rows = np.cumsum(np.bincount(self._places, minlength=len(longest)))
-        edges = _budget_edges(longest, self._first_rows, max_tokens, max_sentences or self.rows)
+        edges = _budget_edges(longest, self._first_rows, max_tokens)
         self._first_rows = np.concatenate([[0], self._first_rows[:-1]])
         self._edges = np.array(_even_edges(edges, world_size))
 
@@ -242,19 +238,19 @@ def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, 
     return places, known // width
 
 
-def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int, max_sentences: int) -> list[int]:
+def _budget_edges(longest: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[int]:
     """Where batches begin in the sorted rows, and the number of rows.
 
     Args:
         longest: longer side of the rows of each place, ascending.
         ends: number of rows up to the end of each place.
-        max_tokens, max_sentences: limits of a batch.
+        max_tokens: of a batch.
     """
     longest, ends, edges = longest.tolist(), ends.tolist(), [0]
     while edges[-1] < ends[-1]:
         start = edges[-1]
         place = bisect_right(ends, start)
-        most = min(start + min(max_tokens // longest[place], max_sentences), ends[-1])
+        most = min(start + max_tokens // longest[place], ends[-1])
         # the cost (stop − start) · longest of row stop − 1 grows with stop
         stop = bisect_right(
             range(ends[-1] + 1),

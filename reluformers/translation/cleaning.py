@@ -48,8 +48,6 @@ def clean(
     max_tokens: int | None = None,
     max_length_ratio: float | None = None,
     may_be_empty: bool = False,
-    text_columns: tuple[str, str] = ("source", "target"),
-    token_columns: tuple[str, str] = ("input_ids", "labels"),
 ) -> tuple[Dataset, CleaningReport]:
     """Drop pairs that are empty, too long or of too unequal lengths.
 
@@ -60,8 +58,6 @@ def clean(
         max_tokens: Most tokens of a side; None = no limit.
         max_length_ratio: Most tokens of the longer side per token of the shorter one, at least 1; None = no limit.
         may_be_empty: Whether it is right that no row is left, as of a part of a bigger set.
-        text_columns: Names of the columns of source and target text.
-        token_columns: Names of the columns of source and target token ids.
 
     Returns:
         The rows that are kept, in their order, and the counts.
@@ -69,11 +65,11 @@ def clean(
     Raises:
         UserError: If no row is left, unless `may_be_empty`.
     """
-    _check_arguments(dataset, max_tokens, max_length_ratio, (*text_columns, *token_columns))
-    source, target = (token_lengths(dataset, column) for column in token_columns)
+    _check_arguments(dataset, max_tokens, max_length_ratio)
+    source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
     nothing = np.zeros(len(dataset), dtype=bool)
-    empty = _blank(dataset, text_columns[0]) | _blank(dataset, text_columns[1])
+    empty = _blank(dataset, "source") | _blank(dataset, "target")
     too_long = nothing if max_tokens is None else ~empty & (longer > max_tokens)
     unequal = nothing if max_length_ratio is None else ~empty & ~too_long & (longer > max_length_ratio * shorter)
     keep = ~(empty | too_long | unequal)
@@ -100,13 +96,11 @@ def _blank(dataset: Dataset, column: str) -> np.ndarray:
     return np.concatenate(blank) if blank else np.zeros(0, dtype=bool)
 
 
-def _check_arguments(
-    dataset: Dataset, max_tokens: int | None, max_length_ratio: float | None, columns: tuple[str, ...]
-) -> None:
+def _check_arguments(dataset: Dataset, max_tokens: int | None, max_length_ratio: float | None) -> None:
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     if max_length_ratio is not None and not max_length_ratio >= 1:
         raise ValueError(f"max_length_ratio must be at least 1, got {max_length_ratio}")
-    missing = [column for column in columns if column not in dataset.column_names]
+    missing = [column for column in ("source", "target", "input_ids", "labels") if column not in dataset.column_names]
     if missing:
         raise ValueError(f"column {missing[0]!r} is missing, found {dataset.column_names}; run tokenize_pairs first")

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -38,7 +37,6 @@ def train_tokenizer(
     vocab_size: int,
     *,
     min_frequency: int = 2,
-    limit_alphabet: int | None = None,
     byte_fallback: bool = False,
     max_digits: int | None = None,
     model_max_length: int = 1024,
@@ -54,7 +52,6 @@ def train_tokenizer(
         texts: Sentences, or lists of sentences.
         vocab_size: Size of the vocabulary in tokens, special tokens (and bytes) included.
         min_frequency: How often a pair must occur to be merged.
-        limit_alphabet: Keep only so many characters, the most frequent; None = all.
         byte_fallback: Spell a character outside the alphabet as its UTF-8 bytes (256 tokens more) instead of `<unk>`.
         max_digits: Cut numbers into groups of so many digits, from the left, before merging: 2 makes "20", "25" of
             2025. A number that was not seen is then copied group by group; None merges digits as letters.
@@ -67,20 +64,14 @@ def train_tokenizer(
         UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
     """
     tokenizer = _untrained(max_digits)
-    texts = map(_cut_long_words, texts)
-    if limit_alphabet is not None:
-        texts = list(texts)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
-    # the trainer breaks ties at the limit at random, so the alphabet is chosen here
-    alphabet = None if limit_alphabet is None else _most_frequent_characters(tokenizer, texts, limit_alphabet)
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocab_size - (reserved - len(SPECIAL_TOKENS)), 0),
         min_frequency=min_frequency,
         special_tokens=list(SPECIAL_TOKENS.values()),
         show_progress=False,
-        **({} if alphabet is None else {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}),
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(map(_cut_long_words, texts), trainer)
     size = tokenizer.get_vocab_size() + reserved - len(SPECIAL_TOKENS)
     _check_size(size, vocab_size, reserved)
     return _finish(_with_bytes(tokenizer) if byte_fallback else tokenizer, model_max_length)
@@ -276,16 +267,6 @@ def _untrained(max_digits: int | None) -> Tokenizer:
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
-
-
-def _most_frequent_characters(tokenizer: Tokenizer, texts: list, limit: int) -> list[str]:
-    counts = Counter()
-    for text in _flat(texts):
-        counts.update(tokenizer.normalizer.normalize_str(text).replace(" ", "▁"))
-    if counts:
-        # every word begins with the mark
-        counts["▁"] = counts.total()
-    return [character for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:limit]]
 
 
 def _cut_long_words(item: str | list[str]) -> str | list[str]:

@@ -92,10 +92,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             )
         return self._token_loader(self.train_dataset, self.args.max_tokens, shuffle=True)
 
-    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """Batches of this process; a row beyond the budget makes a batch of its own."""
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         longest = max(int(token_lengths(dataset, side).max()) for side in ("input_ids", "labels"))
         return self._token_loader(dataset, max(self.args.max_tokens, longest), shuffle=False)

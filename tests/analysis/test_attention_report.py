@@ -16,7 +16,9 @@ from transformers import (
 )
 
 from reluformers import seq2seq_config, vision_config
-from reluformers.analysis.attention_report import attention_report, format_attention_report, weight_sums
+from reluformers.analysis.attention_report import attention_report, format_attention_report
+from reluformers.analysis.observation import Rows
+from reluformers.analysis.statistics import RowStatistic
 from reluformers.attention_statistics import AttentionReport
 
 
@@ -38,6 +40,10 @@ def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tenso
                     counts["spread"] += 1
                     counts["entropy"] -= sum(w / sum(row) * math.log(w / sum(row)) for w in row if w > 0)
     return counts
+
+
+def weight_sums(*rows) -> torch.Tensor:
+    return RowStatistic().count(Rows.of(*rows))
 
 
 def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

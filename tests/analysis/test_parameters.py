@@ -8,9 +8,7 @@ from reluformers import seq2seq_config
 from reluformers.analysis.parameters import (
     anisotropy,
     attention_flops,
-    attention_parameters,
     parameter_statistics,
-    transformer_parameters,
 )
 
 TINY = {
@@ -68,26 +66,3 @@ def test_flops_are_those_of_rela():
     assert attention_flops("rela-g", length=1000, **base) == 13_121_000
     with pytest.raises(ValueError, match="kind is 'relu', but must be softmax or rela-g"):
         attention_flops("relu", length=1, **base)
-
-
-@pytest.mark.parametrize("preset", ["softmax", "rela-g"])
-def test_parameters_are_those_of_a_model(preset):
-    sizes = {**TINY, "vocab_size": 50, "encoder_layers": 2, "decoder_layers": 3}
-    config = seq2seq_config(preset, **sizes, norm_position="post", norm_type="layer_norm", tying="all")
-    model = AutoModelForSeq2SeqLM.from_config(config)
-    module = model.model.decoder.layers[0].cross_attn
-    assert sum(parameter.numel() for parameter in module.parameters()) == attention_parameters(preset, width=8)
-    counted = transformer_parameters(preset, vocab_size=50, width=8, ffn_width=12, encoder_layers=2, decoder_layers=3)
-    # of the embeddings' side, configurations may add a bias or a head's bias, which no formula of the paper has
-    others = sum(p.numel() for name, p in model.named_parameters() if "bias" in name and ".layers." not in name)
-    assert model.num_parameters() == counted + others
-
-
-def test_parameters_of_transformer_base():
-    sizes = {"width": 512, "ffn_width": 2048, "encoder_layers": 6, "decoder_layers": 6}
-    layers = transformer_parameters("softmax", vocab_size=0, **sizes)
-    assert layers == 44_138_496  # Vaswani et al. 2017: 65M with 37,000 × 512 of embeddings, less the last norms
-    assert transformer_parameters("rela-g", vocab_size=0, **sizes) - layers == 18 * 2 * 512
-    assert attention_parameters("softmax", width=512, bias=False) == 4 * 512**2
-    with pytest.raises(ValueError, match="kind is 'relu', but must be"):
-        attention_parameters("relu", width=1)

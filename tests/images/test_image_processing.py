@@ -104,17 +104,13 @@ def test_saved_processor_takes_grey_images(tmp_path, image_size):
 
 def test_processor_centres_big_images_only():
     def processor(**fields):
-        side = fields.pop("shorter_side", None)
-        return build_image_processor(vision_config("softmax", patch_size=8, **fields), shorter_side=side)
+        return build_image_processor(vision_config("softmax", patch_size=8, **fields))
 
     assert dict(processor(image_size=32).size) == {"height": 32, "width": 32}
     assert not processor(image_size=32).do_center_crop
     assert dict(processor(image_size=224).size) == {"shortest_edge": 256}
     assert dict(processor(image_size=224).crop_size) == {"height": 224, "width": 224}
     assert dict(processor(image_size=384).size) == {"shortest_edge": 439}
-    assert dict(processor(image_size=32, shorter_side=40).size) == {"shortest_edge": 40}
-    with pytest.raises(ValueError, match="shorter_side is 31"):
-        processor(image_size=32, shorter_side=31)
     with pytest.raises(ValueError, match="num_channels is 1"):
         processor(image_size=32, num_channels=1)
 

@@ -48,7 +48,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("seed", "max_tokens", "world_size"), CASES)
-@pytest.mark.parametrize("options", [{}, {"max_sentences": 5}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}], ids=str)
 def test_promises(seed, max_tokens, world_size, options):
     lengths = random_lengths(seed)
     group = samplers(lengths, max_tokens, world_size, seed=seed, **options)
@@ -60,7 +60,6 @@ def test_promises(seed, max_tokens, world_size, options):
         assert sorted(chain.from_iterable(batches)) == list(range(len(lengths[0])))
         for batch in batches:
             assert len(batch) * max(side[batch].max() for side in lengths) <= max_tokens
-            assert len(batch) <= options.get("max_sentences", len(batch))
         compositions.append(
             Counter(tuple(sorted(zip(*(side[batch] for side in lengths), strict=True))) for batch in batches)
         )
@@ -156,8 +155,6 @@ def test_wrong_arguments_are_named():
         TokenBudgetBatchSampler([3] * 4, [3] * 4, 10, rank=2, world_size=2)
     with pytest.raises(ValueError, match=r"\(4,\) and \(3,\)"):
         TokenBudgetBatchSampler([3] * 4, [3] * 3, 10)
-    with pytest.raises(ValueError, match="max_sentences"):
-        TokenBudgetBatchSampler([3] * 4, [3] * 4, 10, max_sentences=0)
 
 
 def loader_of(rows=60, world_size=1, **options):

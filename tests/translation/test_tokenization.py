@@ -110,35 +110,20 @@ def test_fewer_tokens_than_asked_are_reported(caplog):
     assert f"only {size} tokens of the 1000" in caplog.text
 
 
-def test_limited_alphabet_keeps_the_frequent_characters():
-    texts = ["aaaa bbb cc d"] * 3
-    tokenizer = train_tokenizer(texts, 30, limit_alphabet=3)
-    characters = {token for token in tokenizer.get_vocab() if len(token) == 1}
-    assert characters == {"▁", "a", "b"}
-    assert tokenizer("d").input_ids == [*tokenizer("c").input_ids]
-
-
 def test_training_is_deterministic():
-    # every character is equally frequent, which the trainer alone would resolve at random
-    texts = ["".join(chr(0x4E00 + index) for index in range(200)), "the cat the hat"]
-    first, second = (train_tokenizer(iter(texts), 200, limit_alphabet=50).backend_tokenizer.to_str() for _ in range(2))
-    assert first == second
-    assert json.loads(first)["model"]["vocab"].get("\u4e00") is not None
     assert len({train_tokenizer(TEXTS, 300).backend_tokenizer.to_str() for _ in range(3)}) == 1
 
 
 def test_texts_may_come_in_lists(tokenizer):
     lists = train_tokenizer((TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3)), 300)
     assert lists.get_vocab() == tokenizer.get_vocab()
-    limited = train_tokenizer([TEXTS], 300, limit_alphabet=40)
-    assert limited.get_vocab() == train_tokenizer(TEXTS, 300, limit_alphabet=40).get_vocab()
 
 
 def test_impossible_training_is_refused():
     with pytest.raises(UserError, match="no text"):
         train_tokenizer([], 100)
     with pytest.raises(UserError, match="no text"):
-        train_tokenizer(["", " "], 100, limit_alphabet=5)
+        train_tokenizer(["", " "], 100)
     with pytest.raises(UserError, match="vocab_size 20 is too small"):
         train_tokenizer(TEXTS, 20)
     with pytest.raises(UserError, match="vocab_size 100 is too small"):
