@@ -1,7 +1,6 @@
 """One record of an evaluation: what was scored, on which rows, how, and what came out.
 
 `evaluate` writes it; whatever compares, draws or publishes results reads it, and nothing else knows the file.
-Files of format 1, which the evaluation scripts of earlier versions wrote, are read too.
 """
 
 import dataclasses
@@ -179,20 +178,15 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """Read a record of any format.
+        """Read a record.
 
         Raises:
             UserError: a key is missing or not known, or a value has the wrong type; names the key.
         """
         values = dict(check_mapping("the evaluation", values))
-        format_version = values.pop("format_version", 1)
-        if format_version not in (1, FORMAT_VERSION):
-            raise UserError(
-                f"format_version is {format_version!r}, but this code reads up to {FORMAT_VERSION}: install a newer "
-                "reluformers"
-            )
-        if format_version == 1:
-            values = _from_format_1(values)
+        format_version = values.pop("format_version", None)
+        if format_version != FORMAT_VERSION:
+            raise UserError(f"format_version is {format_version!r}, but this code reads {FORMAT_VERSION} alone")
         for name in ("data", "scores", "circumstances", "attention"):
             if values.get(name) is not None:
                 check_mapping(name, values[name])
@@ -266,36 +260,3 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 def _score(name: str, values: Any) -> Score:
     check_name(f"scores.{name}", [f"scores.{known}" for known in METRICS], "key")
     return build(f"scores.{name}", Score, values)
-
-
-# format 1 had two kinds of rows and did not name the task
-_FORMAT_1_UNITS = {"sentences": "translation", "images": "image-classification"}
-_FORMAT_1_MAPPINGS = ("bleu", "chrf")
-_FORMAT_1_MAIN_SCORES = {"bleu": "sentences", "accuracy": "images"}
-
-
-def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """The keys of format 2 for a file of format 1, whose scores lay side by side with everything else."""
-    unit = next((unit for score, unit in _FORMAT_1_MAIN_SCORES.items() if values.get(score) is not None), None)
-    if unit is None or "split" not in values:
-        raise UserError("has neither bleu nor accuracy of a split; evaluate the model again")
-    data = {name: values.get(name) for name in ("split", "source_lang", "target_lang")}
-    data |= {"source": values.get("data"), "config": values.get("data_config"), "rows": values.get(unit), "unit": unit}
-    scores = {}
-    for name in METRICS:
-        value = values.get(name)
-        if name in _FORMAT_1_MAPPINGS and value is not None:
-            check_mapping(name, value)
-            known = {**({"value": value["score"]} if "score" in value else {}), "signature": value.get("signature")}
-            scores[name] = {**known, "details": {key: value[key] for key in value.keys() - {"score", "signature"}}}
-        elif value is not None:
-            scores[name] = {"value": value}
-    circumstances = {name: values.get(name) for name in ("device", "torch", "transformers")}
-    kept = {name: values[name] for name in ("model", "seconds", "decoding", "attention", "classes") if name in values}
-    return {
-        **{name: value for name, value in kept.items() if value is not None},
-        "task": _FORMAT_1_UNITS[unit],
-        "data": data,
-        "scores": scores,
-        "circumstances": circumstances,
-    }

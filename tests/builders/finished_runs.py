@@ -34,16 +34,23 @@ def attention_statistics(zeros: float, *sites: str) -> dict[str, Any]:
 
 def translation_evaluation(bleu: float, zeros: float) -> dict[str, Any]:
     return {
+        "format_version": 2,
+        "task": "translation",
         "model": "/home/someone/runs/model",
-        "data": "/home/someone/data/test.jsonl.gz",
-        "split": "test",
-        "source_lang": "en",
-        "target_lang": "de",
+        "data": {
+            "source": "/home/someone/data/test.jsonl.gz",
+            "split": "test",
+            "rows": 1000,
+            "unit": "sentences",
+            "source_lang": "en",
+            "target_lang": "de",
+        },
         "decoding": DECODING,
-        "bleu": {"score": bleu, "signature": SIGNATURES["bleu"]},
-        "chrf": {"score": 2 * bleu, "signature": SIGNATURES["chrf"]},
-        "sentences": 1000,
-        "device": "cpu",
+        "scores": {
+            "bleu": {"value": bleu, "signature": SIGNATURES["bleu"]},
+            "chrf": {"value": 2 * bleu, "signature": SIGNATURES["chrf"]},
+        },
+        "circumstances": {"device": "cpu"},
         "attention": attention_statistics(zeros, "encoder", "decoder", "cross"),
     }
 

@@ -147,14 +147,15 @@ class TestWholeCard:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("split", "validation"), ("data", "other.jsonl"), ("rows", 9), ("decoding", {"num_beams": 4})],
+        [("split", "validation"), ("source", "other.jsonl"), ("rows", 9), ("decoding", {"num_beams": 4})],
     )
     def test_a_baseline_scored_otherwise_is_refused(self, tmp_path, key, value):
         other = tmp_path / "evaluation.json"
-        # format 1 called the rows sentences
-        written = {"rows": "sentences"}.get(key, key)
-        other.write_text(json.dumps({**translation_evaluation(36, 0), written: value}))
-        with pytest.raises(UserError, match=f"its {key} is .* evaluate both"):
+        written = translation_evaluation(36, 0)
+        (written if key == "decoding" else written["data"])[key] = value
+        other.write_text(json.dumps(written))
+        named = "data" if key == "source" else key
+        with pytest.raises(UserError, match=f"its {named} is .* evaluate both"):
             write_card(translation_run(tmp_path / "run"), "someone/x", baseline=other)
         assert not (tmp_path / "run" / "README.md").exists()
 
@@ -179,7 +180,8 @@ class TestWholeCard:
 
     def test_regional_languages_and_names_of_data(self, tmp_path):
         folder = translation_run(tmp_path / "run")
-        evaluation = {**translation_evaluation(30, 0.5), "target_lang": "pt_BR", "data": ["/a/b/one.txt", "two.txt"]}
+        evaluation = translation_evaluation(30, 0.5)
+        evaluation["data"] |= {"target_lang": "pt_BR", "source": ["/a/b/one.txt", "two.txt"]}
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
         data = ModelCard.load(write_card(folder, "someone/x")).data
         assert data.language == ["en", "pt"]
@@ -188,7 +190,8 @@ class TestWholeCard:
 
     def test_names_of_columns_are_no_languages(self, tmp_path):
         folder = translation_run(tmp_path / "run")
-        evaluation = {**translation_evaluation(30, 0.5), "source_lang": "english", "target_lang": "de"}
+        evaluation = translation_evaluation(30, 0.5)
+        evaluation["data"] |= {"source_lang": "english", "target_lang": "de"}
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
         assert ModelCard.load(write_card(folder, "someone/x")).data.language == ["de"]
 

@@ -8,13 +8,20 @@ import pytest
 from builders.commands import run_command
 
 ATTENTION = {"overall": {"zeros": 0.5, "null_rate": 0.0, "entropy": None, "row_sum": 1.0, "rows": 10}}
-TRANSLATION = {"bleu": {"score": 30.0, "signature": "BLEU|x"}, "chrf": {"score": 50.0, "signature": "chrF|x"}}
-IMAGES = {"accuracy": 0.8125, "top5_accuracy": 0.99, "loss": 0.6, "images": 10000}
+TRANSLATION = {
+    "task": "translation",
+    "scores": {"bleu": {"value": 30.0, "signature": "BLEU|x"}, "chrf": {"value": 50.0, "signature": "chrF|x"}},
+}
+IMAGES = {
+    "task": "image-classification",
+    "data": {"split": "test", "rows": 10000, "unit": "images"},
+    "scores": {"accuracy": {"value": 0.8125}, "top5_accuracy": {"value": 0.99}, "loss": {"value": 0.6}},
+}
 
 
-def finished_run(folder: Path, history: list[dict], scores: dict = TRANSLATION, **more) -> Path:
+def finished_run(folder: Path, history: list[dict], scored: dict = TRANSLATION, **more) -> Path:
     folder.mkdir(parents=True)
-    evaluation = {**scores, "split": "test", "attention": ATTENTION, **more}
+    evaluation = {"format_version": 2, "data": {"split": "test"}, "attention": ATTENTION, **scored, **more}
     files = {"evaluation": evaluation, "results": {"parameters": 1000}, "log_history": history}
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -42,7 +49,9 @@ def test_a_run_without_dev_bleu_has_a_dash(compare, tmp_path):
 def test_other_conditions_are_named(compare, tmp_path):
     runs = [
         finished_run(tmp_path / "greedy", [{"epoch": 1.0}], decoding={"num_beams": 1}),
-        finished_run(tmp_path / "beam", [{"epoch": 1.0}], decoding={"num_beams": 5}, sentences=7),
+        finished_run(
+            tmp_path / "beam", [{"epoch": 1.0}], decoding={"num_beams": 5}, data={"split": "test", "rows": 7}
+        ),
     ]
     assert compare(*runs)[-1] == "greedy and beam were scored in other ways: rows, decoding"
 
@@ -70,7 +79,8 @@ def test_image_runs_have_accuracies_and_images_a_second(compare, tmp_path):
         {"epoch": 2.0, "eval_accuracy": 0.7, "eval_loss": 1.1},
     ]
     first = finished_run(tmp_path / "relu-vit", history, IMAGES)
-    second = finished_run(tmp_path / "softmax", history[:1], IMAGES, top5_accuracy=None)
+    scores = {name: score for name, score in IMAGES["scores"].items() if name != "top5_accuracy"}
+    second = finished_run(tmp_path / "softmax", history[:1], IMAGES, scores=scores)
     picture = tmp_path / "curves.svg"
     header, rule, *rows, note = compare(first, second, "--curves", picture)
     assert header.split(" | ")[1:4] == ["accuracy", "top-5", "loss"]
@@ -95,7 +105,7 @@ def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_pa
     text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
     line = fails(compare, capsys, text, images)
     assert f"{text} of translation and {images} of image classification" in line
-    assert "neither bleu nor accuracy" in fails(compare, capsys, text, finished_run(tmp_path / "c", [], {}))
+    assert "scores is empty" in fails(compare, capsys, text, finished_run(tmp_path / "c", [], scores={}))
     bare = finished_run(tmp_path / "d", [], IMAGES, attention=None)
     assert f"{bare / 'evaluation.json'}: has no attention statistics" in fails(compare, capsys, images, bare)
     assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
