@@ -25,8 +25,8 @@ from .tables import SCORE, Claim, Row, Table, row_key
 
 LEVEL = 0.05  # of verdicts, after Holm's correction
 HOLDS, FAILS, OPEN = "holds", "does not", "not decided"
-# of a measure, as a share of the second row's value: what is less than that is called equal
-MEASURE_MARGIN = 0.1
+# less than this share of the second row's value is called equal, of a statistic of the attention and of the loss
+MEASURE_MARGIN, LOSS_MARGIN = 0.1, 0.01
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -291,11 +291,10 @@ class TableReport:
         if not records:
             return ""
         data = records[0].evaluation.data
+        sizes = " and ".join(f"{size:,}" for size in sorted({record.evaluation.data.rows for record in records}))
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
-        notes = [
-            f"{self.metric.title} on {data.rows:,} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"
-        ]
+        notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
         if has_differences:
             notes += [
                 f"differences to `{self.table.baseline}` with 95 % intervals: a bootstrap over {data.unit}, and for "
@@ -345,7 +344,8 @@ class TableReport:
     def _margin(self, claim: Claim) -> float:
         if self._metric(claim.measure):
             return self.table.margin
-        return MEASURE_MARGIN * abs(statistics.mean(self.runs[claim.second].values(claim.measure)))
+        share = LOSS_MARGIN if claim.measure == "loss" else MEASURE_MARGIN
+        return share * abs(statistics.mean(self.runs[claim.second].values(claim.measure)))
 
     def _verdict(self, claim: Claim, found: Difference | None, false: float | None, true: float | None) -> Verdict:
         if found is None:

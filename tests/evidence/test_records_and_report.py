@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,21 @@ def test_translations_are_kept_line_by_line(table, tmp_path):
     assert gzip.decompress(first).decode().splitlines() == ["Ein Hund.", "zwei Zeilen"]
     record.save(tmp_path, outputs=["Ein Hund.", "zwei\nZeilen"])
     assert (tmp_path / f"{record.name}.txt.gz").read_bytes() == first
+
+
+def test_a_claim_of_the_loss(table, tmp_path):
+    """Which is what training measured, with a margin of a hundredth."""
+    for seed in (1, 2, 3):
+        for name, loss in (("one", 2.0), ("two", 1.9), ("three", 2.0)):
+            record = save_run(table, tmp_path, name, seed, 0.5)
+            record.results["validation_loss"] = loss + seed / 1000
+            record.save(tmp_path)
+    claims = [Claim.parse(text) for text in ("loss: two < one", "loss: one < two", "loss: one ~ three")]
+    report = report_of(replace(table, claims=claims), tmp_path)
+    assert [verdict.verdict for verdict in report.verdicts] == [HOLDS, FAILS, HOLDS]
+    assert "| dev loss |" in report.markdown()
+    assert "| 1.902 |" in report.markdown()
+    assert "dev loss" not in report_of(table, tmp_path).markdown()
 
 
 def test_a_damaged_record_is_named(table, tmp_path):
