@@ -409,7 +409,8 @@ def tables_in(text: str) -> list[tuple[str, str]]:
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
     """Refuse runs that were scored on different test sets or trained on files that differ."""
     tests = {record.evaluation.data.checksum for record in records}
-    files = {tuple(sums) for record in records if (sums := record.data.get("train", {}).get("sha256"))}
+    trained_on = [record.data.get("train", {}).get("sha256", [None]) for record in records]
+    files = {tuple(sums) for sums in trained_on if None not in sums}
     for kind, found in (("scored on different test sets", tests), ("trained on different files", files)):
         if len(found) > 1:
             raise UserError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")

@@ -20,8 +20,7 @@ from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
-# of a record's attention statistics; None where a run has no value
-# statistics of all attention, and the loss on the validation set
+# statistics of all attention, and the loss on the validation set; None where a run has no value
 MEASURES = ("zeros", "null_rate", "entropy", "row_sum", "loss")
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
