@@ -19,6 +19,7 @@ from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.files import write_json
 from reluformers.tasks import Task, task_named
 from reluformers.terminal import hide_unwatched_progress
+from reluformers.training.checkpoints import checkpoints_of
 from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
@@ -80,7 +81,7 @@ def _run(job: Job) -> None:
     recipe = task.recipe_class.from_dict(job.recipe)
     # scored below, from the saved folder, as anybody would
     trained = replace(recipe, data=replace(recipe.data, test=None))
-    is_resumed = any(Path(job.folder).glob("checkpoint-*"))
+    is_resumed = bool(checkpoints_of(job.folder))
     try:
         results = task.train(trained, job.folder, resume="auto", report=print)
     except DivergenceError as error:

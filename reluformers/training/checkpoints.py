@@ -54,9 +54,9 @@ def checkpoints_of(run_folder: str | Path) -> list[Path]:
 
 def rotate_checkpoints(run_folder: Path, limit: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints above the limit, but neither the last nor the best one."""
-    folders = checkpoints_of(run_folder)
     if limit is None or limit <= 0:
         return
+    folders = checkpoints_of(run_folder)
     old = [folder for folder in folders[:-1] if best is None or folder != Path(best)]
     for folder in old[: max(0, len(folders) - limit)]:
         shutil.rmtree(folder, ignore_errors=True)
