@@ -10,15 +10,21 @@ Examples:
 """
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
+from reluformers.checked_fields import check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import convert, convert_back
 from reluformers.errors import UserError
+from reluformers.families import FAMILIES
 from reluformers.terminal import silence_transformers
 from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
+
+# of either task; which of them the model has is known when it is open
+_FIELDS = {name for config in FAMILIES for name in (*(item.name for item in fields(config)), *config.attribute_map)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,12 +51,10 @@ def run(options: argparse.Namespace) -> None:
             raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")
         model = convert_back(options.source, options.folder, overwrite=options.overwrite)
     else:
+        given = read_fields(options.fields, "FIELD=VALUE")
+        for name in given:
+            check_name(name, _FIELDS, "field")
         model = convert(
-            options.source,
-            options.folder,
-            options.preset,
-            options.sites,
-            overwrite=options.overwrite,
-            **read_fields(options.fields, "FIELD=VALUE"),
+            options.source, options.folder, options.preset, options.sites, overwrite=options.overwrite, **given
         )
     print(f"{options.folder}: {type(model).__name__}, {model.num_parameters():,} parameters")

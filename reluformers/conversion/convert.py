@@ -47,7 +47,7 @@ VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
 _OF_A_FILE = {"architectures", "dtype", "transformers_version"}
 # fields that come with a preset's family
 _OF_AN_ATTENTION = ("normalization_loss_weight", "entropy_loss_weight")
-_PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}
+PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}
 
 
 @dataclass
@@ -201,7 +201,7 @@ def convert(
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
         save_processor(opened, unfinished)
-        write_origin(unfinished, str(source), _PIPELINE_TAGS[opened.auto_class])
+        write_origin(unfinished, str(source), PIPELINE_TAGS[opened.auto_class])
     return model
 
 
@@ -236,7 +236,7 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
         save_processor(opened, unfinished)
-        write_origin(unfinished, place, _PIPELINE_TAGS[target.auto_class])
+        write_origin(unfinished, place, PIPELINE_TAGS[target.auto_class])
     return model
 
 
@@ -284,7 +284,7 @@ def origin(place: str) -> dict[str, Any]:
 
 
 def _open_ours(place: str, config: PreTrainedConfig, given: dict[str, Any]) -> Opened:
-    auto_class = next(auto for auto in FAMILIES[type(config)] if auto in _PIPELINE_TAGS)
+    auto_class = next(auto for auto in FAMILIES[type(config)] if auto in PIPELINE_TAGS)
     known = {item.name for item in dataclasses.fields(config)} - _OF_A_FILE
     fields = {name: getattr(config, name) for name in known} | {"model_type": config.model_type} | given
     weights = read_weights(place)

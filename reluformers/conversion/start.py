@@ -63,4 +63,4 @@ def _own(model: PreTrainedModel) -> PreTrainedModel:
     """The model with weights that no file and no other model holds, as training writes into them."""
     for parameter in model.parameters():  # tied ones come once
         parameter.data = parameter.data.to(torch.float32, copy=True)
-    return model
+    return model.float()  # the buffers

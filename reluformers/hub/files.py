@@ -19,6 +19,7 @@ from reluformers.registry import config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
 from reluformers.saved_models import TOKENIZER_FILES
 from reluformers.tasks import task_of_model_type
+from reluformers.training.recipe import to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 from reluformers.translation.tokenization import TARGET_FOLDER
 
@@ -229,7 +230,7 @@ def _copy_record(source: Path, target: Path) -> None:
         raise UserError(f"{source}: cannot be read ({' '.join(str(error).split())}); write it again") from error
     reduced = _without_paths(content)
     if reduced != content:
-        dump = yaml.safe_dump(reduced, sort_keys=False, allow_unicode=True)
+        dump = to_yaml(reduced)
         text = dump if is_yaml else json.dumps(reduced, indent=1, ensure_ascii=False) + "\n"
     target.write_text(text, encoding="utf-8")
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from datasets import ReadInstruction
-
 from reluformers.configuration.configuration_vision import (
     VisionTransformerConfig,
     vision_config,
@@ -15,12 +13,9 @@ from reluformers.configuration.configuration_vision import (
 from reluformers.errors import UserError
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
-from reluformers.training.sources import split_name
+from reluformers.training.sources import check_apart
 
 from .augmentation import Augmentation
-
-# more than any data set has
-_MANY_ROWS = 10**12
 
 
 @dataclass
@@ -55,7 +50,7 @@ class ImageDataSection:
                 raise UserError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and isinstance(source, list):
                 raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
-        self._check_overlap()
+        check_apart(self.path, self.sources())
 
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""
@@ -66,33 +61,6 @@ class ImageDataSection:
             "test": self.test,
         }
         return {name: source for name, source in sources.items() if source is not None}
-
-    def _check_overlap(self) -> None:
-        """Refuse to evaluate on what is trained on, as far as the names of splits show it."""
-        sources = self.sources()
-        train = sources.pop("train", None)
-        for name, source in sources.items():
-            if source == train or (self.path is not None and _share_rows(train, source)):
-                raise UserError(
-                    f"data.{name} is {source}, which shares images with data.train, {train}: name parts that do not, "
-                    "such as data.train=train[5000:] data.validation=train[:5000]"
-                )
-
-
-def _share_rows(*splits: str) -> bool:
-    """Whether two splits with slices have rows in common; False where that hangs on the number of rows."""
-    if len({split_name(split) for split in splits}) > 1:
-        return False
-    slices = [split.removeprefix(split_name(split)) for split in splits]
-    # counted from the start, from the end or in percent
-    kinds = {("%" in part, "-" in part) for part in slices if part}
-    if len(kinds) > 1:
-        return False
-    try:
-        parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
-    except (ValueError, AssertionError):  # no slice at all, which the loader puts into words
-        return False
-    return max(part.from_ or 0 for part in parts) < min(part.to or _MANY_ROWS for part in parts)
 
 
 @dataclass

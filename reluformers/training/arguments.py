@@ -57,6 +57,9 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(f"max_steps is {self.max_steps}, but must be 1 or more, or -1 for num_train_epochs")
         if self.max_steps == -1 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}, but must be above 0")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         for name in ("save", "eval"):
             steps = getattr(self, f"{name}_steps")
             if getattr(self, f"{name}_strategy") == "steps" and steps is not None and steps <= 0:
@@ -73,8 +76,9 @@ class TaskTrainingArguments(TrainingArguments):
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} is {value}, but must be finite")
-        if self.learning_rate < 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}, but must be 0 or more")
+        for name in ("learning_rate", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
     def _check_final_weights(self) -> None:
         choices = {

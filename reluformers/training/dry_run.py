@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +25,7 @@ _LEFT_OUT = {
     "load_best_model_at_end": False,
     "logging_strategy": "no",
     "push_to_hub": False,
-    "report_to": "none",
+    "report_to": [],
     "save_strategy": "no",
 }
 
@@ -52,7 +51,9 @@ def estimate(
         UserError: the recipe or the data are not usable.
     """
     with TemporaryDirectory() as folder:
-        run = run_class(replace(recipe, training=recipe.training | _LEFT_OUT), folder, report)
+        run = run_class(recipe, folder, report)
+        for name, value in _LEFT_OUT.items():
+            setattr(run.args, name, value)
         # the first process leaves there what the others read
         run.output_dir = Path(*broadcast_object_list([folder]))
         with run.args.main_process_first(local=False):

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
-from reluformers.conversion.convert import exchanged_config
+from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config
 from reluformers.conversion.start import open_start
 from reluformers.data_names import marked_as_local
 from reluformers.errors import UserError, describe_error
@@ -27,6 +27,12 @@ from .transfer import TransferOptions
 
 CALIBRATION_ROWS = 128
 _TRANSFER = tuple(item.name for item in dataclasses.fields(TransferOptions))
+# arguments of transformers that our trainers do not ask for
+_IDLE_ARGUMENTS = {
+    "generation_max_length": "set decoding.max_new_tokens",
+    "predict_with_generate": "set training.evaluate_bleu",
+    "resume_from_checkpoint": "it is the option --resume",
+}
 
 
 def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
@@ -37,7 +43,7 @@ def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
     """
     for name, minimum in least.items():
         value = getattr(owner, name)
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # .nan is not
             raise UserError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
 
 
@@ -87,7 +93,13 @@ class Recipe(ABC):
         values = {**self.model, **fields}
         if self.start is not None:
             config_fields = {name: value for name, value in values.items() if name not in self.model_options}
-            return exchanged_config(open_start(self.start), values.get("preset"), values.get("sites"), **config_fields)
+            opened = open_start(self.start)
+            if PIPELINE_TAGS[opened.auto_class] != self.task:
+                raise UserError(
+                    f"model.start is {self.start}, a model of {PIPELINE_TAGS[opened.auto_class]}, but this is a "
+                    f"recipe of {self.task}"
+                )
+            return exchanged_config(opened, values.get("preset"), values.get("sites"), **config_fields)
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
         except (AttributeError, TypeError, ValueError) as error:
@@ -145,7 +157,7 @@ class Recipe(ABC):
         sections = self.to_dict()
         sections["data"]["path"] = marked_as_local(sections["data"]["path"])
         with atomic_write(path) as temporary:
-            temporary.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            temporary.write_text(to_yaml(sections), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
@@ -201,6 +213,9 @@ class Recipe(ABC):
         if name == "model":
             return cls._check_model(values)
         if name == "training":
+            for key, reason in _IDLE_ARGUMENTS.items():
+                if key in values:
+                    raise UserError(f"training.{key} does nothing here: {reason}")
             return check_fields(name, values, cls.arguments_class, excluded=["output_dir"])
         owner = typing.get_type_hints(cls)[name]
         try:
@@ -297,7 +312,7 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as 1.2 has it: 1e-3 is a number and `no` is text. A key that is given twice is an error."""
+    """YAML as 1.2 has it: 1e-3 is a number, 010 is ten, `no` and 2024-01-31 are text. Keys come once."""
 
     def construct_mapping(self, node, deep=False):
         seen = []
@@ -311,15 +326,39 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_BOOL = "tag:yaml.org,2002:bool"
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of YAML would not read as text."""
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+_TAG = "tag:yaml.org,2002:"
+# of YAML 1.2, section 10.3.2: name → the form of such values, and the characters that they begin with
+_FORMS = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+_REPLACED = {f"{_TAG}{name}" for name in (*_FORMS, "timestamp")}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+for _name, (_form, _first) in _FORMS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"^(?:{_form})$"), list(_first))
+_Loader.add_constructor(f"{_TAG}int", _construct_int)
+
+
+def to_yaml(sections: dict[str, Any]) -> str:
+    """Text that `read_yaml` reads the same."""
+    return yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _one_line(error: Exception) -> str:
@@ -331,7 +370,7 @@ def _parse_yaml(text: str, name: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a number of thousands of digits
         raise UserError(f"{name}: not valid YAML ({_one_line(error)})") from error
 
 

@@ -188,6 +188,11 @@ class TaskRun(ABC):
             self.report(f"{checkpoint}: training is at its end")
             _load_finished(trainer, checkpoint)
             return _earlier_seconds(self.output_dir)
+        if checkpoint is not None and self.args.save_only_model:
+            raise UserError(
+                f"{checkpoint}: training cannot go on from it, as training.save_only_model leaves out what the "
+                "optimizer knows; train anew in another output folder"
+            )
         started = time.perf_counter()
         with _naming_packages():
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

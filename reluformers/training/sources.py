@@ -16,6 +16,9 @@ from reluformers.errors import UserError, describe_error
 
 logger = logging.getLogger(__name__)
 
+# more than any data set has
+_MANY_ROWS = 10**12
+
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
@@ -29,6 +32,50 @@ def naming(key: str) -> Iterator[None]:
 def split_name(split: str) -> str:
     """Name of a split without its slice: "train" of "train[:1000]"."""
     return split.partition("[")[0]
+
+
+def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
+    """Refuse to evaluate on what is trained on, as far as the names of files or splits show it.
+
+    Args:
+        path: of a data set whose splits are named, or None where files are.
+        sources: "train" and others → files, or the name of a split, perhaps with a slice, of `path`.
+
+    Raises:
+        UserError: one shares rows with "train".
+    """
+    for name, source in sources.items():
+        if name == "train" or "train" not in sources:
+            continue
+        train = sources["train"]
+        if _parts(path, train) & _parts(path, source) or (path is not None and _share_rows(train, source)):
+            raise UserError(
+                f"data.{name} is {source}, which shares rows with data.train, {train}: name parts that do not, "
+                "such as data.train=train[5000:] data.validation=train[:5000] of a data.path"
+            )
+
+
+def _parts(path: str | None, source: Any) -> set[str]:
+    """Files of a source, or its splits as they are written."""
+    if path is not None:
+        return set(source.split("+"))
+    return {str(Path(file).expanduser().resolve()) for file in _files(source)}
+
+
+def _share_rows(*splits: str) -> bool:
+    """Whether two splits with slices have rows in common; False where that hangs on the number of rows."""
+    if len({split_name(split) for split in splits}) > 1:
+        return False
+    slices = [split.removeprefix(split_name(split)) for split in splits]
+    # counted from the start, from the end or in percent
+    kinds = {("%" in part, "-" in part) for part in slices if part}
+    if len(kinds) > 1:
+        return False
+    try:
+        parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
+    except (ValueError, AssertionError):  # no slice at all, which the loader puts into words
+        return False
+    return max(part.from_ or 0 for part in parts) < min(part.to or _MANY_ROWS for part in parts)
 
 
 def take_options(source: Any) -> tuple[Any, dict[str, Any]]:

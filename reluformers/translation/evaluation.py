@@ -39,6 +39,9 @@ class TranslationScorer(Scorer):
         """Languages and batches."""
         group.add_argument("--source_lang", help="language to translate from, such as en; needed")
         group.add_argument("--target_lang", help="language to translate to, such as de; needed")
+        group.add_argument(
+            "--translation_column", default="translation", help="column with a dict of both languages, if there is one"
+        )
         group.add_argument("--document_column", help="column of the document's id, for --document_tokens")
         group.add_argument(
             "--document_tokens", type=int, help="join the sentences of a document up to so many tokens (ReLUFormer, B)"
@@ -63,7 +66,7 @@ class TranslationScorer(Scorer):
         data, decoding = recipe.data, recipe.decoding
         names = {value: name for name, value in EARLY_STOPPING.items()}
         return {
-            **{name: getattr(data, name) for name in _LANGUAGES},
+            **{name: getattr(data, name) for name in (*_LANGUAGES, "translation_column")},
             **({name: getattr(data, name) for name in _DOCUMENTS} if data.document_tokens is not None else {}),
             **{name: getattr(decoding, name) for name in ("num_beams", "length_penalty", "penalty", "min_new_tokens")},
             "early_stopping": names[decoding.early_stopping],
@@ -97,8 +100,9 @@ class TranslationScorer(Scorer):
         options = self.options
         languages = {name: vars(options)[name] for name in _LANGUAGES}
         packs = options.document_tokens is not None
-        column = {"document_column": options.document_column} if packs else {}
-        self.pairs = load_translation_split(self.source, options.split, **languages, **column)
+        columns = {"translation_column": options.translation_column}
+        columns |= {"document_column": options.document_column} if packs else {}
+        self.pairs = load_translation_split(self.source, options.split, **languages, **columns)
         self.model, self.tokenizers = load_translation_model(
             options.model, trust_remote_code=options.trust_remote_code
         )

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -228,8 +229,11 @@ def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
 
 
 def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
-    for source, target in zip(iterate_lines(files["source"]), iterate_lines(files["target"]), strict=True):
-        yield {"source": source, "target": target}
+    for number, pair in enumerate(zip_longest(*map(iterate_lines, (files["source"], files["target"]))), start=1):
+        if None in pair:  # in a stream, whose lines nobody has counted
+            shorter, longer = (files["source"], files["target"])[:: 1 if pair[0] is None else -1]
+            raise UserError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
+        yield dict(zip(("source", "target"), pair, strict=True))
 
 
 def _find_fault(files: list[str], kind: str) -> None:

@@ -73,15 +73,12 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
     for name in ("source_lang", "target_lang"):
         if getattr(data, name) is None:
             raise UserError(f"data.{name} is not given; set it to the language's key in the data, such as de")
-    sources = {"train": data.train, "validation": data.validation, "test": data.test}
-    if data.path is not None:
-        sources |= {name: sources[name] or name for name in ("train", "validation")}
+    sources = data.sources()
+    for split in ("train", "validation"):
+        if split not in sources:
+            raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
     splits = {}
     for split, source in sources.items():
-        if source is None:
-            if split == "test":
-                continue
-            raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
         with naming(f"data.{split}"):
             splits[split] = _load_split(data, split, source)
     return splits
@@ -101,8 +98,6 @@ def _load_split(
 
     if data.path is None:
         return load({split: source}, split, **options)
-    if not isinstance(source, str):
-        raise UserError(f"data.{split} is {source!r}, but with data.path it must be the name of a split")
     location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
     return load(location, source, **options)
 

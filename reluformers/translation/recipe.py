@@ -15,6 +15,7 @@ from reluformers.configuration.configuration_seq2seq import (
 )
 from reluformers.errors import UserError
 from reluformers.training.recipe import Recipe, check_least
+from reluformers.training.sources import check_apart
 
 from .arguments import TranslationTrainingArguments
 
@@ -85,16 +86,29 @@ class TranslationDataSection:
     num_proc: int | None = None
 
     def __post_init__(self):
-        check_least(self, "data", {"max_length": 1, "buffer_rows": 1, "num_proc": 1})
+        counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
+        check_least(self, "data", counts)
+        if self.document_tokens is not None and self.document_column is None:
+            raise UserError("data.document_tokens joins sentences of a document: name data.document_column too")
         if self.streaming and self.document_tokens is not None:
             raise UserError("data.streaming reads single sentences: leave data.document_tokens out")
         if not 0 < self.scale_length_percentile <= 100:
             raise UserError(
                 f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
             )
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) in ([], {}):
-                raise UserError(f"data.{name} is {getattr(self, name)!r}, but must name a file or split")
+        sources = self.sources()
+        for name, source in sources.items():
+            if source in ([], {}):
+                raise UserError(f"data.{name} is {source!r}, but must name a file or split")
+            if self.path is not None and not isinstance(source, str):
+                raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+        check_apart(self.path, sources)
+
+    def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
+        """Where each split is that the recipe names."""
+        defaults = {} if self.path is None else {"train": "train", "validation": "validation"}
+        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        return defaults | {name: source for name, source in given.items() if source is not None}
 
 
 @dataclass

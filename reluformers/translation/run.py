@@ -15,6 +15,7 @@ from reluformers.analysis.alignments import measure_layers
 from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
+from reluformers.training.sources import naming
 
 from .examples import choose_examples
 from .metrics import corpus_score
@@ -79,7 +80,7 @@ class _TranslationRun(TaskRun):
     def build_trainer(self, model: PreTrainedModel) -> TranslationTrainer:
         """A trainer that decodes as the recipe says, with the beam of evaluations in training."""
         beams = self.args.generation_num_beams or 1
-        return TranslationTrainer(
+        trainer = TranslationTrainer(
             model,
             self.args,
             train_dataset=self.prepared.train,
@@ -88,6 +89,10 @@ class _TranslationRun(TaskRun):
             target_tokenizer=self.prepared.tokenizers[1],
             decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
         )
+        for name, dataset in self.prepared.evaluation.items():
+            with naming(f"data.{name}"):  # what cannot be dealt to the processes is found out before training
+                trainer.get_eval_dataloader(dataset)
+        return trainer
 
     def describe_data(self) -> dict[str, dict[str, Any]]:
         """Token ids of both sides; of a stream a sample of them."""

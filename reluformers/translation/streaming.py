@@ -76,8 +76,12 @@ class PairStream:
         """Number of shards and the first rows of the first and the last one, by which streams are told apart."""
         shards = self.rows.num_shards
         ends = (self.rows.shard(shards, shard).with_format("arrow") for shard in (0, shards - 1))
-        first, last = (describe_tokens(self.prepare(Dataset(next(end.iter(_SAMPLE))))) for end in ends)
-        return {"shards": shards, "first": first["sha256"], "last": last["sha256"]}
+        first, last = (self._checksum(next(end.iter(_SAMPLE), None)) for end in ends)
+        return {"shards": shards, "first": first, "last": last}
+
+    def _checksum(self, rows: Any) -> str | None:
+        """Of the token ids of an Arrow table; None where a shard has no rows."""
+        return None if rows is None else describe_tokens(self.prepare(Dataset(rows)))["sha256"]
 
 
 def _sampler(rows: Dataset, seed: int, max_tokens: int) -> TokenBudgetBatchSampler:

@@ -4,9 +4,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def required_files(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, side: str = "source") -> None:
-    """Check that a model has an embedding for every token and gives the special tokens the same ids.
+    """Check that a model has an embedding for every token, and that padding and the end of a text are its own.
 
     Args:
         tokenizer: Tokenizer of one side.
@@ -141,7 +140,8 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
         side: "source" compares with `vocab_size`, "target" with `decoder_vocab_size` if the model has one.
 
     Raises:
-        UserError: If the vocabulary is bigger than the model's, or a special id differs.
+        UserError: If the vocabulary is bigger than the model's, a special id differs, or the tokenizer has no padding
+            or no end of a text.
     """
     if side not in ("source", "target"):
         raise ValueError(f"side must be 'source' or 'target', got {side!r}")
@@ -160,6 +160,14 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
                 f"the {side} tokenizer has {key} {ours}, but the model has {key} {theirs}; "
                 "set both alike, or use the tokenizer that the model was trained with"
             )
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"the {side} tokenizer has no padding token; set its pad_token and save it again")
+    ends = {tokenizer.eos_token_id, getattr(config, "eos_token_id", None)}
+    if ends.isdisjoint(tokenizer(**{"text" if side == "source" else "text_target": ""})["input_ids"]):
+        raise UserError(
+            f"the {side} tokenizer ends no text in {tokenizer.eos_token!r}, so the model would never learn to stop; "
+            "give it a post-processor that does, and save it again"
+        )
 
 
 def tokenize_pairs(
@@ -274,10 +282,6 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
     if not isinstance(item, str):
         return [_cut_long_words(text) for text in item]
     return _LONG_WORD.sub(r"\g<0> ", item) if len(item) > LONGEST_WORD else item
-
-
-def _flat(texts: Iterable[str] | Iterable[list[str]]) -> Iterator[str]:
-    return chain.from_iterable([item] if isinstance(item, str) else item for item in texts)
 
 
 def _check_size(size: int, vocab_size: int, reserved: int) -> None:

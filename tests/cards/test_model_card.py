@@ -232,6 +232,7 @@ def test_the_command_shows_what_a_classifier_answers(tmp_path, monkeypatch):
 @pytest.mark.parametrize("example", ["", "words.txt"])
 def test_examples_that_are_none(tmp_path, monkeypatch, capsys, example):
     folder = (saved_image_model if example else saved_translation_model)(tmp_path / "model")
+    capsys.readouterr()  # progress of saving
     with pytest.raises(SystemExit):
         run_command("card", folder, "--repo_id", "a/b", "--example", example)
     assert re.fullmatch(r"error: .*(is empty|no such file).*\n", capsys.readouterr().err)

@@ -118,6 +118,18 @@ def test_without_a_preset_the_source_is_trained_as_it_is(marian):
     torch.testing.assert_close(model.eval()(**ids).logits, theirs(**ids).logits)
 
 
+def test_a_half_precision_source_is_trained_in_float32(marian, tmp_path):
+    MarianMTModel.from_pretrained(marian[0]).half().save_pretrained(tmp_path)
+    model = start_model(str(tmp_path), None, None)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {torch.float32}
+
+
+def test_a_source_of_the_other_task_is_refused(marian):
+    with pytest.raises(UserError, match="a model of translation, but this is a recipe of image-classification"):
+        ImageRecipe.from_dict({"model": {"start": str(marian[0])}})
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -33,6 +33,11 @@ def test_a_dry_run_says_what_the_run_takes_and_leaves_nothing(files, tmp_path):
     assert train_translation(recipe, tmp_path / "run")["steps"] == 27
 
 
+def test_a_dry_run_takes_what_a_run_takes(files, tmp_path):
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2, "max_steps": 3}
+    assert train_translation(make_recipe(files, **options), tmp_path / "run", dry_run=True)["updates"] == 3
+
+
 def test_a_dry_run_of_images_that_ends_before_the_twentieth_update(tmp_path):
     data = {"train": write_images(tmp_path, "train", 24)}
     told = train_image_classification(make_image_recipe(data, max_steps=1), tmp_path / "run", dry_run=True)

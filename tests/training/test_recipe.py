@@ -47,8 +47,14 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
             "data.train={source: a.en, target: a.de}",
             "data.test=null",
             "training.save_strategy=no",
+            "training.seed=010",
+            "training.logging_steps=0x10",
+            "data.name=2024-13-45",
+            "data.revision='1e5'",
         ],
     )
+    assert (recipe.training["seed"], recipe.training["logging_steps"]) == (10, 16)
+    assert (recipe.data.name, recipe.data.revision) == ("2024-13-45", "1e5")
     assert recipe.model_config().attention_for("cross").scale_length == 50
     assert recipe.training["learning_rate"] == 0.0005
     assert recipe.training["lr_scheduler_kwargs"] == {"factor": 0.5}
@@ -92,6 +98,11 @@ def test_every_preset_is_a_model(recipe_file, preset):
         ("decoding.penalty=gnmt", "decoding.penalty is 'gnmt', but must be one of hf, wu"),
         ("tokenizer.min_frequency=-1", "tokenizer.min_frequency is -1, but must be 0 or more"),
         ("decoding.num_beams=0", "decoding.num_beams is 0, but must be 1 or more"),
+        ("data.max_length_ratio=.nan", "data.max_length_ratio is nan, but must be 1 or more"),
+        ("data.document_tokens=0", "data.document_tokens is 0, but must be 1 or more"),
+        ("data.document_tokens=9", "data.document_tokens joins sentences of a document: name data.document_column"),
+        ("training.resume_from_checkpoint=x", "resume_from_checkpoint does nothing here: it is the option --resume"),
+        ("training.seed=1_000", "training.seed is '1_000', but must be int"),
         ("decoding.max_new_tokens=0", "decoding.max_new_tokens is 0, but must be 1 or more"),
         ("decoding.length_penalty=.nan", "decoding.length_penalty is nan, but must be finite"),
         ("data.max_length=0", "data.max_length is 0, but must be 1 or more"),
@@ -143,7 +154,14 @@ def test_an_empty_file_is_a_recipe_of_defaults(tmp_path):
 
 def test_a_saved_recipe_reads_the_same(recipe_file, tmp_path):
     recipe = TranslationRecipe.load(
-        recipe_file, ["data.train={source: a.en, target: a.de}", "training.adam_epsilon=1e-9"]
+        recipe_file,
+        [
+            "data.train={source: a.en, target: a.de}",
+            "training.adam_epsilon=1e-9",
+            "data.revision='1e5'",
+            "data.name='010'",
+            "data.source_lang=no",
+        ],
     )
     recipe.save(tmp_path / "saved.yaml")
     assert TranslationRecipe.load(tmp_path / "saved.yaml") == recipe
@@ -176,6 +194,11 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
         ({"save_steps": 0, "save_strategy": "steps"}, "save_steps is 0, but must be above 0"),
         ({"eval_steps": -2, "eval_strategy": "steps"}, "eval_steps is -2, but must be above 0"),
         ({"seed": -1}, "seed is -1, but must be from 0 to 4294967295"),
+        ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size is 0, but must be 1 or more"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0, but must be 0 or more"),
+        ({"generation_num_beams": 0}, "generation_num_beams is 0, but must be 1 or more, or null"),
+        ({"schedule": "warmup_then_plateau", "eval_strategy": "no"}, "warmup_then_plateau follows BLEU: set"),
+        ({"schedule": "warmup_then_plateau", "eval_strategy": "epoch", "evaluate_bleu": False}, "follows BLEU: set"),
         ({"data_seed": -1}, "data_seed is -1, but must be from 0 to 4294967295"),
         (
             {"average_last": 5, "save_strategy": "no"},
@@ -289,7 +312,7 @@ def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
         ({"data": {"path": "x", "test": ["a.parquet"]}}, "with data.path it must be the name of a split"),
         (
             {"data": {"train": "a.parquet", "test": "a.parquet"}},
-            "data.test is a.parquet, which shares images with data.train, a.parquet",
+            "data.test is a.parquet, which shares rows with data.train, a.parquet",
         ),
     ],
 )
@@ -325,11 +348,22 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
         ("train[10:20]", "train[19:30]"),
         ("train[:91%]", "train[90%:]"),
         ("train[:-5]", "train[-6:]"),
+        ("train+test", "train"),
     ],
 )
-def test_parts_that_share_images_are_refused(train, validation):
-    with pytest.raises(UserError, match=r"data.validation is train.*, which shares images with data.train"):
-        ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})
+@pytest.mark.parametrize("recipe", [ImageRecipe, TranslationRecipe])
+def test_parts_that_share_rows_are_refused(recipe, train, validation):
+    with pytest.raises(UserError, match=r"data.validation is train.*, which shares rows with data.train"):
+        recipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}})
+
+
+def test_files_that_share_rows_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {"train": ["b.jsonl", str(tmp_path / "a.jsonl")], "validation": "a.jsonl"}
+    with pytest.raises(UserError, match=r"data.validation is a.jsonl, which shares rows with data.train"):
+        TranslationRecipe.from_dict({"data": data})
+    sides = {name: {"source": f"{name}.en", "target": f"{name}.de"} for name in ("train", "validation")}
+    assert TranslationRecipe.from_dict({"data": sides}).data.sources() == sides
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,15 @@ def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
         assert torch.equal(weights[name], weight), name
 
 
+def test_checkpoints_without_an_optimizer_are_not_trained_on(files, tmp_path):
+    options = {"save_only_model": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    first = train_translation(make_recipe(files, **options), tmp_path / "run")
+    assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    with pytest.raises(UserError, match=r"checkpoint-2: training cannot go on from it, as training.save_only_model"):
+        train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
+
+
 def test_a_run_that_its_schedule_ended_is_not_trained_on(files, tmp_path, monkeypatch):
     options = PLATEAU | {"eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 9}
     options["lr_scheduler_kwargs"] = {"min_lr": 1.0}

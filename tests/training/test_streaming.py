@@ -1,5 +1,6 @@
 """Streams: every row exactly once an epoch, for any number of shards and processes, wherever one stops."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -148,6 +149,14 @@ def test_a_streamed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     other.data.train = other.data.train[::-1]
     with pytest.raises(UserError, match=r"the run has data.train \(first\)"):
         train_translation(other, tmp_path / "whole", resume="last")
+
+
+def test_a_shard_may_be_empty(tmp_path):
+    recipe = streaming_recipe(tmp_path, max_steps=1, save_strategy="no", evaluate_bleu=False)
+    with gzip.open(tmp_path / "none.jsonl.gz", "wb"):
+        pass
+    recipe.data.train = [str(tmp_path / "none.jsonl.gz"), *recipe.data.train]
+    assert train_translation(recipe, tmp_path / "run")["steps"] == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reluformers.errors import UserError
-from reluformers.translation.loading import load_translation_split
+from reluformers.translation.loading import load_translation_split, stream_translation_split
 
 PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
 
@@ -140,6 +140,16 @@ def test_unequal_parallel_text_names_both_counts(tmp_path):
     message = fault(tmp_path)
     assert "train.en has 3 lines" in message
     assert "train.de has 2" in message
+
+
+@pytest.mark.parametrize(("english", "german", "shorter"), [(b"a\nb\n", b"A\n", "de"), (b"a\n", b"A\nB\n", "en")])
+def test_unequal_parallel_text_of_a_stream_names_the_line(tmp_path, english, german, shorter):
+    write(tmp_path / "train.en", english)
+    write(tmp_path / "train.de", german)
+    sides = {"source": str(tmp_path / "train.en"), "target": str(tmp_path / "train.de")}
+    rows, _ = stream_translation_split({"train": sides}, "train", source_lang="en", target_lang="de")
+    with pytest.raises(UserError, match=rf"train\.{shorter} ends before line 2 of .*, which must be its translation"):
+        list(rows)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tokenizers: round trip, special ids, determinism, storage, and pairs turned into ids."""
 
+import copy
 import json
 import logging
 import random
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from reluformers.errors import UserError
@@ -193,6 +195,18 @@ def test_fitting_tokenizer_passes(tokenizer):
 def test_misfit_is_named(tokenizer, changes, side, message):
     with pytest.raises(UserError, match=message):
         check_tokenizer_fits(tokenizer, config(**changes), side=side)
+
+
+def test_a_tokenizer_without_end_or_padding_is_refused(tokenizer):
+    endless = copy.deepcopy(tokenizer)
+    endless.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    for side in ("source", "target"):
+        with pytest.raises(UserError, match=f"the {side} tokenizer ends no text in '</s>'"):
+            check_tokenizer_fits(endless, config(), side=side)
+    unpadded = copy.deepcopy(tokenizer)
+    unpadded.pad_token = None
+    with pytest.raises(UserError, match="the source tokenizer has no padding token"):
+        check_tokenizer_fits(unpadded, config())
 
 
 def test_unknown_side_is_refused(tokenizer):
