@@ -12,7 +12,7 @@ INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", 
 EXTRAS_REQUIRE = {
     # data, training, scoring and curves of models
     "train": [
-        "accelerate>=1.4",  # Trainer
+        "accelerate>=1.10",  # Trainer, with its parallelism_config
         "datasets>=4.8",  # Hub and local data
         "evaluate>=0.4.3",  # metric interface
         "sacrebleu>=2.4",  # BLEU and chrF with signatures

@@ -80,9 +80,9 @@ def check_number(
 ) -> None:
     """Raise a `ValueError` unless `value` is a finite number (or integer) within the bounds; `open_…` excludes one."""
     kind_fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    if kind_fits and math.isfinite(value):
-        above = value > minimum if open_minimum else value >= minimum
-        below = value < maximum if open_maximum else value <= maximum
+    if kind_fits:  # a NaN is neither above nor below
+        above = value > minimum if open_minimum or minimum == -math.inf else value >= minimum
+        below = value < maximum if open_maximum or maximum == math.inf else value <= maximum
         if above and below:
             return
     low = "(" if open_minimum or minimum == -math.inf else "["

@@ -138,11 +138,12 @@ def padding_mask(
         is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
 
     Raises:
-        ValueError: the mask is not of `key_len` keys, or a ready one not boolean, or with rows for the queries of
-            another sequence.
+        ValueError: the mask has another number of dimensions or of keys, or a ready one is not boolean, or has rows
+            for the queries of another sequence.
     """
     if attention_mask is None:
         return AttentionMask(query_len, key_len, device)
+    _check_dimensions(attention_mask)
     if attention_mask.dim() != 4:
         return AttentionMask(query_len, key_len, device, attention_mask.bool())
     if is_cross and attention_mask.shape[2] != 1:
@@ -166,8 +167,10 @@ def causal_mask(
         device: where the queries are.
 
     Raises:
-        ValueError: the mask does not cover the past and new tokens.
+        ValueError: the mask has another number of dimensions, or does not cover the past and new tokens.
     """
+    if attention_mask is not None:
+        _check_dimensions(attention_mask)
     if attention_mask is not None and attention_mask.dim() == 4:
         return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
     if isinstance(past_len, Tensor):
@@ -195,7 +198,15 @@ def token_positions(
     """
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
-    return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+    return (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+
+
+def _check_dimensions(mask: Tensor) -> None:
+    if mask.dim() not in (2, 4):
+        raise ValueError(
+            f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
+            "of 4 dimensions"
+        )
 
 
 def _ready_mask(mask: Tensor) -> Tensor:

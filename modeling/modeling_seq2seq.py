@@ -85,6 +85,7 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
+        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
@@ -92,7 +93,6 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
         if decoder is not None and self.config.tying != "all":
             size = self.config.target_vocab_size
             decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
-            head = self.get_output_embeddings()
             if head is not None and self.config.tying == "none":
                 self.set_output_embeddings(self._get_resized_lm_head(head, size))
             self.tie_weights()
@@ -254,6 +254,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         Raises:
             ValueError: the rows are no multiple of the source's, a mask does not fit, or the tokens are too many.
         """
+        if encoder_hidden_states is None:
+            raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         if use_cache and past_key_values is None:
@@ -272,8 +274,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions)
         sources, source_len = encoder_hidden_states.shape[:2]
-        rows, sources = given.shape[0], max(sources, 1)
-        if rows % sources:
+        rows = given.shape[0]
+        if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)

@@ -132,6 +132,10 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         """The map of patches."""
         return self.embeddings.projection
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Set the map of patches."""
+        self.embeddings.projection = value
+
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
     def forward(

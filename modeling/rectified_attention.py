@@ -224,6 +224,7 @@ def attend(
         threshold = threshold.reshape(())
     if computation == "single_query":
         return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
+    _refuse_tangents(query, key, value, threshold, divisor)
     if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
@@ -254,6 +255,17 @@ def attend(
         if divisor is not None:
             rows.weighted_logs = weighted_logs / divisor - rows.row_sums * divisor.log()
     return output, rows
+
+
+def _refuse_tangents(*inputs: Tensor | float | None) -> None:
+    """Forward-mode derivatives, which PyTorch would leave out of an operator like ours without a word."""
+    if torch.compiler.is_compiling():
+        return
+    tensors = (given for given in inputs if isinstance(given, Tensor))
+    if any(torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "fused attention has no forward-mode derivatives: take a model's attn_implementation='eager'"
+        )
 
 
 def _attend_once(

@@ -133,7 +133,7 @@ class _Decoder:
 
     def __init__(self, model: SearchMixin, beams: int, max_length: int, model_kwargs: dict):
         self.model = model
-        self.source = model_kwargs["encoder_outputs"].last_hidden_state[::beams]
+        self.source = model_kwargs["encoder_outputs"][0][::beams]
         mask = model_kwargs.get("attention_mask")
         self.mask = None if mask is None else mask[::beams]
         self.cache = EncoderDecoderCache(TargetCache(max_length), SourceCache())

@@ -51,7 +51,7 @@ def corrupt(
         All pairs in their order, and which are bad    bool [pairs].
 
     Raises:
-        ValueError: the kind or the share is not allowed, or there are fewer than three pairs.
+        ValueError: the kind or the share is not allowed, there are fewer than three pairs, or none has changed.
     """
     if kind not in CORRUPTIONS:
         raise ValueError(f"kind is {kind!r}, but must be one of {', '.join(CORRUPTIONS)}")
@@ -63,8 +63,10 @@ def corrupt(
     bad = CORRUPTIONS[kind]([pairs[row] for row in rows], [others[row] for row in rows], rng)
     for row, pair in zip(rows, bad, strict=True):
         changed[row] = pair
-    is_bad = np.zeros(len(pairs), dtype=bool)
-    is_bad[rows] = True
+    # a change that changes nothing, as by an empty target, makes no pair bad
+    is_bad = np.array([now != before for now, before in zip(changed, pairs, strict=True)])
+    if not is_bad.any():
+        raise ValueError(f"{kind} changes none of the pairs that were drawn")
     return changed, is_bad
 
 

@@ -326,7 +326,7 @@ def _observed_texts(
     past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
     visible = {
         "encoder": source.unsqueeze(2) & source.unsqueeze(1),
-        "decoder": target.unsqueeze(2) & target.unsqueeze(1) & past,
+        "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
         "cross": target.unsqueeze(2) & source.unsqueeze(1),
     }
     classes: dict[str, Any] = {"source": None, "target": None}

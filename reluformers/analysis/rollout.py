@@ -27,8 +27,12 @@ def attention_rollout(layers: Sequence[Tensor], residual_share: float = 0.5) -> 
         R [batch, tokens, tokens]; rows sum to 1.
 
     Raises:
-        ValueError: a weight is negative or the matrices are not square.
+        ValueError: there are no layers, r is not in [0, 1], a weight is negative or the matrices are not square.
     """
+    if not layers:
+        raise ValueError("rollout needs the weights of a layer or more, got none.")
+    if not 0 <= residual_share <= 1:
+        raise ValueError(f"residual_share must be in [0, 1], got {residual_share}.")
     rolled = None
     for weights in layers:
         if weights.shape[-1] != weights.shape[-2]:

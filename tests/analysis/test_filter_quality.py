@@ -39,8 +39,11 @@ def test_the_share_is_bad_and_the_others_are_as_they_were(kind):
 
 def test_targets_without_words_can_be_inserted_into():
     pairs = [("a", ""), ("b", "x"), ("c", "")]
-    mixed, _ = corrupt(pairs, "inserted words", 0.9, others=["", "", ""], seed=0)
-    assert len(mixed) == 3
+    mixed, is_bad = corrupt(pairs, "inserted words", 0.9, others=["", "", ""], seed=0)
+    assert [now != before for now, before in zip(mixed, pairs, strict=True)] == is_bad.tolist()
+    assert is_bad.sum() < 2  # there is nothing to insert of an empty target
+    with pytest.raises(ValueError, match="shuffled changes none of the pairs"):
+        corrupt([("a", "x"), ("b", "x"), ("c", "x")], "shuffled", 0.5, others=["", "", ""], seed=0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_measures_by_hand():
 def test_the_benchmark_on_a_small_model(tmp_path, monkeypatch, capsys):
     folder = save_translator(tmp_path / "model")
     data, output = tmp_path / "rows.jsonl", tmp_path / "numbers.json"
-    rows = [{"en": TEXTS[number % 2], "de": TEXTS[2], "fr": f"un {number}"} for number in range(8)]
+    rows = [{"en": TEXTS[number % 2], "de": f"{TEXTS[2]} {number}", "fr": f"un {number}"} for number in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     specification = importlib.util.spec_from_file_location("corpus_filter", SCRIPT)
     benchmark = importlib.util.module_from_spec(specification)

@@ -182,6 +182,18 @@ def test_every_statistic_of_every_model(name):
     assert results == analyse(model, [batch, batch], all_statistics(), shuffled=[NullRate()])
 
 
+@pytest.mark.parametrize("labels", [[-100, 6, 7, 2], [6, -100, 7, 2], [6, 7, 2, -100]])
+def test_the_decoder_sees_what_it_reads_whatever_is_scored(labels):
+    model = randomised(TRANSLATORS["softmax-post"]())
+    with observing(model, EVERYTHING) as observe:
+        observed = observe({"input_ids": torch.tensor([[5, 6, 2]]), "labels": torch.tensor([labels])})
+    for rows in observed.attention["decoder"]:
+        scored = torch.tensor([labels]) != -100
+        assert torch.equal(rows.real[:, 0], scored)
+        torch.testing.assert_close(rows.row_sums[:, :, scored[0]], torch.ones(1, rows.weights.shape[1], 3))
+        assert rows.key_counts[0, 0][scored[0]].tolist() == (torch.arange(4) + 1)[scored[0]].tolist()
+
+
 def test_right_places_are_those_of_the_argmax():
     model = randomised(TRANSLATORS["marian"]())
     with torch.no_grad():

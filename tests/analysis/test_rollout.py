@@ -35,6 +35,10 @@ def test_rows_that_do_not_sum_to_1():
 def test_where_it_is_not_defined():
     with pytest.raises(ValueError, match="not defined for negative weights"):
         attention_rollout([torch.full((1, 1, 2, 2), -1.0)])
+    with pytest.raises(ValueError, match="needs the weights of a layer or more, got none"):
+        attention_rollout([])
+    with pytest.raises(ValueError, match=r"residual_share must be in \[0, 1\], got 2\.0"):
+        attention_rollout([torch.ones(1, 1, 2, 2)], 2.0)
     with pytest.raises(ValueError, match=r"needs self-attention, got weights \[1, 1, 2, 3\]"):
         attention_rollout([torch.ones(1, 1, 2, 3)])
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
+
+# transformers 5.17 has a stand-in for it at the top where torchvision is not installed
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.conversion.convert import convert
 from reluformers.errors import UserError

@@ -244,9 +244,10 @@ def test_generation_ends_at_any_end_or_at_none(eos):
         assert set(row[length:]) <= {model.config.pad_token_id}
 
 
+@pytest.mark.parametrize("target_size", [30, 60])
 @pytest.mark.parametrize("tying", ["decoder", "none"])
-def test_resizing_separate_vocabularies_leaves_the_target_side(tying, tmp_path):
-    model = build_model("rela-g", decoder_vocab_size=30, tying=tying)
+def test_resizing_separate_vocabularies_leaves_the_target_side(tying, target_size, tmp_path):
+    model = build_model("rela-g", decoder_vocab_size=target_size, tying=tying)
     batch = draw_pairs()
     batch["labels"] = batch["labels"].clamp_max(29)
     before = model(**batch).logits
@@ -256,7 +257,7 @@ def test_resizing_separate_vocabularies_leaves_the_target_side(tying, tmp_path):
         part.save_pretrained(tmp_path)
         loaded = type(part).from_pretrained(tmp_path)
         assert loaded.get_input_embeddings().num_embeddings == 45
-        assert loaded.get_decoder().embed_tokens.num_embeddings == 30
+        assert loaded.get_decoder().embed_tokens.num_embeddings == target_size
 
 
 def test_resizing_without_a_head_keeps_both_sides(tmp_path):
@@ -293,6 +294,13 @@ def test_bad_inputs_are_named():
         logits_of(model, attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model(labels=batch["labels"])
+    for mask in (torch.ones(7), torch.ones(3, 7, 7)):
+        with pytest.raises(ValueError, match=r"an attention mask is \[.*\], but must be \[batch, length\]"):
+            logits_of(model, attention_mask=mask)
+        with pytest.raises(ValueError, match=r"an attention mask is \[.*\], but must be \[batch, length\]"):
+            logits_of(model, decoder_attention_mask=mask[..., :6])
+    with pytest.raises(ValueError, match="encoder_hidden_states is None, but must be"):
+        model.get_decoder()(input_ids=batch["input_ids"])
     additive = torch.zeros(3, 1, 7, 7)
     with pytest.raises(ValueError, match="must be boolean"):
         logits_of(model, attention_mask=additive)
@@ -325,6 +333,12 @@ def test_a_source_mask_of_another_length_is_refused(length, backend):
     encoded = model.model.encoder(batch["input_ids"])
     with pytest.raises(ValueError, match=message):
         model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=target)
+
+
+def test_any_number_but_zero_marks_a_real_token():
+    model, batch = build_model(), draw_pairs()
+    expected = model(**batch).logits
+    torch.testing.assert_close(model(**{**batch, "attention_mask": 3 * batch["attention_mask"]}).logits, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

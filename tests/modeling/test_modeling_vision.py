@@ -1,5 +1,6 @@
 """Vision models: the forward pass against a naive one, positions, pooling, initialisation, loss and bad input."""
 
+import copy
 import math
 
 import pytest
@@ -375,6 +376,16 @@ def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_return
     torch.testing.assert_close(model.vit.norm(output.hidden_states[-1]), output.last_hidden_state)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean(1))
     assert isinstance(model.vit(pixels, return_dict=False), tuple)
+
+
+def test_the_map_of_patches_may_be_another():
+    model, pixels = build_model("relu-vit", "vision"), draw_images()["pixel_values"]
+    before = model(pixels).logits
+    patches = copy.deepcopy(model.get_input_embeddings())
+    torch.nn.init.zeros_(patches.weight)
+    model.set_input_embeddings(patches)
+    assert model.get_input_embeddings() is patches
+    assert not torch.allclose(model(pixels).logits, before)
 
 
 def test_backbone_of_a_classifier_opens_alone(tmp_path):

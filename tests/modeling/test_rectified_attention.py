@@ -7,6 +7,7 @@ import torch
 from reluformers.modeling import attention, blockwise_attention, computation
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
@@ -382,6 +383,15 @@ def test_compiles_as_one_graph_without_a_break(dynamic):
         torch.testing.assert_close(actual, expected)
         wanted = torch.autograd.grad(expected, layer.weight)[0]
         torch.testing.assert_close(torch.autograd.grad(actual, layer.weight)[0], wanted)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "threshold"])
+def test_forward_mode_derivatives_are_refused(name):
+    states = {name: torch.randn(1, 2, 9, 4) for name in ("query", "key", "value")} | {"threshold": torch.tensor(0.1)}
+    with forward_ad.dual_level():
+        states[name] = forward_ad.make_dual(states[name], torch.ones_like(states[name]))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            rectified_attention(**states)
 
 
 def test_autocast_computes_in_its_dtype():

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -161,7 +162,7 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     before = {**now, "versions": {**now["versions"], "torch": "1.0"}}
     assert not caplog.text
     check_same_run(checkpoint, before, {key: value for key, value in now.items() if key != "data"}, owner)
-    assert f"was written by torch 1.0 (now {torch.__version__})" in caplog.text
+    assert f"was written by torch 1.0 (now {version('torch')})" in caplog.text
     with pytest.raises(UserError, match="the run has processes 2, but 1 is asked for"):
         check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
 
