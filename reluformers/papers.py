@@ -123,7 +123,7 @@ _PRESETS = {
     "sparsemax": Source(SPARSEMAX, "sparsemax in place of softmax"),
     "entmax15": Source(ENTMAX, "1.5-entmax in place of softmax"),
 }
-_RELU_OF_IMAGES = Source(RELU_VIT, "figure 2, the exponent of the sequence length at 0")
+_RELU_OF_IMAGES = Source(RELU_VIT, "figures 2 and 3, the exponent of the sequence length at 0")
 # preset and model_type → paper and place, where a family takes a preset from another paper
 _OF_FAMILIES = {
     ("relu", "vision_transformer"): _RELU_OF_IMAGES,

@@ -1,8 +1,9 @@
 r"""Score parallel text by a translation model, and rank it or keep the best of it.
 
-The score of a pair is the mean null rate of cross-attention: how often heads attend to nothing of the source while the
-target is written. It needs a model whose attention can be null (ReLU; not softmax). Pairs of a low null rate are good
-translations (ReLA, Zhang et al. 2021, §5.2). `--score loss`, the loss per target token, works with any model.
+The score of a pair is the loss per target token, which works with any model; a low one is good. `--score null_rate`
+is the mean null rate of cross-attention: how often heads attend to nothing of the source while the target is written.
+It needs a model whose attention can be null (ReLU; not softmax). ReLA (Zhang et al. 2021, §5.2) found pairs of a low
+null rate to be good translations; with our small models it is near chance (docs/alignments.md).
 
 DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
 has the same format and the score beside each row; of plain text it takes three files: source, target and score.
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", nargs="+", required=True, help="file of that kind; of plain text three")
     parser.add_argument("--source_lang", default="source", help="key or column of the source sentences")
     parser.add_argument("--target_lang", default="target", help="key or column of the target sentences")
-    parser.add_argument("--score", choices=SCORES, default=SCORES[0], help="by what pairs are judged; low is good")
+    parser.add_argument("--score", choices=SCORES, default="loss", help="by what pairs are judged; low is good")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best")
     choice.add_argument("--max_score", type=float, metavar="SCORE", help="write only rows of at most this score")

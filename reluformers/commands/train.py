@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="write nothing: train 20 updates and print parameters, memory, tokens and time of the whole run",
+        help="train 20 updates and print parameters, memory, tokens and time of the whole run; write nothing but the "
+        "cache of datasets",
     )
 
 

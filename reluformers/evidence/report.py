@@ -291,7 +291,7 @@ class TableReport:
         if not records:
             return ""
         data = records[0].evaluation.data
-        sizes = " and ".join(f"{size:,}" for size in sorted({record.evaluation.data.rows for record in records}))
+        sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records))
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]

@@ -131,7 +131,7 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
     data = write_data(tmp_path, kind)
     names = ["out.en", "out.de", "out.score"] if kind == "text" else [f"out.{kind}"]
     output = [tmp_path / name for name in names]
-    run_command("filter", folder, *data, *LANGUAGES, "--output", *output)
+    run_command("filter", folder, *data, *LANGUAGES, "--score", "null_rate", "--output", *output)
     model, tokenizers = cross_attention.open_translator(folder)
     expected = [score.null_rate for score in score_pairs(model, tokenizers, PAIRS[:5])]
     assert max(expected) > 0
@@ -160,17 +160,18 @@ def test_the_command_ranks_and_keeps(folder, tmp_path):
     def scores_of(*options) -> list[tuple[float, int]]:
         run_command("filter", folder, data, *LANGUAGES, "--output", output, *options)
         rows = [json.loads(line) for line in output.read_text().splitlines()]
-        score = "loss" if "loss" in options else "null_rate"
+        score = "null_rate" if "null_rate" in options else "loss"
         return [(row[score], row["id"]) for row in rows]
 
-    everything = scores_of("--score", "loss")
+    everything = scores_of()
+    assert everything == scores_of("--score", "loss")
     assert [number for _, number in everything] == list(range(5))
     assert scores_of("--score", "loss", "--rank") == sorted(everything)
     best = sorted(everything)[:2]
     assert scores_of("--score", "loss", "--rank", "--keep", "0.4") == best
     assert scores_of("--score", "loss", "--keep", "0.4") == sorted(best, key=lambda scored: scored[1])
     assert scores_of("--score", "loss", "--max_score", str(best[1][0]), "--rank") == best
-    assert len(scores_of(*("--max_score", "1"))) == 5
+    assert len(scores_of("--score", "null_rate", "--max_score", "1")) == 5
 
 
 def test_a_killed_call_goes_on(folder, tmp_path, monkeypatch):
@@ -200,7 +201,7 @@ def test_a_killed_call_goes_on(folder, tmp_path, monkeypatch):
 def test_a_model_that_is_never_null_is_named(tmp_path, caplog):
     folder = save_translator(tmp_path / "model", cross_attention="softmax")
     (data,) = write_data(tmp_path, "jsonl")
-    run_command("filter", folder, data, *LANGUAGES, "--output", tmp_path / "out.jsonl")
+    run_command("filter", folder, data, *LANGUAGES, "--score", "null_rate", "--output", tmp_path / "out.jsonl")
     assert "never attends to nothing; use --score loss" in caplog.text
 
 
