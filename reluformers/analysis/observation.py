@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from reluformers.modeling.pipeline_translation import eager_attention
+
+from .cross_attention import IGNORED_LABEL
+
 # site → fields of a model's output that may hold its weights
 _FIELDS = {
     "encoder": ("encoder_attentions", "attentions"),
@@ -27,7 +31,6 @@ _FIELDS = {
     "cross": ("cross_attentions",),
 }
 _INPUTS = ("pixel_values", "input_ids", "attention_mask", "labels")
-_IGNORED_LABEL = -100
 
 Batch = Mapping[str, Tensor]
 
@@ -211,13 +214,11 @@ def observing(
     Yields:
         Function that runs one batch.
     """
-    training, implementation = model.training, model.config._attn_implementation
     seen: dict[Any, Any] = {}
     with ExitStack() as stack:
-        stack.callback(model.train, training)
-        stack.callback(model.set_attn_implementation, implementation)
+        stack.callback(model.train, model.training)
+        stack.enter_context(eager_attention(model))
         model.eval()
-        model.set_attn_implementation("eager")
         for hook in _add_hooks(model, needs, seen):
             stack.callback(hook.remove)
         stack.enter_context(torch.inference_mode())
@@ -322,7 +323,7 @@ def _observed_texts(
     """Rows of the sites of a translation model."""
     labels = inputs["labels"]
     source = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()  # [batch, source_len]
-    target = labels != _IGNORED_LABEL  # [batch, target_len]
+    target = labels != IGNORED_LABEL  # [batch, target_len]
     past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
     visible = {
         "encoder": source.unsqueeze(2) & source.unsqueeze(1),

@@ -18,6 +18,7 @@ from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
 from .batches import CarryErrorsCollator, SeededCollator, SeededRows, check_batch
+from .scoring import confusion_matrix
 
 # the modules whose weights big_vision calls kernels
 _KERNELS = (nn.Linear, nn.Conv2d)
@@ -47,8 +48,8 @@ class Classified:
     def confusion_matrix(self, classes: int) -> np.ndarray:
         """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
         known = self.top[:, 0] != _NOWHERE
-        pairs = self.labels[known] * classes + self.top[known, 0]
-        return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+        predicted, labels = (torch.from_numpy(each[known]) for each in (self.top[:, 0], self.labels))
+        return confusion_matrix(predicted, labels, classes)
 
 
 class ImageTrainer(TaskTrainer):

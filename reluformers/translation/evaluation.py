@@ -9,7 +9,7 @@ from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from reluformers.analysis.model_analysis import Side
 from reluformers.errors import UserError, describe_error
@@ -19,6 +19,7 @@ from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.terminal import shows_progress
 from reluformers.training.batching import TokenBudgetBatchSampler
 
+from .collation import PairCollator
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .loading import load_translation_split
 from .metrics import corpus_score
@@ -250,4 +251,4 @@ def teacher_forced_batches(
     lengths = [token_lengths(pairs, column) for column in ("input_ids", "labels")]
     longest = max(int(side.max()) for side in lengths)
     sampler = TokenBudgetBatchSampler(*lengths, max(max_tokens, longest), shuffle=False)
-    return DataLoader(pairs, batch_sampler=sampler, collate_fn=DataCollatorForSeq2Seq(source_tokenizer))
+    return DataLoader(pairs, batch_sampler=sampler, collate_fn=PairCollator(source_tokenizer.pad_token_id))
