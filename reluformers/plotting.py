@@ -189,6 +189,7 @@ def plot_scores(
     path: str | Path,
     *,
     label: str,
+    is_share: bool = False,
     x: str | None = None,
     title: str | None = None,
 ) -> Path:
@@ -201,6 +202,7 @@ def plot_scores(
         scores: {row: score of each seed}; a row without scores is left out.
         path: picture to write, .png or .svg.
         label: of the scores.
+        is_share: whether they are shares, in [0, 1], to be shown in percent.
         x: what the numbers in the names are; None to leave them in the names.
         title: text above the picture.
 
@@ -246,7 +248,7 @@ def plot_scores(
     if len(curves) > 1:
         axes.legend(frameon=False)
     axes.set_ylabel(label)
-    if all(0 <= value <= 1 for values in scores.values() for value in values):
+    if is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _clear_frame(axes)
     axes.margins(x=0.08)

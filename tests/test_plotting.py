@@ -284,7 +284,7 @@ def test_scores_of_a_figure_lie_over_its_numbers(tmp_path, drawn):
 
 
 def test_scores_of_a_table_stand_side_by_side(tmp_path, drawn):
-    plot_scores({"128/softmax": [0.5, 0.7], "512/softmax": [0.4]}, tmp_path / "t.svg", label="accuracy")
+    plot_scores({"128/softmax": [0.5, 0.7], "512/softmax": [0.4]}, tmp_path / "t.svg", label="accuracy", is_share=True)
     (axes,) = drawn[0].axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["128/softmax", "512/softmax"]
     assert axes.lines[0].get_linestyle() == "None"

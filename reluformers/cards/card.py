@@ -234,7 +234,7 @@ def _model_context(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "dataset": dataset,
         "dataset_link": f"[{dataset}](https://huggingface.co/datasets/{dataset})",
-        "parameters": f"{run.results['parameters']:,}" if "parameters" in run.results else None,
+        "parameters": f"{run.results['parameters']:,}" if run.results.get("parameters") else None,
         **run.task.card.template_values(config, run.languages),
     }
 
@@ -307,9 +307,16 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
 
 
 def known_licence(folder: str | Path) -> str:
-    """The licence in a folder's README.md, or of what it started from; that of this library where there is none."""
-    found = [known.get("license") for known in (_old_metadata(folder), _start_of(folder))]
-    return next((licence for licence in found if isinstance(licence, str)), "apache-2.0")
+    """The licence in a folder's README.md, or of what it started from; that of this library where there is none.
+
+    Raises:
+        UserError: there are several.
+    """
+    found = next(filter(None, (known.get("license") for known in (_old_metadata(folder), _start_of(folder)))), [])
+    licences = found if isinstance(found, list) else [found]
+    if len(licences) > 1:
+        raise UserError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
+    return str(licences[0]) if licences else "apache-2.0"
 
 
 def _start_of(folder: str | Path) -> dict[str, Any]:

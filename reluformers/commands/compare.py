@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from reluformers.attention_statistics import MISSING
 from reluformers.cards.finished_run import read_recipe
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves."""
     if options.curves:
         check_picture_path(options.curves)
-    logs = {folder: read_json(folder, LOG_FILE) for folder in options.runs}
+    logs = {folder: read_json(folder, LOG_FILE, list) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
@@ -60,19 +61,22 @@ def _place(column: str, rows: list[dict[str, str]]) -> int:
     return longest.index(column) if column in longest else len(longest)
 
 
-def read_json(folder: Path, name: str) -> dict | list:
-    """A file of a finished run.
+def read_json(folder: Path, name: str, kind: type) -> Any:
+    """A file of a finished run, a dict or a list of dicts.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or is of another kind.
     """
     path = folder / name
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path}: cannot be read ({describe_error(error)}); train and evaluate the run first"
         ) from error
+    if not isinstance(content, kind) or (kind is list and not all(isinstance(entry, dict) for entry in content)):
+        raise UserError(f"{path}: is not what a run writes; train and evaluate the run again")
+    return content
 
 
 def run_names(folders: list[Path]) -> dict[Path, str]:
@@ -110,10 +114,14 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
         "run": name,
         **evaluation.cells(),
         f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
-        "parameters": f"{read_json(folder, RESULTS_FILE)['parameters']:,}",
+        "parameters": _number(read_json(folder, RESULTS_FILE, dict).get("parameters")),
         task.speed_unit: speed_cell(log, task.speeds),
         **{column: attention[column] for column in ATTENTION_COLUMNS},
     }
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else MISSING
 
 
 def best_dev_score(task: Task, log: list[dict]) -> str:

@@ -156,6 +156,8 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         override(sections, text)
     recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
     name = run_name(recipe)
+    if (records / f"{name}.json").resolve() == options.again.resolve():
+        raise UserError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
     if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
         sys.exit(1)

@@ -11,7 +11,7 @@ from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
-from reluformers.translation.decoding import load_translation_model, translate
+from reluformers.translation.decoding import load_translation_model, saved_search, translate
 from reluformers.translation.tokenization import load_tokenizers
 
 from .corpus import KINDS, DemoCorpus, Row
@@ -117,8 +117,7 @@ def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:
         Translations, in the order of the rows.
     """
     model, tokenizers = load_translation_model(folder)
-    beams = model.generation_config.num_beams or 1
-    return translate(model, tokenizers, [row.source for row in rows], num_beams=beams)
+    return translate(model, tokenizers, [row.source for row in rows], **saved_search(model.generation_config))
 
 
 def first_of_each_kind(

@@ -163,4 +163,4 @@ def load_records(folder: Path) -> list[RunRecord]:
     Raises:
         UserError: one cannot be read.
     """
-    return [RunRecord.load(path) for path in sorted(folder.glob("*.json"))]
+    return [RunRecord.load(path) for path in sorted(folder.glob("[!.]*.json"))]

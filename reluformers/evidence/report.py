@@ -27,7 +27,8 @@ LEVEL = 0.05  # of verdicts, after Holm's correction
 HOLDS, FAILS, OPEN = "holds", "does not", "not decided"
 # less than this share of the second row's value is called equal, of a statistic of the attention and of the loss
 MEASURE_MARGIN, LOSS_MARGIN = 0.1, 0.01
-_BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_BEGIN = "<!-- table: "
+_BLOCK = re.compile(rf"({_BEGIN}(\S+) (\S+) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of table -->)", re.DOTALL)
 
 
 @dataclass
@@ -218,7 +219,9 @@ class TableReport:
             ValueError: the suffix is neither .png nor .svg, or nothing is finished.
         """
         scores = {name: runs.scores for name, runs in self.runs.items()}
-        return plot_scores(scores, path, label=self.metric.title, x=self.table.axis, title=self.table.title)
+        is_share = self.metric.format(1.0).endswith("%")
+        title, axis = self.table.title, self.table.axis
+        return plot_scores(scores, path, label=self.metric.title, is_share=is_share, x=axis, title=title)
 
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
@@ -339,7 +342,8 @@ class TableReport:
         if claim.relation == ">=":
             return found.chance_below(-margin), found.chance_above(-margin)
         outside = max(found.chance_below(-margin), found.chance_above(margin))
-        return outside, min(found.chance_below(margin), found.chance_above(-margin))
+        # the smaller of two chances comes out small twice as often
+        return outside, min(1.0, 2 * min(found.chance_below(margin), found.chance_above(-margin)))
 
     def _margin(self, claim: Claim) -> float:
         if self._metric(claim.measure):
@@ -388,8 +392,10 @@ def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
         tables: (name, setting) → Markdown; blocks of others stay as they are.
 
     Raises:
-        UserError: the page has no block for one of `tables`.
+        UserError: the page has no block for one of `tables`, or one that is not as above.
     """
+    if text.count(_BEGIN) != len(_BLOCK.findall(text)):
+        raise UserError(f"the page has a line with {_BEGIN!r}, but not NAME SETTING --> behind it and an end below it")
     missing = tables.keys() - {(name, setting) for _, name, setting, _ in _BLOCK.findall(text)}
     if missing:
         raise UserError(f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it")
@@ -407,10 +413,14 @@ def tables_in(text: str) -> list[tuple[str, str]]:
 
 
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
-    """Refuse runs that were scored on different test sets or trained on files that differ."""
+    """Refuse runs that were scored on different test sets or in other ways, or trained on files that differ."""
+    metrics = [record.evaluation.scores[task_named(record.recipe["task"]).main_metric] for record in records]
+    signatures = {metric.signature for metric in metrics}
     tests = {record.evaluation.data.checksum for record in records}
     trained_on = [record.data.get("train", {}).get("sha256", [None]) for record in records]
     files = {tuple(sums) for sums in trained_on if None not in sums}
+    if len(signatures) > 1:
+        raise UserError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")
     for kind, found in (("scored on different test sets", tests), ("trained on different files", files)):
         if len(found) > 1:
             raise UserError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")

@@ -145,18 +145,24 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
         known = {"name": source_name(data.path), "split": source, "config": data.name, "revision": data.revision}
         return {name: value for name, value in known.items() if value is not None}
     files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
-    return {"name": source_name(source), "sha256": [_checksum(Path(file)) for file in files]}
+    return {"name": source_name(source), "sha256": [_checksum(Path(file).expanduser()) for file in files]}
 
 
 def check_data(job: Job) -> None:
-    """Refuse to take a finished run for one of other files that have the same names.
+    """Refuse to take a finished run for one of other files that have the same names, or that is scored otherwise.
 
     Raises:
-        UserError: a file is not the one that the run was trained or scored on.
+        UserError: a file is not the one that the run was trained or scored on, or an option of the scoring differs.
     """
-    recipe = task_named(job.recipe["task"]).recipe_class.from_dict(job.recipe)
+    task = task_named(job.recipe["task"])
+    recipe = task.recipe_class.from_dict(job.recipe)
     path = Path(job.records) / f"{job.name}.json"
-    for split, known in RunRecord.load(path).data.items():
+    record, usual = RunRecord.load(path), task.scorer.default_options()
+    if usual | record.evaluate != usual | job.evaluate:
+        raise UserError(
+            f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"
+        )
+    for split, known in record.data.items():
         sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
         if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
             raise UserError(f"{path}: its data.{split} is another file of that name; give --records another folder")

@@ -72,10 +72,10 @@ def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> lis
     try:
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=options.get("cluster", "slurm"))
         executor.update_parameters(**{name: value for name, value in options.items() if name != "cluster"})
+        waiting = [_write(job, folder) for job in jobs if not job.is_done]
+        return [job.job_id for job in executor.map_array(run_job, waiting)]
     except (NameError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"submitit: {' '.join(str(error).split())}") from error
-    waiting = [job for job in jobs if not job.is_done]
-    return [job.job_id for job in executor.map_array(run_job, [_write(job, folder) for job in waiting])]
 
 
 def _write(job: Job, folder: Path) -> str:

@@ -24,6 +24,7 @@ from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 from reluformers.translation.tokenization import TARGET_FOLDER
 
 from .leaks import BINARY, PICTURES, check_files
+from .notebook import NOTEBOOK
 
 HANDLER = "handler.py"
 # what a run writes about itself: paths in it become names
@@ -102,8 +103,15 @@ def is_made_by_trainer(card: Path) -> bool:
     return any(mark in text for mark in _TRAINERS_MARKS)
 
 
-def is_ours(name: str) -> bool:
-    """Whether a file of a repository is one that a release removes where it has it no more; never the owner's."""
+def is_ours(name: str, *, is_released: bool = False) -> bool:
+    """Whether a file of a repository is one that a release removes where it has it no more; never the owner's.
+
+    Args:
+        name: of the file.
+        is_released: whether the repository has a release, whose records and notebook were of the weights before.
+    """
+    if is_released and name in (*RECORDS, NOTEBOOK):
+        return True
     in_target = name.removeprefix(f"{TARGET_FOLDER}/")
     is_weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)
     return bool(is_weights) or in_target in TOKENIZER_FILES or name in payload_names()

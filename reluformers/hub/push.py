@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,7 +207,7 @@ def _choose_revision(
         for file in written:
             _replace_revision(staging / file, previous, name)
         previous = name
-        changes = repository.changes(staging, is_ours)
+        changes = repository.changes(staging, partial(is_ours, is_released=bool(repository.tags)))
         if not changes:
             break
     if name in repository.tags and (changes or repository.tags[name] != repository.head):

@@ -57,9 +57,14 @@ class Repository:
         Raises:
             UserError: the repository holds something else than this kind of model.
         """
-        if self.digests.keys() - _ANY_REPOSITORY_HAS and self.model_type != model_type:
+        if not self.is_blank and self.model_type != model_type:
             held = f"a model of type {self.model_type}" if self.model_type else "something else"
             raise UserError(f"{self.repo_id}: the name is taken, it already holds {held}; choose another name")
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it holds nothing but what any new repository may have, as after a push that was cut off."""
+        return not self.digests.keys() - _ANY_REPOSITORY_HAS
 
     def check_visibility(self, private: bool) -> None:
         """Refuse to publish what is to be private.

@@ -37,7 +37,7 @@ def push_space(
         for name, text in space_files(model_id, revision, licence=licence).items():
             Path(temporary, name).write_text(text, encoding="utf-8")
         repository = open_repository(api, space_id, private, "space")
-        if repository.exists and not repository.unfinished and not _is_demo(repository, model_id):
+        if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id):
             raise UserError(
                 f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
                 "or delete that Space, or leave --space out"
@@ -48,6 +48,11 @@ def push_space(
             repository.commit(changes, f"Show {model_id} {revision}")
         repository.finish(private)
     return f"{api.endpoint}/spaces/{space_id}"
+
+
+def _was_cut_off(space: Repository) -> bool:
+    """Whether a Space looks like one that an earlier call has made and not filled."""
+    return space.unfinished or (space.private and space.is_blank)
 
 
 def _is_demo(space: Repository, model_id: str) -> bool:

@@ -14,7 +14,7 @@ from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.training.sources import load_held_out
 
-from .decoding import load_translation_model, translate
+from .decoding import load_translation_model, saved_search, translate
 from .evaluation import teacher_forced_batches
 from .loading import load_translation_split
 from .tokenization import TARGET_FOLDER
@@ -115,9 +115,7 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
         if not text.strip():
             raise UserError(f"example {number} is empty; give a text")
     model, tokenizers = load_translation_model(folder)
-    defaults = model.generation_config
-    options = {"num_beams": defaults.num_beams or 1, "length_penalty": defaults.length_penalty or 1.0}
-    answers = translate(model, tokenizers, texts, **options)
+    answers = translate(model, tokenizers, texts, **saved_search(model.generation_config))
     return [
         Example(text, answer, f"Example {number}")
         for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1)

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.errors import UserError
 from reluformers.length_batches import length_batches
@@ -112,6 +113,12 @@ def translate(
                 translations[row] = text
             bar.update(len(rows))
     return translations
+
+
+def saved_search(defaults: GenerationConfig) -> dict[str, Any]:
+    """Beams and length penalty of a saved model, as `translate` takes them."""
+    penalty = defaults.length_penalty
+    return {"num_beams": defaults.num_beams or 1, "length_penalty": 1.0 if penalty is None else penalty}
 
 
 def check_search(*, num_beams: int, length_penalty: float, max_tokens: int) -> None:

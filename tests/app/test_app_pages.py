@@ -200,6 +200,9 @@ def test_examples_are_those_of_the_run_else_of_the_card(tmp_path):
     rows = [{"source": str(number), "reference": "r", "output": "o"} for number in range(9)]
     (tmp_path / "results.json").write_text(json.dumps({"examples": rows}))
     assert models.find_examples(str(tmp_path)) == ["0", "1", "2", "3", "4"]
+    for damaged in ("{", "[1]", '{"examples": ["a"]}', '{"examples": 3}'):
+        (tmp_path / "results.json").write_text(damaged)
+        assert models.find_examples(str(tmp_path)) == []
 
 
 def test_image_page_opens_with_its_first_example(classifier, image_file):

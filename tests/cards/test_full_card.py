@@ -15,7 +15,7 @@ from builders.image_runs import CLASSES, write_images
 from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES, write_pairs
 from reluformers import seq2seq_config, vision_config
-from reluformers.cards.card import known_base_model, write_card
+from reluformers.cards.card import known_base_model, known_licence, write_card
 from reluformers.cards.check import check_card
 from reluformers.cards.data_words import DataWords, data_words
 from reluformers.errors import UserError
@@ -126,6 +126,7 @@ def test_a_tuned_model_says_from_what(tmp_path):
     assert (data.pipeline_tag, data.base_model, data.base_model_relation) == ("translation", "acme/base", "finetune")
     text = path.read_text()
     assert "It was fine-tuned from [acme/base](https://huggingface.co/acme/base)." in text
+    assert "It has seen its training set and that of acme/base:" in text
     assert "(https://huggingface.co/spaces/acme/tuned-demo)" in text
     with pytest.raises(UserError, match=r"the base model 'runs/x\.jsonl' must be its Hub id"):
         write_card(tmp_path / "run", "acme/tuned", base_model="runs/x.jsonl", overwrite=True)
@@ -147,6 +148,15 @@ def test_where_the_base_model_is_found(tmp_path, readme, config, found):
     if readme:
         (tmp_path / "README.md").write_text(readme)
     assert known_base_model(tmp_path, "acme/tuned") == found
+
+
+def test_licences_are_kept(tmp_path):
+    assert known_licence(tmp_path) == "apache-2.0"
+    (tmp_path / "README.md").write_text("---\nlicense:\n- cc-by-nc-4.0\n---\n")
+    assert known_licence(tmp_path) == "cc-by-nc-4.0"
+    (tmp_path / "README.md").write_text("---\nlicense:\n- mit\n- cc-by-nc-4.0\n---\n")
+    with pytest.raises(UserError, match=r"has several licences, mit, cc-by-nc-4\.0; choose one by --licence"):
+        known_licence(tmp_path)
 
 
 def test_data_are_described_by_the_card_beside_them(tmp_path):

@@ -111,6 +111,17 @@ def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_pa
     assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
 
 
+def test_what_a_run_did_not_write_is_missing_or_named(compare, capsys, tmp_path):
+    folder = finished_run(tmp_path / "a", [])
+    (folder / "results.json").write_text("{}")
+    _, _, line, *_ = compare(folder)
+    assert line.startswith("| a | 30.00 | 50.00 | – | – |")
+    for name, text in (("results.json", "[1]"), ("log_history.json", "[1]")):
+        other = finished_run(tmp_path / name, [])
+        (other / name).write_text(text)
+        assert f"{other / name}: is not what a run writes" in fails(compare, capsys, other)
+
+
 def without_results(folder: Path) -> Path:
     (finished_run(folder, []) / "results.json").unlink()
     return folder

@@ -273,6 +273,24 @@ def test_runs_of_one_row_are_of_one_training_set(table, tmp_path):
         report_of(table, tmp_path)
 
 
+def test_runs_are_scored_in_one_way(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    record = save_run(table, tmp_path, "one", 2, 0.5)
+    path = tmp_path / f"{record.name}.json"
+    content = json.loads(path.read_text())
+    for score in content["evaluation"]["scores"].values():
+        score["signature"] = "tok:none"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="row one: there are runs with the signatures None and tok:none"):
+        report_of(table, tmp_path)
+
+
+def test_what_is_half_written_is_no_record(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    (tmp_path / ".tmp-0a1b2c3d-one-2.json").write_text("{")
+    assert len(report_of(table, tmp_path).runs["one"].records) == 1
+
+
 def test_a_seed_does_not_count_twice(table, tmp_path):
     record = save_run(table, tmp_path, "one", 1, 0.5)
     shutil.copy(tmp_path / f"{record.name}.npz", tmp_path / "another-1.npz")
@@ -310,3 +328,6 @@ def test_blocks_of_a_page_are_written_anew():
     assert replace_tables(written, {("source/t1", "small"): "| a |\n"}) == written
     with pytest.raises(UserError, match="no line <!-- table: source/t3 small -->"):
         replace_tables(PAGE, {("source/t3", "small"): ""})
+    for damaged in (PAGE.replace("<!-- end of table -->", "", 1), PAGE.replace("t1 small -->", "t1 small->")):
+        with pytest.raises(UserError, match="the page has a line with '<!-- table: '"):
+            replace_tables(damaged, {("source/t2", "small"): ""})

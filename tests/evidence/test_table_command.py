@@ -226,6 +226,25 @@ def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
     assert "its data.train is another file of that name; give --records another folder" in line
 
 
+def test_a_record_is_not_compared_with_itself(files, tmp_path, capsys, monkeypatch):
+    first = save_record(files, tmp_path, "first-1")
+    monkeypatch.setattr("reluformers.commands.table.run_name", lambda recipe: "first-1")
+    line = refusal_of(capsys, "table", "--again", first, "--records", tmp_path, "--output_dir", tmp_path / "runs")
+    assert "a run of its own would be taken for it; give --records another folder" in line
+
+
+def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
+    content = yaml.safe_load(Path("scripts/recipes/reluformer/t2.yaml").read_text(encoding="utf-8"))
+    content["settings"]["small"]["evaluate"] = {"tokenize": "intl"}
+    content["settings"]["small"]["recipe"] = str(Path("scripts/recipes/small_multi30k.yaml").resolve())
+    (tmp_path / "t2.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE, "--output_dir", tmp_path]
+    line = refusal_of(capsys, "table", tmp_path / "t2.yaml", *options, *files)
+    assert "was scored with {'tokenize': '13a'}, but {'tokenize': 'intl'} is asked for" in line
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -30,6 +30,12 @@ def test_a_release_removes_no_file_of_the_owner(name, ours):
     assert is_ours(name) == ours
 
 
+@pytest.mark.parametrize("name", ["evaluation.json", "recipe.yaml", "notebook.ipynb"])
+def test_a_release_removes_the_records_of_an_earlier_one(name):
+    assert is_ours(name, is_released=True)
+    assert not is_ours(name)
+
+
 SPOILT = {
     "no weights": ("model.safetensors", None, "model.safetensors is missing"),
     "no tokenizer": ("tokenizer.json", None, "tokenizer.json is missing"),

@@ -1,5 +1,7 @@
 """The demo Space of a release."""
 
+import itertools
+
 import pytest
 
 from builders.hub_folders import REPO, client
@@ -40,6 +42,18 @@ def test_a_space_of_somebody_is_not_overwritten(hub, card):
         push_space(REPO, "v1", api=api)
     repo = hub.repos["spaces", f"{REPO}-demo"]
     assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
+
+
+def test_a_second_call_finishes_a_space_that_was_cut_off(hub):
+    for private, after in itertools.product((True, False), range(2, 6)):
+        model_id = f"acme/cut-{after}-{private}".lower()
+        hub.cut(after)
+        with pytest.raises(UserError, match="no connection"):
+            push_space(model_id, "v1", private=private, api=client(hub))
+        hub.mend()
+        push_space(model_id, "v1", private=private, api=client(hub))
+        repo = hub.repos["spaces", f"{model_id}-demo"]
+        assert "app.py" in repo.commits[repo.branches["main"]]
 
 
 def test_a_space_with_another_content_is_not_overwritten(hub):
