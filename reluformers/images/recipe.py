@@ -13,7 +13,6 @@ from reluformers.configuration.configuration_vision import (
 from reluformers.errors import UserError
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
-from reluformers.training.sources import check_apart
 
 from .augmentation import Augmentation
 
@@ -50,7 +49,6 @@ class ImageDataSection:
                 raise UserError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and isinstance(source, list):
                 raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
-        check_apart(self.path, self.sources())
 
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""

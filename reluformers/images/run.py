@@ -16,7 +16,7 @@ from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
 from reluformers.training.meter import median_speed
 from reluformers.training.run import TaskRun
-from reluformers.training.sources import naming
+from reluformers.training.sources import check_apart, naming
 
 from .augmentation import ImageCollator
 from .batches import check_images
@@ -71,11 +71,13 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`.
 
     Raises:
-        UserError: the recipe does not say where the training set is, a split cannot be read or has other classes.
+        UserError: the recipe does not say where the training set is, a split cannot be read, has other classes or
+            shares rows with the training set.
     """
     sources = data.sources()
     if "train" not in sources:
         raise UserError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
+    check_apart(data.path, sources)
     location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
     splits: dict[str, Dataset] = {}
     for name, source in sources.items():

@@ -22,7 +22,7 @@ from transformers import (
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.conversion.start import start_model
 from reluformers.errors import UserError
-from reluformers.training.sources import naming
+from reluformers.training.sources import check_apart, naming
 
 from .cleaning import clean
 from .collation import PairCollator
@@ -68,7 +68,7 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
     """Read the splits that a recipe names: `train`, which may be a stream, `validation` and perhaps `test`.
 
     Raises:
-        UserError: the recipe does not say where they are, or they cannot be read.
+        UserError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
     """
     for name in ("source_lang", "target_lang"):
         if getattr(data, name) is None:
@@ -77,6 +77,7 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
     for split in ("train", "validation"):
         if split not in sources:
             raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
+    check_apart(data.path, sources)
     splits = {}
     for split, source in sources.items():
         with naming(f"data.{split}"):

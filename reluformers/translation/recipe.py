@@ -15,7 +15,6 @@ from reluformers.configuration.configuration_seq2seq import (
 )
 from reluformers.errors import UserError
 from reluformers.training.recipe import Recipe, check_least
-from reluformers.training.sources import check_apart
 
 from .arguments import TranslationTrainingArguments
 
@@ -96,13 +95,11 @@ class TranslationDataSection:
             raise UserError(
                 f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
             )
-        sources = self.sources()
-        for name, source in sources.items():
+        for name, source in self.sources().items():
             if source in ([], {}):
                 raise UserError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and not isinstance(source, str):
                 raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
-        check_apart(self.path, sources)
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
