@@ -198,7 +198,7 @@ def token_positions(
     """
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
-    return (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
 def _check_dimensions(mask: Tensor) -> None:
