@@ -394,9 +394,10 @@ def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
     Raises:
         UserError: the page has no block for one of `tables`, or one that is not as above.
     """
-    if text.count(_BEGIN) != len(_BLOCK.findall(text)):
+    blocks = tables_in(text)
+    if text.count(_BEGIN) != len(blocks):
         raise UserError(f"the page has a line with {_BEGIN!r}, but not NAME SETTING --> behind it and an end below it")
-    missing = tables.keys() - {(name, setting) for _, name, setting, _ in _BLOCK.findall(text)}
+    missing = tables.keys() - set(blocks)
     if missing:
         raise UserError(f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it")
 
