@@ -44,10 +44,9 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
     Raises:
         UserError: one shares rows with "train".
     """
-    for name, source in sources.items():
-        if name == "train" or "train" not in sources:
-            continue
-        train = sources["train"]
+    others = dict(sources)
+    train = others.pop("train")
+    for name, source in others.items():
         if _parts(path, train) & _parts(path, source) or (path is not None and _share_rows(train, source)):
             raise UserError(
                 f"data.{name} is {source}, which shares rows with data.train, {train}: name parts that do not, "
