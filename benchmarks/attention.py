@@ -54,6 +54,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--graph", action="store_true", help="replay calls from a CUDA graph: the GPU's time without that of Python"
+    )
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
     parser.add_argument("--output", type=Path, help="JSON file for all numbers")
     parser.add_argument("--plot", type=Path, help="picture of time and memory over length")
@@ -184,31 +187,43 @@ def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple
     return states, places >= length - lengths if "left" in mask else places < lengths
 
 
-def seconds(run: partial, job: str, gradient: Tensor) -> float:
-    """Time of one call, with its backward pass if there is one."""
+def with_backward(run: partial, job: str, gradient: Tensor) -> Callable[[], object]:
+    """The call, with its backward pass if there is one."""
+    if job != "both":
+        return run
+    states = [given for given in run.args if isinstance(given, Tensor) and given.requires_grad]
+    return lambda: torch.autograd.grad(run(), states, gradient)
+
+
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same from a CUDA graph, which starts its kernels without Python."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    return lambda: (graph.replay(), kept)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Time of one call."""
     clock = time.process_time if DEVICE == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    for states in run.args[:3]:
-        states.grad = None
     started = clock()
-    output = run()
-    if job == "both":
-        output.backward(gradient)
+    call()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return clock() - started
 
 
-def peak_megabytes(run: partial, job: str, gradient: Tensor) -> float:
+def peak_megabytes(call: Callable[[], object]) -> float:
     """Most memory that a call holds beyond what there was before."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        seconds(run, job, gradient)
+        seconds(call)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        seconds(run, job, gradient)
+        seconds(call)
     changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(changes, key=lambda event: event.start_ns()):
@@ -227,23 +242,22 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     for name, function in candidates(options).items():
         if length > EAGER_LIMIT and name.startswith(("eager", "sparsemax", "entmax15")):
             continue
-        run = partial(function, *states, real, causal)
+        call = with_backward(partial(function, *states, real, causal), job, gradient)
         try:
             for _ in range(2):  # warm up
-                seconds(run, job, gradient)
+                seconds(call)
+            runs[name] = replayed(call) if options.graph else call
         except Exception as error:  # whatever other people's kernels raise
             reason = str(error).strip().partition("\n")[0]
             print(f"  {name} cannot do this here: {type(error).__name__} {reason}")
-            continue
-        runs[name] = run
     if PEER not in runs:
         return {}
-    repeats = max(1, round(0.02 / seconds(runs[PEER], job, gradient)))
+    repeats = max(1, round(0.02 / seconds(runs[PEER])))
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for number in range(options.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            times[name].append(sum(seconds(runs[name], job, gradient) for _ in range(repeats)) / repeats)
+            times[name].append(sum(seconds(runs[name]) for _ in range(repeats)) / repeats)
     results = {}
     for name, values in times.items():
         ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
@@ -254,7 +268,7 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
             "high": ratios[-1 - len(ratios) // 4],
         }
         if options.memory:
-            results[name]["megabytes"] = peak_megabytes(runs[name], job, gradient)
+            results[name]["megabytes"] = peak_megabytes(runs[name])
     return results
 
 
@@ -295,10 +309,13 @@ def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -
 
 def main() -> None:
     options = parse_arguments()
+    if options.graph and (DEVICE != "cuda" or options.memory):
+        raise ValueError("--graph is for GPUs, and not for --memory, as a graph keeps its own")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(
-        f"torch {torch.__version__} on {DEVICE}, {options.threads} threads, {options.dtype}, heads of {options.width}"
+        f"torch {torch.__version__} on {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}, "
+        f"{options.threads} threads, {options.dtype}, heads of {options.width}"
     )
     print(f"compiled code: {'not installed' if computation.native is None else computation.native.explain()}")
     everything = []

@@ -160,8 +160,8 @@ def triton_backward(
         options: those of the forward pass.
 
     Returns:
-        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
-        where θ is a number.
+        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [],
+        which is not written where θ is a number.
     """
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (_empty_states(states) for states in (query, key, value))
@@ -178,7 +178,7 @@ def triton_backward(
     grad_rows = _empty_rows(query) if options.learned_threshold is not None else None
     _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
     if grad_rows is None:
-        return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
+        return grad_query, grad_key, grad_value, query.new_empty((), dtype=torch.float32)
     return grad_query, grad_key, grad_value, grad_rows.sum() / -kept_share
 
 
@@ -220,9 +220,14 @@ def _launch(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
     row_batches = 1 if row_factors is None else len(row_factors)
-    kernel = tuned_kernel(TuningCase.of(name, options, *states[:2], rows))
+    tuner, tile = tuned_kernel(TuningCase.of(name, options, *states[:2], rows)), {}
+    kernel = tuner
+    if IS_INTERPRETED:
+        tile = INTERPRETER_TILE
+    elif (best := getattr(tuner, "best_config", None)) is not None:  # found at the first call of the case
+        kernel, tile = KERNELS[name], best.all_kwargs()
     with torch.cuda.device_of(states[0]):
-        kernel[lambda tile: (triton.cdiv(length, tile[side]) * batch * heads,)](
+        kernel[lambda constants: (-(-length // constants[side]) * batch * heads,)](
             states,
             sum((part.stride()[:3] for part in states), ()),
             rows,
@@ -243,19 +248,21 @@ def _launch(
             PRECISION=FLOAT32_PRECISION,
             HEAD_DIM=head_dim,
             PADDED_DIM=_padded(head_dim),
-            **(INTERPRETER_TILE if IS_INTERPRETED else {}),
+            **tile,
         )
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, 1 << (head_dim - 1).bit_length())  # triton's own next_power_of_2 takes longer than its launch
 
 
 class TuningCase(NamedTuple):
     """What the best tile may depend on."""
 
     name: str
-    size: int | str
+    activation: str
+    is_causal: bool
+    head_dim: int
     dtype: torch.dtype
     device: torch.device
     buckets: tuple[int, int]
@@ -267,10 +274,12 @@ class TuningCase(NamedTuple):
     def of(
         cls, name: str, options: PassOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
     ) -> "TuningCase":
-        """That of a call; triton tells apart head sizes, activations, masks and causality."""
+        """That of a call."""
         return cls(
             name,
-            size="float32" if query.dtype == torch.float32 else max(64, _padded(query.shape[-1])),
+            activation=options.activation,
+            is_causal=options.causal_offset is not None,
+            head_dim=query.shape[-1],
             dtype=query.dtype,
             device=query.device,
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
@@ -286,9 +295,9 @@ def tuned_kernel(case: TuningCase):
     kernel = KERNELS[case.name]
     if IS_INTERPRETED:
         return kernel
-    tiles = TILES[case.name][case.size]
+    tiles = TILES[case.name]["float32" if case.dtype == torch.float32 else max(64, _padded(case.head_dim))]
     configs = [
         triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
         for queries, keys, warps, stages in (tiles[-1:] if case.is_deterministic else tiles)
     ]
-    return triton.autotune(configs, key=["HEAD_DIM", "IS_CAUSAL", "ACTIVATION"])(kernel)
+    return triton.autotune(configs, key=[])(kernel)

@@ -233,6 +233,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("padded", [True, False])
 def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, padded, monkeypatch):
     monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
+    monkeypatch.setattr(computation, "native", None)  # whose threads have scratch memory of a fixed size
     largest = {}
     for length in (256, 512, 1024):
         query, key, value, gradient = (torch.randn(1, length, 2, 4).transpose(1, 2) for _ in range(4))
@@ -240,8 +241,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, p
         everything = PassOptions(
             scale=0.5, seed=torch.tensor(1), key_padding_mask=mask, causal_offset=causal_offset
         )._replace(**options)
-        # the passes themselves: a mode does not see what an operator does inside
-        with LargestTensor() as mode:
+        with LargestTensor() as mode:  # the passes themselves
             blockwise_attention.blockwise_forward(query, key, value, everything)
             sums = torch.ones(1, 2, length) if everything.needed_statistics == "all" else None
             blockwise_attention.blockwise_backward(gradient, sums, sums, query, key, value, everything)
@@ -383,6 +383,23 @@ def test_compiles_as_one_graph_without_a_break(dynamic):
         torch.testing.assert_close(actual, expected)
         wanted = torch.autograd.grad(expected, layer.weight)[0]
         torch.testing.assert_close(torch.autograd.grad(actual, layer.weight)[0], wanted)
+
+
+def test_gradients_of_gradients_are_refused():
+    query = torch.randn(1, 2, 9, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        rectified_attention(query, query, query).square().sum(), query, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()
+
+
+def test_vmap_is_a_loop():
+    states = torch.randn(3, 2, 2, 9, 4)
+    mapped = torch.vmap(lambda query: rectified_attention(query, query, query, is_causal=True))(states)
+    torch.testing.assert_close(
+        mapped, torch.stack([rectified_attention(query, query, query, is_causal=True) for query in states])
+    )
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "threshold"])
