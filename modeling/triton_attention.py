@@ -32,8 +32,10 @@ logger = logging.get_logger(__name__)
 FLOAT32_PRECISION = "ieee"
 # Tiles to choose from by padded head size: (queries, keys, warps, stages). They are timed against each other once for
 # each `TuningCase`, those that do not fit the GPU left out. The last of each row fits into 99 KiB of shared memory and
-# is taken untimed where torch must be deterministic, as tiles decide in which order sums are taken. On Hopper none
-# makes matrix products wait for each other for want of registers. After a change call `tuned_kernel.cache_clear()`.
+# is taken untimed where torch must be deterministic, as tiles decide in which order sums are taken, and for up to
+# `SHORT` queries and keys of 16 bits, where a kernel starts longer than it runs and all tiles compile for a minute. On
+# Hopper none makes matrix products wait for each other for want of registers. After a change call
+# `tuned_kernel.cache_clear()`.
 TILES = {
     "forward": {
         64: ((128, 128, 8, 2), (128, 64, 4, 3), (256, 64, 8, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
@@ -56,7 +58,8 @@ TILES = {
 }
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel}
 INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
-LENGTH_BUCKETS = (256, 2048)  # tiles are timed anew for lengths up to each of these, and above
+SHORT = 256
+LENGTH_BUCKETS = (SHORT, 2048)  # tiles are timed anew for lengths up to each of these, and above
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -268,13 +271,14 @@ class TuningCase(NamedTuple):
     buckets: tuple[int, int]
     has_rows: tuple[bool, ...]
     has_dropout: bool
-    is_deterministic: bool
+    is_timed: bool
 
     @classmethod
     def of(
         cls, name: str, options: PassOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
     ) -> "TuningCase":
         """That of a call."""
+        is_short = query.dtype != torch.float32 and max(query.shape[2], key.shape[2]) <= SHORT
         return cls(
             name,
             activation=options.activation,
@@ -285,7 +289,7 @@ class TuningCase(NamedTuple):
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
             has_rows=tuple(row is not None for row in rows),
             has_dropout=_dropped_bytes(options) > 0,
-            is_deterministic=torch.are_deterministic_algorithms_enabled(),
+            is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )
 
 
@@ -298,6 +302,6 @@ def tuned_kernel(case: TuningCase):
     tiles = TILES[case.name]["float32" if case.dtype == torch.float32 else max(64, _padded(case.head_dim))]
     configs = [
         triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
-        for queries, keys, warps, stages in (tiles[-1:] if case.is_deterministic else tiles)
+        for queries, keys, warps, stages in (tiles if case.is_timed else tiles[-1:])
     ]
     return triton.autotune(configs, key=[])(kernel)

@@ -80,6 +80,21 @@ def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
     assert caplog.text.count("triton compiles nothing here") == 1
 
 
+@needs_triton
+def test_where_tiles_are_timed(monkeypatch):
+    def tiles(dtype: torch.dtype, query_len: int, key_len: int) -> int:
+        query, key, *_ = draw(1, 1, query_len, key_len, 64, dtype)
+        case = triton_attention.TuningCase.of("forward", pass_options(), query, key, (None,) * 3)
+        return len(triton_attention.tuned_kernel(case).configs)
+
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    assert tiles(torch.bfloat16, 256, 256) == 1
+    assert tiles(torch.bfloat16, 256, 257) == tiles(torch.bfloat16, 257, 1) == len(TILES["forward"][64])
+    assert tiles(torch.float32, 256, 256) == len(TILES["forward"]["float32"])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert tiles(torch.bfloat16, 300, 300) == tiles(torch.float32, 300, 300) == 1
+
+
 def test_without_triton_blocks_do_it(hopper, monkeypatch):
     monkeypatch.setattr(triton_attention, "triton", None)
     assert computation_of(hopper()) == "blocks"
