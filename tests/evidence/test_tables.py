@@ -161,11 +161,12 @@ def count_parameters(name, row, tokens):
 
 
 @pytest.mark.parametrize(
-    ("row", "tokens", "printed"),
-    [("gl-en/qknorm", 3164, 31_051_880), ("sk-en/qknorm", 8217, 48_356_907), ("en-he/qknorm", 8304, 48_401_538)],
+    ("row", "printed"), [("gl-en/qknorm", 31_051_880), ("sk-en/qknorm", 48_356_907), ("en-he/qknorm", 48_401_538)]
 )
-def test_parameters_of_qknorm_table_1(row, tokens, printed):
+def test_parameters_of_qknorm_table_1(row, printed):
     """The released code adds two language embeddings; with 513 parameters a token the printed number fits one size."""
+    table = Table.load("qknorm/t2")
+    tokens = table.recipe("paper", table.rows[row], 1).tokenizer.vocab_size
     assert count_parameters("qknorm/t2", row, tokens) + 2 * 512 == printed
 
 
