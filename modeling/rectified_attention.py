@@ -3,11 +3,10 @@
 """Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
 
 `rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
-is one operator of PyTorch, so that `torch.compile` takes it whole; outside of compiled code the same two passes are a
-`torch.autograd.Function`, which starts in a third of the time.
+is one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch modes take it whole; for plain tensors its
+two passes are called past the dispatch of operators, which takes longer than a small attention.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable
 
@@ -117,8 +116,8 @@ def _save_for_backward(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(run: Callable, ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[Tensor | None, ...]:
-    """What `run` makes of the gradients, in the order of the operator's arguments."""
+def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the operator's arguments."""
     query, key, value, *tensors = ctx.saved_tensors
     options = PassOptions(*tensors, *ctx.others)
     if grad_output is None:
@@ -127,6 +126,10 @@ def _backward(run: Callable, ctx, grad_output, grad_row_sums, grad_weighted_logs
         grad_row_sums = None
     if options.needed_statistics != "all":
         grad_weighted_logs = None
+    is_plain = not torch.is_grad_enabled() and _are_plain(
+        query, key, value, grad_output, grad_row_sums, grad_weighted_logs
+    )
+    run = _run_backward if is_plain else _backward_operator
     *grads, grad_threshold = run(
         grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation, *options
     )
@@ -135,20 +138,29 @@ def _backward(run: Callable, ctx, grad_output, grad_row_sums, grad_weighted_logs
     return *grads, None, grad_threshold, *[None] * 9
 
 
-_operator.register_autograd(functools.partial(_backward, _backward_operator), setup_context=_save_for_backward)
+_operator.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class _Function(torch.autograd.Function):
-    """The operator without its dispatch: PyTorch takes longer to find an operator of Python than a GPU to run it."""
-
-    forward = staticmethod(_run_forward)
-    setup_context = staticmethod(_save_for_backward)
-    backward = staticmethod(torch.autograd.function.once_differentiable(functools.partial(_backward, _run_backward)))
+    """The operator with its gradients, for plain tensors."""
 
     @staticmethod
-    def vmap(info, in_dims, *inputs):
-        """By the operator, which PyTorch calls for each element."""
-        return torch.vmap(_operator, in_dims)(*inputs), 0
+    def forward(ctx, *inputs):
+        output = _run_forward(*inputs)
+        _save_for_backward(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)
+
+
+def _are_plain(*states: Tensor | None) -> bool:
+    """Whether nobody looks at operators: no compiler, transform of `torch.func`, dispatch mode or kind of tensor."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
+    return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
 
 
 def rectified_attention(
@@ -267,8 +279,7 @@ def attend(
         dropout=dropout,
         needed_statistics=needed_statistics,
     )
-    is_plain = type(query) is Tensor and not torch.compiler.is_compiling()
-    run = _Function.apply if is_plain else _operator
+    run = _Function.apply if _are_plain(query, key, value) else _operator
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)

@@ -223,7 +223,7 @@ def _launch(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
     row_batches = 1 if row_factors is None else len(row_factors)
-    tuner, tile = tuned_kernel(TuningCase.of(name, options, *states[:2], rows)), {}
+    tuner, tile = tuned_kernel(TuningCase.of(name, options, *states[:2], rows, is_affine)), {}
     kernel = tuner
     if IS_INTERPRETED:
         tile = INTERPRETER_TILE
@@ -270,12 +270,19 @@ class TuningCase(NamedTuple):
     device: torch.device
     buckets: tuple[int, int]
     has_rows: tuple[bool, ...]
-    has_dropout: bool
+    has_options: tuple[bool, ...]
+    is_affine: bool
     is_timed: bool
 
     @classmethod
     def of(
-        cls, name: str, options: PassOptions, query: Tensor, key: Tensor, rows: tuple[Tensor | None, ...]
+        cls,
+        name: str,
+        options: PassOptions,
+        query: Tensor,
+        key: Tensor,
+        rows: tuple[Tensor | None, ...],
+        is_affine: bool,
     ) -> "TuningCase":
         """That of a call."""
         is_short = query.dtype != torch.float32 and max(query.shape[2], key.shape[2]) <= SHORT
@@ -288,7 +295,8 @@ class TuningCase(NamedTuple):
             device=query.device,
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
             has_rows=tuple(row is not None for row in rows),
-            has_dropout=_dropped_bytes(options) > 0,
+            has_options=tuple(part is not None for part in options[:4]),
+            is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )
 
@@ -304,4 +312,4 @@ def tuned_kernel(case: TuningCase):
         triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
         for queries, keys, warps, stages in (tiles if case.is_timed else tiles[-1:])
     ]
-    return triton.autotune(configs, key=[])(kernel)
+    return triton.autotune(configs, key=["HEAD_DIM", "IS_CAUSAL", "ACTIVATION"])(kernel)

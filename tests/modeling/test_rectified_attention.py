@@ -7,7 +7,9 @@ import torch
 from reluformers.modeling import attention, blockwise_attention, computation
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
@@ -385,13 +387,30 @@ def test_compiles_as_one_graph_without_a_break(dynamic):
         torch.testing.assert_close(torch.autograd.grad(actual, layer.weight)[0], wanted)
 
 
-def test_gradients_of_gradients_are_refused():
+@pytest.mark.parametrize("power", [1, 2])
+def test_gradients_of_gradients_are_refused(power):
     query = torch.randn(1, 2, 9, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(
-        rectified_attention(query, query, query).square().sum(), query, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.square().sum().backward()
+    loss = rectified_attention(query, query, query).pow(power).sum() + query.pow(3).sum()
+    (gradient,) = torch.autograd.grad(loss, query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        torch.autograd.grad(gradient.sum(), query)
+
+
+def test_gradients_may_be_batched():
+    query = torch.randn(1, 2, 9, 4, requires_grad=True)
+    output = rectified_attention(query, query, query)
+    gradients = torch.randn(3, *output.shape)
+    (batched,) = torch.autograd.grad(output, query, gradients, is_grads_batched=True, retain_graph=True)
+    for gradient, expected in zip(gradients, batched, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(output, query, gradient, retain_graph=True)[0], expected)
+
+
+def test_modes_see_an_operator():
+    query = torch.randn(1, 2, 9, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(rectified_attention(query, query, query), FakeTensor)
+    traced = make_fx(lambda query: rectified_attention(query, query, query))(query)
+    torch.testing.assert_close(traced(query + 1), rectified_attention(*[query + 1] * 3))
 
 
 def test_vmap_is_a_loop():

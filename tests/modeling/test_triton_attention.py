@@ -84,7 +84,7 @@ def test_without_a_compiler_blocks_do_it(hopper, monkeypatch, caplog):
 def test_where_tiles_are_timed(monkeypatch):
     def tiles(dtype: torch.dtype, query_len: int, key_len: int) -> int:
         query, key, *_ = draw(1, 1, query_len, key_len, 64, dtype)
-        case = triton_attention.TuningCase.of("forward", pass_options(), query, key, (None,) * 3)
+        case = triton_attention.TuningCase.of("forward", pass_options(), query, key, (None,) * 3, False)
         return len(triton_attention.tuned_kernel(case).configs)
 
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
