@@ -74,7 +74,7 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.dense)
-    divisor = module.length_divisor(mask.key_counts, weights.dtype)
+    divisor = module.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     output = apply_dropout(weights, dropout) @ value
@@ -116,7 +116,7 @@ def fused_attention(
         activation=activation,
         scale=scaling,
         threshold=threshold,
-        divisor=module.length_divisor(mask.key_counts, query.dtype),
+        divisor=module.length_divisor(mask, query.dtype),
         computation=computation,
         **options,
     )
@@ -146,7 +146,7 @@ def _softmax_attention(
         is_causal=is_causal,
         scale=scaling,
     )
-    divisor = module.length_divisor(mask.key_counts, query.dtype)
+    divisor = module.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     rows = None
@@ -312,10 +312,13 @@ class MultiHeadAttention(nn.Module):
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
 
-    def length_divisor(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α as `attention_functions.length_divisor` gives it."""
-        exponent = self.attention.length_exponent if self.length_exponent is None else self.length_exponent
-        return length_divisor(key_counts, self.attention.length_coefficient, exponent, dtype)
+    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
+        if exponent is not None:
+            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
+        numbers = coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
 
     def current_threshold(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float:
         """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""

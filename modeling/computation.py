@@ -112,6 +112,11 @@ def compute_dtype(states: Tensor) -> torch.dtype:
     return torch.float32
 
 
+def empty_heads_inside(states: Tensor) -> Tensor:
+    """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
+    return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
 def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
     """Whether φ(a·x − θ) = a·φ(x) in this dtype, so that a factor of the weights is one of the scores as well.
 
@@ -127,8 +132,8 @@ class PassOptions(NamedTuple):
     In the order in which the operators take it, which know no records.
 
     Args:
-        learned_threshold: θ as a tensor of one element on the same device, if its gradient is wanted.
-        row_factors: r, float32 [batch or 1, query_len]; None = 1.
+        learned_threshold: θ, where it is a tensor: of one element, on the same device.
+        row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
         activation: φ, one of `ELEMENTWISE_ACTIVATIONS`.

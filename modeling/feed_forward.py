@@ -102,7 +102,7 @@ class FeedForward(nn.Module):
 
     def activation(self, states: Tensor) -> Tensor:
         """φ of the inner states."""
-        if self.activation_name == "softmax":
+        if self.activation_name == "softmax" and self.temperature != 1:
             states = states / self.temperature
         if self.activation_name != "swish":
             return _ACTIVATIONS[self.activation_name](states)

@@ -7,31 +7,13 @@ for a computation that needs them so. They are built here and not by an `Attenti
 belongs to the process, while two checkpoints may carry two versions of this code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-
-def computed_once(method: Callable[[Any], Any]) -> property:
-    """`functools.cached_property` for code that `torch.compile` reads.
-
-    The compiler traces neither that one's lock nor, in a checkpointed layer, the change of an object from outside; it
-    merges what is computed twice by itself.
-    """
-    name = f"_{method.__name__}"
-
-    def read(self: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return method(self)
-        if name not in self.__dict__:
-            self.__dict__[name] = method(self)
-        return self.__dict__[name]
-
-    return property(read, doc=method.__doc__)
 
 
 @dataclass(frozen=True)
@@ -100,9 +82,25 @@ class AttentionMask:
             return True
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
 
-    @computed_once
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, kept for the layers that ask for this name later.
+
+        Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
+        of an object from inside of a checkpointed layer.
+        """
+        if torch.compiler.is_compiling():
+            return make()
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    @property
     def dense(self) -> Tensor | None:
         """Bool [batch or 1, heads or 1, query_len or 1, key_len], or None if every query sees every key."""
+        return self.once("dense", self._make_dense)
+
+    def _make_dense(self) -> Tensor | None:
         if self.given is not None:
             return self.given
         mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
@@ -112,9 +110,12 @@ class AttentionMask:
         causal = (torch.arange(self.key_len, device=self.device) <= last)[None, None]
         return causal if mask is None else causal & mask
 
-    @computed_once
+    @property
     def key_counts(self) -> Tensor | int:
         """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
+        return self.once("key_counts", self._count_keys)
+
+    def _count_keys(self) -> Tensor | int:
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
         padding = self.key_padding_mask

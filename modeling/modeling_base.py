@@ -14,7 +14,7 @@ from ..configuration.configuration_base import TransformerConfig
 from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
 from .feed_forward import FeedForward
 from .masks import AttentionMask
-from .normalization import OutputGate, ScaleNorm
+from .normalization import NormGate, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
@@ -52,7 +52,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, FeedForward):
             self._init_feed_forward(module)
         # after the projections: scalars and gates that transformers does not know
-        if isinstance(module, OutputGate):
+        if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
             module.reset_parameters()

@@ -279,8 +279,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
+        cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
         self_options, cross_options = (
-            self.attention_options(site_mask, query_mask, **kwargs) for site_mask in (mask, source_mask)
+            self.attention_options(*masks, **kwargs) for masks in ((mask, query_mask), (source_mask, cross_queries))
         )
         sums = []
         for layer in self.layers:

@@ -86,6 +86,7 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
 
     config: VisionTransformerConfig
     base_model_prefix = "vit"
+    _input_embed_layer = "projection"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
@@ -127,14 +128,6 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
             self.representation = nn.Linear(config.hidden_size, config.representation_size)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The map of patches."""
-        return self.embeddings.projection
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Set the map of patches."""
-        self.embeddings.projection = value
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm

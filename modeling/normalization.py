@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
-from .compiled import native
+from .compiled import is_watched, native
 
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code costs more than it saves
 
@@ -27,11 +27,8 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
     """Whether compiled code takes these rows; these and the vectors have to lie in the memory of a processor."""
-    is_traced = torch._C._get_tracing_state() is not None
-    if native is None or is_traced or torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return False  # graphs fuse norms by themselves
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False  # what watches PyTorch's operations would miss these
+    if native is None or is_watched():  # graphs fuse norms by themselves
+        return False
     if states.numel() < FEWEST_NUMBERS or states.dtype not in native.DTYPES or not native.is_available():
         return False
     # whatever else there is, PyTorch takes or refuses it
@@ -119,7 +116,7 @@ class LayerNorm(nn.LayerNorm):
         return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
 
 
-class OutputGate:
+class NormGate:
     """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5)."""
 
     gate: nn.Parameter  # w
@@ -130,7 +127,7 @@ class OutputGate:
         init.uniform_(self.gate, -bound, bound)
 
 
-class GatedRMSNorm(OutputGate, RMSNorm):
+class GatedRMSNorm(NormGate, RMSNorm):
     r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
 
     The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
@@ -149,7 +146,7 @@ class GatedRMSNorm(OutputGate, RMSNorm):
         return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
 
 
-class GatedLayerNorm(OutputGate, LayerNorm):
+class GatedLayerNorm(NormGate, LayerNorm):
     """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
 
     def __init__(self, dim: int, eps: float = 1e-8):

@@ -3,11 +3,12 @@
 """Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
 
 `rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
-is one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch modes take it whole; for plain tensors its
-two passes are called past the dispatch of operators, which takes longer than a small attention.
+is one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch modes take it whole; for plain tensors
+its two passes are called past the dispatch of operators, which takes longer than a small attention.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .computation import ELEMENTWISE_ACTIVATIONS, PassOptions, can_scale_weights, choose_computation, native
+from .compiled import is_watched, native
+from .computation import (
+    ELEMENTWISE_ACTIVATIONS,
+    PassOptions,
+    can_scale_weights,
+    choose_computation,
+    empty_heads_inside,
+)
 from .masks import AttentionMask
 from .normalization import wide_dtype
 from .regularization import RowStatistics
@@ -94,17 +102,12 @@ _backward_operator = torch.library.custom_op(
 
 @_backward_operator.register_fake
 def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *_):
-    grad_query = _empty_heads_inside(query)
+    grad_query = empty_heads_inside(query)
     if computation in ("native", "triton"):
-        grads = [_empty_heads_inside(states) for states in (key, value)]
+        grads = [empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
     return grad_query, *grads, query.new_empty((), dtype=wide_dtype(query.dtype))
-
-
-def _empty_heads_inside(states: Tensor) -> Tensor:
-    """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
-    return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
@@ -154,10 +157,8 @@ class _Function(torch.autograd.Function):
 
 
 def _are_plain(*states: Tensor | None) -> bool:
-    """Whether nobody looks at operators: no compiler, transform of `torch.func`, dispatch mode or kind of tensor."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    if torch._C._len_torch_dispatch_stack():
+    """Whether nothing follows operators: tensors of PyTorch's own class, and none who watches."""
+    if is_watched():
         return False
     is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
     return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
@@ -287,13 +288,15 @@ def attend(
         return output, None
     rows = RowStatistics(row_sums)
     if divisor is not None:
-        divisor = torch.as_tensor(divisor, dtype=row_sums.dtype, device=row_sums.device).squeeze(-1)
+        if isinstance(divisor, Tensor):
+            divisor = divisor.to(row_sums.dtype).squeeze(-1)
         rows.row_sums = row_sums / divisor
     if needed_statistics == "all":
         rows.nonzeros = nonzeros
         rows.weighted_logs = weighted_logs
         if divisor is not None:
-            rows.weighted_logs = weighted_logs / divisor - rows.row_sums * divisor.log()
+            log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
+            rows.weighted_logs = weighted_logs / divisor - rows.row_sums * log_divisor
     return output, rows
 
 
@@ -332,7 +335,7 @@ def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
         return query.new_full((1, query.shape[2]), 1 / divisor, dtype=wide_dtype(query.dtype))
     divisor = divisor.detach()
     divisor = divisor[:, 0, :, 0] if divisor.dim() == 4 else divisor.reshape(1, 1)
-    return divisor.reciprocal().expand(-1, query.shape[2])
+    return divisor.reciprocal().expand(-1, query.shape[2]).contiguous()
 
 
 def with_scale(query: Tensor, scale: float | Tensor) -> tuple[Tensor, float]:

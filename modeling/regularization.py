@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .attention_functions import length_factor
 from .normalization import at_least_float32
 
 # index of each of the regulariser's sums
@@ -58,22 +59,25 @@ def regularizer_sums(
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
     row_sums = rows.row_sums
-    is_real = torch.ones_like(row_sums, dtype=torch.bool)
-    if query_mask is not None:
-        is_real = is_real & query_mask[:, None, :]
-    is_used = is_real & (row_sums != 0)
-    null_rows = (is_real & ~is_used).sum()
+    is_used = row_sums != 0
+    if query_mask is None:
+        number = torch.full((), row_sums.numel(), device=row_sums.device)
+    else:
+        is_used = is_used & query_mask[:, None]
+        number = query_mask.sum() * row_sums.shape[1]
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
-        safe_sums = torch.where(is_used, row_sums, 1.0)
+        is_left_out = ~is_used
+        safe_sums = row_sums.masked_fill(is_left_out, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
-        visible = torch.as_tensor(key_counts, dtype=row_sums.dtype, device=row_sums.device)
-        bounds = entropy_bound * visible.clamp_min(1).log().squeeze(-1)
+        bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
+        if isinstance(bounds, Tensor):
+            bounds = bounds.squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-        entropy_excess = torch.where(is_used, (entropy - bounds).clamp_min(0), 0.0).sum()
-    counts = (null_rows.to(row_sums.dtype), is_real.sum().to(row_sums.dtype))
-    return torch.stack([normalization, entropy_excess, *counts])
+        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(is_left_out, 0.0).sum()
+    counts = (number - is_used.sum(), number)
+    return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:

@@ -280,10 +280,10 @@ def _beam_search(
             length_penalty=config.length_penalty,
         )
         # from here on nothing changes a sentence that is done
-        is_done = ~may_improve[:, 0]
+        is_done = ~may_improve[:, 0] | hits.all()
         if config.early_stopping is True:
             is_done = is_done | is_finished.all(-1)
-        done = len(is_done) if hits.all() else int(is_done.sum())
+        done = int(is_done.sum())
         if done == len(is_done):
             results[sentences], lengths[sentences] = finished[:, :returned], origins[:, :returned, 0]
             return results.flatten(0, 1)[:, : max(prompt_len, int(lengths.max()))]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .computation import PassOptions, can_scale_weights
+from .computation import PassOptions, can_scale_weights, empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, touch_kernel
 
@@ -125,7 +125,7 @@ def triton_forward(
         number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
     """
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
-    output = _empty_states(query)
+    output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
     sums = [_empty_rows(query) if place < number else None for place in range(3)]
     waits = _scale_can_wait(options, query.dtype) and not number
@@ -167,7 +167,7 @@ def triton_backward(
         which is not written where θ is a number.
     """
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
-    grad_query, grad_key, grad_value = (_empty_states(states) for states in (query, key, value))
+    grad_query, grad_key, grad_value = (empty_heads_inside(states) for states in (query, key, value))
     row_grads = (None, None)
     if grad_row_sums is not None or grad_weighted_logs is not None:
         row_grads = tuple(_dense_grad(grad, query) for grad in (grad_row_sums, grad_weighted_logs))
@@ -187,12 +187,6 @@ def triton_backward(
 
 def _with_dense_rows(states: Tensor) -> Tensor:
     return states if states.stride(-1) == 1 else states.contiguous()
-
-
-def _empty_states(states: Tensor) -> Tensor:
-    """Memory [batch, length, heads, head_dim], seen as [batch, heads, length, head_dim]."""
-    batch, heads, length, head_dim = states.shape
-    return states.new_empty(batch, length, heads, head_dim).transpose(1, 2)
 
 
 def _empty_rows(query: Tensor) -> Tensor:

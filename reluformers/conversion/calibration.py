@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.normalization import OutputGate, unit_length
+from reluformers.modeling.normalization import NormGate, unit_length
 
 # φ with φ(κz) = κ^degree · φ(z), so that scaled queries scale the weights
 DEGREES = {"relu": 1, "relu2": 2}
@@ -307,7 +307,7 @@ def _fit_gain(module: MultiHeadAttention, calls: list[Call]) -> None:
     """The gain of the output norm, by channel; a channel that is always 0 keeps its own."""
     norm = module.output_norm
     norm.weight.data = torch.ones_like(norm.weight)
-    if isinstance(norm, OutputGate):
+    if isinstance(norm, NormGate):
         norm.gate.data = torch.zeros_like(norm.gate)
     products = torch.zeros(2, norm.weight.numel(), dtype=torch.float64)
     for call in calls:

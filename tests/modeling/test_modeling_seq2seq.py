@@ -106,6 +106,25 @@ def test_generation_agrees_between_caches(preset):
         assert torch.equal(model.generate(**inputs, **settings, cache_implementation="static"), expected)
 
 
+def test_rows_of_one_source_are_regularized_as_those_of_its_copies():
+    model = build_model("reluformer", dropout=0.0, attention_dropout=0.0).train()
+    source = draw_pairs()["input_ids"]
+    labels = torch.randint(4, 40, (2 * len(source), 5))
+    labels[0, 3:] = -100
+    once = model(encoder_outputs=model.model.encoder(input_ids=source), labels=labels)
+    copied = model(encoder_outputs=model.model.encoder(input_ids=source.repeat_interleave(2, 0)), labels=labels)
+    torch.testing.assert_close(once.logits, copied.logits)
+    sums = [
+        model.model.decoder(
+            labels.clamp_min(1),
+            encoder_hidden_states=model.model.encoder(input_ids=rows).last_hidden_state,
+            query_mask=labels.ne(-100),
+        ).regularizer_sums
+        for rows in (source, source.repeat_interleave(2, 0))
+    ]
+    torch.testing.assert_close(*sums)
+
+
 def test_beam_search_keeps_the_source_in_place():
     model, batch = build_model("reluformer"), draw_pairs()
     output = model.generate(
