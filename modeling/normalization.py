@@ -3,6 +3,8 @@
 """Normalisation layers that torch does not have, and the table of those a residual block may use."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -189,8 +191,24 @@ class ScaleNorm(nn.Module):
 class UnitLinear(nn.Linear):
     """Linear map whose rows have unit length, y = x·ŵᵀ + b: the output layer of FixNorm (Nguyen and Chiang 2018)."""
 
+    is_held, held_weight = False, None
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Make ŵ once for the calls inside, as in a search, whose every step calls and none of which trains."""
+        self.is_held = True
+        try:
+            yield
+        finally:
+            self.is_held, self.held_weight = False, None
+
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
-        return functional.linear(hidden_states, unit_length(self.weight), self.bias)
+        weight = self.held_weight
+        if weight is None:
+            weight = unit_length(self.weight)
+            if self.is_held and not torch.compiler.is_compiling():
+                self.held_weight = weight
+        return functional.linear(hidden_states, weight, self.bias)
 
 
 NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}

@@ -9,6 +9,8 @@ that is there before, sentences that are finished leave the batch, and of the vo
 ordered.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from transformers import (
@@ -31,6 +33,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import SourceCache, TargetCache
+from .normalization import UnitLinear
 
 # those that look at nothing but the tokens of a row, so that rows may leave the batch
 ROW_PROCESSORS = (
@@ -83,7 +86,8 @@ class SearchMixin(GenerationMixin):
         if synced_gpus or streamer is not None or not knows_search(*search, model_kwargs):
             options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
             return super()._sample(input_ids, *search, **options)
-        return _greedy_search(self, input_ids, *search, model_kwargs)
+        with self._held_output():
+            return _greedy_search(self, input_ids, *search, model_kwargs)
 
     def _beam_search(
         self,
@@ -98,7 +102,12 @@ class SearchMixin(GenerationMixin):
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or not knows_search(*search, model_kwargs):
             return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
-        return _beam_search(self, input_ids, *search, model_kwargs)
+        with self._held_output():
+            return _beam_search(self, input_ids, *search, model_kwargs)
+
+    def _held_output(self) -> AbstractContextManager:
+        output = self.get_output_embeddings()
+        return output.hold() if isinstance(output, UnitLinear) else nullcontext()
 
 
 def knows_search(

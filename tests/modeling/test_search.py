@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from reluformers.modeling import search
+from reluformers.modeling import normalization, search
 from reluformers.modeling.cache import TargetCache
 from torch.testing import assert_close
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
@@ -189,3 +189,23 @@ def test_the_cache_grows_and_follows_rows():
         cache.reorder_cache(index)
         kept = [states[index] for states in kept]
     assert cache.get_seq_length() == 150
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_unit_rows_are_made_once_for_a_search_and_anew_for_the_next(beams, monkeypatch):
+    model, made = build_model("qknorm", embedding_norm="fix_norm", tying="none"), []
+    whole = normalization.unit_length
+
+    def count(states):
+        made.append(states is model.lm_head.weight)
+        return whole(states)
+
+    monkeypatch.setattr(normalization, "unit_length", count)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "num_beams": beams, "min_new_tokens": 5, "max_new_tokens": 6}
+    before = model.generate(**inputs)
+    assert sum(made) == 1
+    assert model.lm_head.held_weight is None
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
+    assert not torch.equal(model.generate(**inputs), before)
+    assert sum(made) == 2
