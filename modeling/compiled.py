@@ -5,8 +5,6 @@
 from os import environ
 from types import ModuleType
 
-import torch
-
 KERNELS_VARIABLE = "RELUFORMERS_KERNELS"  # repository of kernels, "owner/name"; nothing is looked for without it
 NATIVE_INTERFACE = 2  # counts up with `INTERFACE` of native/__init__.py, and is the version of the repository
 
@@ -37,13 +35,3 @@ def _find_native() -> ModuleType | None:
 
 
 native = _find_native()
-
-
-def is_watched() -> bool:
-    """Whether something follows PyTorch's operations, and would miss what is done past them.
-
-    A compiler, a trace, a transform of `torch.func`, or a dispatch mode such as that of fake tensors.
-    """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0

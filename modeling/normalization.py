@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
-from .compiled import is_watched, native
+from .compiled import native
 
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code costs more than it saves
 
@@ -25,6 +25,16 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def at_least_float32(states: Tensor) -> Tensor:
     """The tensor in its `wide_dtype`."""
     return states.to(wide_dtype(states.dtype))
+
+
+def is_watched() -> bool:
+    """Whether something follows PyTorch's operations, and would miss what is done past them.
+
+    A compiler, a trace, a transform of `torch.func`, or a dispatch mode such as that of fake tensors.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:

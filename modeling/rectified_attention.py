@@ -17,7 +17,7 @@ from torch import Tensor
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
 from .blockwise_attention import blockwise_backward, blockwise_forward
-from .compiled import is_watched, native
+from .compiled import native
 from .computation import (
     ELEMENTWISE_ACTIVATIONS,
     PassOptions,
@@ -26,7 +26,7 @@ from .computation import (
     empty_heads_inside,
 )
 from .masks import AttentionMask
-from .normalization import wide_dtype
+from .normalization import is_watched, wide_dtype
 from .regularization import RowStatistics
 
 # Two checkpoints in one process may carry two versions of this code: each has operators of its own.
