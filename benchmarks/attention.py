@@ -64,15 +64,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
-    """Softmax by PyTorch, by the least that gives real queries their output: only padding on the left needs a mask."""
-    if real is None or (causal and is_first_real(real)):
+    """Softmax by PyTorch, which needs a mask where keys are padding."""
+    if real is None:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
     return functional.scaled_dot_product_attention(query, key, value, dense_mask(query, key, real, causal))
-
-
-def is_first_real(real: Tensor) -> bool:
-    """Whether all rows begin with a real token, so that causality hides the padding behind the others from them."""
-    return bool(real[:, 0].all())
 
 
 def dense_mask(query: Tensor, key: Tensor, real: Tensor | None, causal: bool) -> Tensor | None:
@@ -237,12 +232,15 @@ def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> di
     states, real = draw(length, job, mask, options)
     causal = mask != "full" and job != "decode"
     gradient = torch.randn_like(states[0])
+    # the least that gives real queries their output with softmax: causality hides padding behind the others
+    visible = real if "left" in mask or not causal else None
     runs = {}
     torch.compiler.reset()  # after eight shapes it would stop compiling
     for name, function in candidates(options).items():
         if length > EAGER_LIMIT and name.startswith(("eager", "sparsemax", "entmax15")):
             continue
-        call = with_backward(partial(function, *states, real, causal), job, gradient)
+        given = visible if name.startswith(PEER) else real
+        call = with_backward(partial(function, *states, given, causal), job, gradient)
         try:
             for _ in range(2):  # warm up
                 seconds(call)

@@ -163,8 +163,8 @@ def triton_backward(
         options: those of the forward pass.
 
     Returns:
-        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [],
-        which is not written where θ is a number.
+        Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
+        where θ is a number.
     """
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (empty_heads_inside(states) for states in (query, key, value))
@@ -181,7 +181,7 @@ def triton_backward(
     grad_rows = _empty_rows(query) if options.learned_threshold is not None else None
     _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
     if grad_rows is None:
-        return grad_query, grad_key, grad_value, query.new_empty((), dtype=torch.float32)
+        return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
     return grad_query, grad_key, grad_value, grad_rows.sum() / -kept_share
 
 
