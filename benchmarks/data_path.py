@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from reluformers.batches import PairCollator
 from reluformers.files import iterate_lines
 from reluformers.training.batching import TokenBudgetBatchSampler
-from reluformers.translation.collation import PairCollator
 from reluformers.translation.loading import stream_translation_split
 from reluformers.translation.preparation import make_tokenizers, tokenise_block
 from reluformers.translation.recipe import TokenizerSection

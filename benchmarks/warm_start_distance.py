@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
+from reluformers.batches import PairCollator
 from reluformers.conversion.calibration import calibrate
 from reluformers.conversion.convert import build_model, open_source
 from reluformers.errors import run_main
 from reluformers.terminal import silence_transformers
-from reluformers.translation.collation import PairCollator
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import load_tokenizers, tokenize_pairs
 

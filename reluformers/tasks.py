@@ -24,11 +24,10 @@ from .saved_models import can_open
 from .scorer import Scorer
 from .training.recipe import Recipe, read_sections
 from .translation import card as translation_card
-from .translation.collation import example_tokens
 from .translation.evaluation import TranslationScorer
 from .translation.recipe import TranslationRecipe
 from .translation.run import train_translation
-from .translation.tokenization import required_files
+from .translation.tokenization import example_tokens, required_files
 
 
 @dataclass(frozen=True)

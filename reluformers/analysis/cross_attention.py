@@ -8,18 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformers.batches import PairCollator, length_batches
 from reluformers.errors import UserError, describe_error
-from reluformers.length_batches import length_batches
 from reluformers.modeling.pipeline_translation import TranslationPipeline, eager_attention
 from reluformers.saved_models import can_open, load_config, load_model
 
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
 MAX_TOKENS = 4096
-IGNORED_LABEL = -100
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 Measured = TypeVar("Measured")
@@ -125,28 +123,18 @@ def _run(
     source_tokens: list[list[int]],
     target_tokens: list[list[int]],
 ) -> ForcedBatch:
-    input_ids, labels = (
-        pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(model.device)
-        for rows, value in ((source_tokens, pad_token_id), (target_tokens, IGNORED_LABEL))
-    )
-    lengths = torch.tensor([len(row) for row in source_tokens], device=model.device)
-    mask = torch.arange(input_ids.shape[1], device=model.device) < lengths.unsqueeze(1)
+    sides = zip(source_tokens, target_tokens, strict=True)
+    padded = PairCollator(pad_token_id)([{"input_ids": source, "labels": target} for source, target in sides])
+    batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
     is_training = model.training
     model.eval()
     try:
         with eager_attention(model):
-            outputs = model(
-                input_ids=input_ids,
-                attention_mask=mask.long(),
-                labels=labels,
-                output_attentions=True,
-                use_cache=False,
-                return_dict=True,
-            )
+            outputs = model(**batch, output_attentions=True, use_cache=False, return_dict=True)
     finally:
         model.train(is_training)
     layers = getattr(outputs, "cross_attentions", None)
     if not layers:
         raise UserError(f"{type(model).__name__} returns no cross-attention; an encoder–decoder model is needed")
     weights = torch.stack(tuple(layers), 1)
-    return ForcedBatch(texts, source_tokens, target_tokens, weights, labels, outputs.logits)
+    return ForcedBatch(texts, source_tokens, target_tokens, weights, batch["labels"], outputs.logits)

@@ -13,10 +13,11 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from reluformers.batches import IGNORED_LABEL
 from reluformers.errors import UserError
 from reluformers.files import iterate_lines
 
-from .cross_attention import IGNORED_LABEL, MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
+from .cross_attention import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
 from .parallel_text import ParallelRow, ParallelText
 
 

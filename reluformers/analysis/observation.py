@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from reluformers.batches import IGNORED_LABEL
 from reluformers.modeling.pipeline_translation import eager_attention
-
-from .cross_attention import IGNORED_LABEL
 
 # site → fields of a model's output that may hold its weights
 _FIELDS = {

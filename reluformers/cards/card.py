@@ -9,12 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import DictLoader, Environment, StrictUndefined
 from transformers import PreTrainedConfig
 
 from reluformers.attention_statistics import AttentionReport
+from reluformers.conversion.convert import card_metadata
 from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
 from reluformers.examples import Example
@@ -298,7 +298,7 @@ def known_base_model(folder: str | Path, repo_id: str) -> str | None:
         A Hub id; None if there is none, as of a model that was trained from scratch.
     """
     found = []
-    for known in (_old_metadata(folder), _start_of(folder)):
+    for known in (card_metadata(str(folder)), _start_of(folder)):
         base = known.get("base_model")
         found += [*base] if isinstance(base, list) else [base]
     with suppress(OSError, ValueError):
@@ -312,7 +312,7 @@ def known_licence(folder: str | Path) -> str:
     Raises:
         UserError: there are several.
     """
-    found = next(filter(None, (known.get("license") for known in (_old_metadata(folder), _start_of(folder)))), [])
+    found = next(filter(None, (known.get("license") for known in (card_metadata(str(folder)), _start_of(folder)))), [])
     licences = found if isinstance(found, list) else [found]
     if len(licences) > 1:
         raise UserError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
@@ -323,13 +323,6 @@ def _start_of(folder: str | Path) -> dict[str, Any]:
     """What a run wrote down of the model that it started from."""
     with suppress(OSError, ValueError, AttributeError):
         return json.loads(Path(folder, "results.json").read_text(encoding="utf-8")).get("start") or {}
-    return {}
-
-
-def _old_metadata(folder: str | Path) -> dict[str, Any]:
-    """Metadata of the README.md that lies in a folder, as far as it can be read."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
-        return ModelCard.load(Path(folder, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
     return {}
 
 

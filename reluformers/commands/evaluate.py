@@ -12,6 +12,7 @@ The decoding of the ReLA and QKNorm papers:
 """
 
 import argparse
+import os
 
 from reluformers.analysis.attention_report import format_attention_report
 from reluformers.errors import UserError
@@ -36,7 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Score and report."""
+    """Score and report.
+
+    Raises:
+        UserError: several processes were started, which would each score every row and write the same files.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"evaluate runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without a launcher"
+        )
     silence_transformers()
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)

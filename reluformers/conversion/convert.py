@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import (
     AutoModelForImageClassification,
@@ -279,7 +280,7 @@ def write_origin(folder: Path, place: str, pipeline_tag: str) -> None:
 
 def origin(place: str) -> dict[str, Any]:
     """Where a model is from: `base_model`, the Hub id or what a local folder's card says, and `license`, or None."""
-    card = _card_of(place)
+    card = card_metadata(place)
     return {"base_model": card.get("base_model") if Path(place).exists() else place, "license": card.get("license")}
 
 
@@ -328,11 +329,11 @@ def _read_json(place: str, name: str) -> dict[str, Any]:
     raise UserError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")
 
 
-def _card_of(place: str) -> dict[str, Any]:
+def card_metadata(place: str) -> dict[str, Any]:
     """Metadata of the README.md of a source, as far as there are any."""
     try:
         if not has_file(place, CARD_FILE):
             return {}
         return ModelCard.load(cached_file(place, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
         return {}

@@ -2,16 +2,13 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 from huggingface_hub import ModelCard
 
 from reluformers.cards.card import CARD_FILE
-from reluformers.files import atomic_write
+from reluformers.clean_process import answer_in_clean_process
+from reluformers.files import write_json
 from reluformers.tasks import TASKS
 
 NOTEBOOK = "notebook.ipynb"
@@ -23,20 +20,6 @@ _INTRODUCTION = """# {name}
 
 This needs `torch` and `transformers` alone: the code of the model lies in its repository, and `revision` pins it with
 the weights. The outputs below were computed by the files of this release before they were uploaded.
-"""
-# runs cells one after the other where the library cannot be imported, and writes what each has printed
-_CHILD = """
-import contextlib, io, json, sys
-sys.modules["reluformers"] = None
-from transformers import logging
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-outputs, names = [], {}
-for cell in json.loads(sys.stdin.buffer.read()):
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(cell, "<cell>", "exec"), names)
-    outputs.append(printed.getvalue())
-sys.stdout.buffer.write(b"\\n" + json.dumps(outputs).encode())
 """
 
 
@@ -66,9 +49,9 @@ def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool
     picture = f"{str(folder)!r} + '/' + name"
     local = [cell.format(**here).replace("hf_hub_download(name)", picture) for cell in card.NOTEBOOK_CELLS]
     try:
-        outputs = _run(local)
+        outputs = answer_in_clean_process("cells", folder, json.dumps(local).encode())["outputs"]
     except (RuntimeError, ValueError) as error:
-        logger.warning("no %s: %s", NOTEBOOK, error)
+        logger.warning("no %s: %s", NOTEBOOK, str(error).strip().rpartition("\n")[2])
         return False
     introduction = _INTRODUCTION.format(name=repo_id.rpartition("/")[2])
     notebook = {
@@ -93,8 +76,7 @@ def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool
         "nbformat": 4,
         "nbformat_minor": 5,
     }
-    with atomic_write(folder / NOTEBOOK) as temporary:
-        temporary.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / NOTEBOOK, notebook)
     return True
 
 
@@ -103,22 +85,3 @@ def _inputs(folder: Path) -> list[str]:
     widget = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("widget") or []
     found = [example.get("text") or example.get("src") for example in widget]
     return [text for text in found if text and "://" not in text][:_SHOWN]
-
-
-def _run(cells: list[str]) -> list[str]:
-    """What each cell prints.
-
-    Raises:
-        RuntimeError: one of them fails; the last line of what it says.
-    """
-    with tempfile.TemporaryDirectory() as modules:
-        process = subprocess.run(
-            [sys.executable, "-I", "-c", _CHILD],
-            input=json.dumps(cells).encode(),
-            capture_output=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules},
-            check=False,
-        )
-    if process.returncode:
-        raise RuntimeError(process.stderr.decode(errors="replace").strip().rpartition("\n")[2])
-    return json.loads(process.stdout.rpartition(b"\n")[2])

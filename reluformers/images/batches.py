@@ -1,23 +1,19 @@
-"""Batches of images whose random changes depend on the batch alone, and errors that come whole out of workers."""
+"""Batches of images whose random changes depend on the batch alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from reluformers.errors import UserError
 from reluformers.training.batching import SeededBatch
 
 from .augmentation import ImageCollator
 from .loading import IMAGE, PLACE
 from .processing import decode_image
-
-_ERROR = "error"
 
 
 class SeededRows(Dataset):
@@ -49,30 +45,12 @@ class SeededCollator:
     collator: ImageCollator
 
     def __call__(self, seeded_rows: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
-        """A batch, or the error in its place (see `check_batch`)."""
+        """A batch."""
         seed, rows = seeded_rows
         with torch.random.fork_rng(devices=[]):
             # that of the CPU alone: `torch.manual_seed` would touch the devices' too
             torch.default_generator.manual_seed(seed)
-            return CarryErrorsCollator(self.collator)(rows)
-
-
-@dataclass
-class CarryErrorsCollator:
-    """Makes a batch of rows; an error of the data takes its place, as workers would wrap it in a traceback.
-
-    Args:
-        collator: makes a batch of rows.
-    """
-
-    collator: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """A batch, or the error in its place (see `check_batch`)."""
-        try:
             return self.collator(rows)
-        except UserError as error:
-            return {_ERROR: str(error)}
 
 
 def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:
@@ -86,23 +64,12 @@ def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progre
     Raises:
         UserError: one is broken; names its split, row and path.
     """
-    rows = DataLoader(dataset, 64, num_workers=num_workers, collate_fn=CarryErrorsCollator(_decode_all))
-    for batch in tqdm(rows, "checking images", disable=not show_progress):
-        check_batch(batch)
+    rows = DataLoader(dataset, 64, num_workers=num_workers, collate_fn=_decode_all)
+    for _ in tqdm(rows, "checking images", disable=not show_progress):
+        pass
 
 
 def _decode_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         decode_image(row[IMAGE], row[PLACE])
     return {}
-
-
-def check_batch(batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The batch itself.
-
-    Raises:
-        UserError: an error came in its place.
-    """
-    if _ERROR in batch:
-        raise UserError(batch[_ERROR])
-    return batch

@@ -39,15 +39,12 @@ class Predictions:
     loss: float
 
 
-def load_image_model(
-    name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs
-) -> tuple[PreTrainedModel, Any]:
+def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
     """Load an image classifier and its image processor.
 
     Args:
         name_or_path: folder of a saved model, or a Hub id.
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
-        kwargs: passed to `AutoModelForImageClassification.from_pretrained` (dtype, revision, …).
 
     Returns:
         The model in evaluation mode, and the processor.
@@ -55,13 +52,12 @@ def load_image_model(
     Raises:
         UserError: the folder, its weights or its processor are missing or damaged, or the model takes no RGB.
     """
-    model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+    model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:
         raise UserError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
-    revision = {"revision": kwargs["revision"]} if "revision" in kwargs else {}
     try:
-        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **revision)
+        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, TypeError) as error:
         raise UserError(f"{name_or_path}: the image processor cannot be loaded: {describe_error(error)}") from error
     return model, processor

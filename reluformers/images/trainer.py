@@ -17,7 +17,7 @@ from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampl
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
-from .batches import CarryErrorsCollator, SeededCollator, SeededRows, check_batch
+from .batches import SeededCollator, SeededRows
 from .scoring import confusion_matrix
 
 # the modules whose weights big_vision calls kernels
@@ -93,14 +93,11 @@ class ImageTrainer(TaskTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this process, in a new order and with new random changes each epoch."""
-        args = self.args
         sampler = SeededBatchSampler(
             len(self.train_dataset),
             self._train_batch_size,  # as given, or as `auto_find_batch_size` lowered it
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            drop_last=args.dataloader_drop_last,
-            rank=args.process_index,
-            world_size=args.world_size,
+            drop_last=self.args.dataloader_drop_last,
+            **self.sampler_options(),
         )
         collator = SeededCollator(self.training_collator)
         return PerProcessDataLoader(
@@ -114,18 +111,9 @@ class ImageTrainer(TaskTrainer):
         return DataLoader(
             dataset.select(share),
             self.args.eval_batch_size,
-            collate_fn=CarryErrorsCollator(self.data_collator),
+            collate_fn=self.data_collator,
             **self.loader_options(),
         )
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """The batches of one update.
-
-        Raises:
-            UserError: an image cannot be decoded.
-        """
-        batches, count = super().get_batch_samples(*args, **kwargs)
-        return [check_batch(batch) for batch in batches], count
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weights of linear maps and convolutions; none of biases, norms, positions and learned tokens."""
@@ -138,10 +126,11 @@ class ImageTrainer(TaskTrainer):
         # where the statistics of the model are, which are added up beside it
         return {"images": images.new_full((), len(images), dtype=torch.float32)}
 
-    def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
-        """Patches."""
+    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
+        """6 · parameters · patches; `Trainer` takes every number of a picture for a token."""
         images, _, height, width = inputs["pixel_values"].shape
-        return images * height * width // self.model.config.patch_size**2
+        patches = images * height * width // self.model.config.patch_size**2
+        return 6 * patches * self.model.num_parameters(exclude_embeddings=True)
 
     def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
         """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1)."""
@@ -156,7 +145,7 @@ class ImageTrainer(TaskTrainer):
         """Run the model over a data set, each process its share; every process gets the whole result."""
         loss, tops, labels = 0.0, [], []
         for batch in self.get_eval_dataloader(dataset):
-            inputs = self._prepare_inputs(check_batch(batch))
+            inputs = self._prepare_inputs(batch)
             outputs = self.model(**inputs)
             logits = outputs.logits.float()
             loss += float(outputs.loss) * len(logits)

@@ -44,7 +44,8 @@ class TaskTrainingArguments(TrainingArguments):
                 "set label_smoothing of the model instead"
             )
         self._check_ranges()
-        self._check_final_weights()
+        if len(self.final_weights) > 1:
+            raise ValueError(f"{' and '.join(self.final_weights[:2])} both choose the final weights: set only one")
         self._check_checkpoint_averaging()
         self._check_moving_average()
 
@@ -80,15 +81,15 @@ class TaskTrainingArguments(TrainingArguments):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
 
-    def _check_final_weights(self) -> None:
+    @property
+    def final_weights(self) -> list[str]:
+        """Names of the fields that ask for other final weights than those of the last update."""
         choices = {
             "average_last": self.average_last > 1,
             "ema_decay": self.ema_decay is not None,
             "load_best_model_at_end": self.load_best_model_at_end,
         }
-        chosen = [name for name, is_set in choices.items() if is_set]
-        if len(chosen) > 1:
-            raise ValueError(f"{' and '.join(chosen[:2])} both choose the final weights: set only one")
+        return [name for name, is_set in choices.items() if is_set]
 
     def _check_moving_average(self) -> None:
         if self.ema_decay is None:

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 _STATISTICS = ("regularization_loss", "null_rate", "distillation_loss", "attention_loss")
 
 
-class TrainingMeter:
+class TrainingMeter(TrainerCallback):
     """Adds up what was trained on, seconds and model statistics between two logs, without waiting for the device.
 
-    `start` and `stop` bracket an update with its data loading; evaluation and saving stay outside.
+    The clock runs from `start` to the end of an update, with its data loading; evaluation and saving stay outside.
 
     Args:
         count: says what a batch holds, name → number, a scalar on the device of the batch.
@@ -35,8 +36,8 @@ class TrainingMeter:
         """An update begins."""
         self._started = time.perf_counter()
 
-    def stop(self) -> None:
-        """An update is over."""
+    def on_step_end(self, args, state, control, **kwargs):
+        """An update is over, before evaluation and saving."""
         if self._started is not None:
             self._seconds += time.perf_counter() - self._started
             self._started = None

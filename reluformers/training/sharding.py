@@ -48,17 +48,11 @@ def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> Non
         raise UserError("fsdp_version is 1, but must be 2: the first one cannot share embeddings")
     if plugin.cpu_ram_efficient_loading:
         raise UserError("fsdp_cpu_ram_efficient_loading is true, but must be false: a new model has no file to load")
-    chosen = {
-        "average_last": args.average_last > 1,
-        "ema_decay": args.ema_decay is not None,
-        "load_best_model_at_end": args.load_best_model_at_end,
-    }
-    for name, is_set in chosen.items():
-        if is_set:
-            raise UserError(
-                f"training.{name} needs whole weights, but FSDP has them in pieces: leave it out, and average folders "
-                "of `reluformers merge` afterwards"
-            )
+    for name in args.final_weights:
+        raise UserError(
+            f"training.{name} needs whole weights, but FSDP has them in pieces: leave it out, and average folders "
+            "of `reluformers merge` afterwards"
+        )
 
 
 def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:

@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class TaskTrainer(Trainer):
 
     A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
     deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
-    evaluations use and checkpoints hold beside the weights themselves. A task says what a batch holds (`count`,
-    `count_tokens`) and what an evaluation measures (`measure`).
+    evaluations use and checkpoints hold beside the weights themselves. A task says what a batch holds (`count`) and
+    what an evaluation measures (`measure`).
 
     Args:
         options: of `Trainer`.
@@ -74,7 +74,7 @@ class TaskTrainer(Trainer):
                 f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
             )
         check_sharding(self.accelerator, self.args)
-        self.add_callback(_StopMeter(self.meter))
+        self.add_callback(self.meter)
         self._clock = _Clock()
         self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
@@ -87,10 +87,6 @@ class TaskTrainer(Trainer):
     @abstractmethod
     def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the log gives per second: name → number in a batch, a scalar on the device of the batch."""
-
-    @abstractmethod
-    def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
-        """Tokens of a batch, as the count of floating-point operations takes them."""
 
     @abstractmethod
     def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
@@ -148,14 +144,6 @@ class TaskTrainer(Trainer):
             return self.args.logging_strategy == IntervalStrategy.EPOCH
         step = self.state.global_step + 1
         return step % self.state.logging_steps == 0 or (step == 1 and self.args.logging_first_step)
-
-    @cached_property
-    def _parameters_without_embeddings(self) -> int:
-        return self.model.num_parameters(exclude_embeddings=True)
-
-    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
-        """6 · parameters · tokens, as `Trainer` counts, without counting the parameters at each step."""
-        return 6 * self.count_tokens(inputs) * self._parameters_without_embeddings
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with what the meter has seen if these are training logs."""
@@ -324,6 +312,12 @@ class TaskTrainer(Trainer):
         if self.state.best_global_step == self.state.global_step or best.is_dir():
             self.state.best_model_checkpoint = str(best)
 
+    def sampler_options(self) -> dict[str, int]:
+        """Seed and share of this process, for samplers and streams."""
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return {"seed": seed, "rank": args.process_index, "world_size": args.world_size}
+
     def loader_options(self) -> dict[str, Any]:
         """What the arguments say of data loaders, for loaders of one process's batches."""
         args = self.args
@@ -335,16 +329,6 @@ class TaskTrainer(Trainer):
             "persistent_workers": args.dataloader_persistent_workers,
             "prefetch_factor": args.dataloader_prefetch_factor,
         }
-
-
-class _StopMeter(TrainerCallback):
-    """Stops the meter's clock at the end of an update, before evaluation and saving."""
-
-    def __init__(self, meter: TrainingMeter):
-        self.meter = meter
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.meter.stop()
 
 
 class _Clock(TrainerCallback):

@@ -11,8 +11,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformers.batches import length_batches
 from reluformers.errors import UserError
-from reluformers.length_batches import length_batches
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.saved_models import load_model
 
@@ -33,14 +33,13 @@ Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrained
 
 
 def load_translation_model(
-    name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs
+    name_or_path: str | Path, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]]:
     """Load a translation model and its tokenizers, and check that they belong together.
 
     Args:
         name_or_path: folder of a saved model, or a Hub id.
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
-        kwargs: passed to `AutoModelForSeq2SeqLM.from_pretrained` (dtype, revision, …).
 
     Returns:
         The model in evaluation mode, and (source tokenizer, target tokenizer).
@@ -48,7 +47,7 @@ def load_translation_model(
     Raises:
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
-    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
     try:
         tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):

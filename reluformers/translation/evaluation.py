@@ -2,16 +2,19 @@
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from reluformers.analysis.model_analysis import Side
+from reluformers.batches import PairCollator
 from reluformers.errors import UserError, describe_error
 from reluformers.files import atomic_write, check_output_files
 from reluformers.results import Score, ScoredData, checksum
@@ -19,7 +22,6 @@ from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.terminal import shows_progress
 from reluformers.training.batching import TokenBudgetBatchSampler
 
-from .collation import PairCollator
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .loading import load_translation_split
 from .metrics import corpus_score
@@ -146,14 +148,14 @@ class TranslationScorer(Scorer):
         """What BLEU and chrF count of each pair."""
         references = self.pairs["target"]
         return {
-            "bleu": bleu_statistics(answers, references, tokenize=self.options.tokenize),
-            "chrf": chrf_statistics(answers, references),
+            "bleu": sentence_statistics(BLEU(tokenize=self.options.tokenize, force=True), answers, references),
+            "chrf": sentence_statistics(CHRF(), answers, references),
         }
 
     @staticmethod
     def scores_of_sums() -> dict[str, ScoreOfSums]:
         """BLEU and chrF."""
-        return {"bleu": bleu_of_sums, "chrf": chrf_of_sums}
+        return {"bleu": partial(score_of_sums, BLEU()), "chrf": partial(score_of_sums, CHRF())}
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing."""
@@ -179,50 +181,26 @@ class TranslationScorer(Scorer):
                 path.write_text("".join(lines), encoding="utf-8")
 
 
-def bleu_statistics(outputs: Sequence[str], references: Sequence[str], *, tokenize: str) -> np.ndarray:
-    """What corpus BLEU counts of each sentence, so that any selection of them can be scored by its sums.
+def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """What a corpus metric counts of each sentence, so that any selection of them can be scored by its sums.
 
     Args:
-        outputs: detokenised translations.
-        references: one of each.
-        tokenize: sacreBLEU's tokenizer.
-
-    Returns:
-        int [sentences, 10]: tokens of the output and of the reference, matching n-grams for n = 1 to 4, all n-grams.
-    """
-    metric = BLEU(tokenize=tokenize, effective_order=True, smooth_method="none", force=True)
-    scores = [
-        metric.sentence_score(output, [reference]) for output, reference in zip(outputs, references, strict=True)
-    ]
-    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
-
-
-def bleu_of_sums(sums: np.ndarray) -> float:
-    """Corpus BLEU (0 to 100) of the sums of `bleu_statistics` over sentences."""
-    system_length, reference_length, *counts = (int(value) for value in sums)
-    score = BLEU.compute_bleu(
-        correct=counts[:4], total=counts[4:], sys_len=system_length, ref_len=reference_length, smooth_method="exp"
-    )
-    return score.score
-
-
-def chrf_statistics(outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What corpus chrF counts of each sentence.
-
-    Args:
+        metric: BLEU or chrF of sacreBLEU.
         outputs: translations.
         references: one of each.
 
     Returns:
-        int [sentences, 18]: character n-grams of the output, of the reference, and matching ones, for n = 1 to 6.
+        int [sentences, counts]. BLEU counts 10: tokens of the output and of the reference, matching n-grams for n = 1
+        to 4, and all n-grams. chrF counts 18: character n-grams of the output, of the reference, and matching ones,
+        for n = 1 to 6.
     """
     # what sacreBLEU's own tests of significance sum up; there is no public name for it
-    return np.array(CHRF()._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.int64)
+    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.int64)
 
 
-def chrf_of_sums(sums: np.ndarray) -> float:
-    """Corpus chrF (0 to 100) of the sums of `chrf_statistics` over sentences."""
-    return CHRF()._compute_score_from_stats(sums.tolist()).score
+def score_of_sums(metric: Metric, sums: np.ndarray) -> float:
+    """Corpus score (0 to 100) of the sums of `sentence_statistics` over sentences."""
+    return metric._compute_score_from_stats(sums.tolist()).score
 
 
 def teacher_forced_batches(
@@ -245,9 +223,8 @@ def teacher_forced_batches(
     Returns:
         Loader of dicts with `input_ids`, `attention_mask` and `labels`.
     """
-    pairs = tokenize_pairs(
-        dataset, source_tokenizer, target_tokenizer, max_length=max_length, truncate=max_length is not None
-    ).select_columns(["input_ids", "labels"])
+    pairs = tokenize_pairs(dataset, source_tokenizer, target_tokenizer, max_length=max_length)
+    pairs = pairs.select_columns(["input_ids", "labels"])
     lengths = [token_lengths(pairs, column) for column in ("input_ids", "labels")]
     longest = max(int(side.max()) for side in lengths)
     sampler = TokenBudgetBatchSampler(*lengths, max(max_tokens, longest), shuffle=False)

@@ -19,13 +19,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from reluformers.batches import PairCollator
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.conversion.start import start_model
 from reluformers.errors import UserError
 from reluformers.training.sources import check_apart, naming
 
 from .cleaning import clean
-from .collation import PairCollator
 from .loading import load_translation_split, stream_translation_split
 from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
@@ -176,10 +176,7 @@ def prepare_data(
         report(f"training set: {cleaning_report}")
         # rows are read 5 times faster without the indirection that filtering leaves
         train = train.select_columns(["input_ids", "labels"]).flatten_indices()
-    evaluation = {
-        name: tokenize_pairs(split, *tokenizers, max_length=max_length, truncate=True)
-        for name, split in splits.items()
-    }
+    evaluation = {name: tokenize_pairs(split, *tokenizers, max_length=max_length) for name, split in splits.items()}
     return PreparedData(train, evaluation, tokenizers)
 
 

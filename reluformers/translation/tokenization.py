@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import torch
 from datasets import Dataset, Features, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
 from reluformers.errors import UserError, describe_error
@@ -95,13 +97,13 @@ def save_tokenizers(
 
 
 def load_tokenizers(
-    name_or_path: str | os.PathLike, **kwargs: Any
+    name_or_path: str | os.PathLike, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Open the tokenizers of a model.
 
     Args:
         name_or_path: Folder or Hub id of a model.
-        **kwargs: Passed to `AutoTokenizer.from_pretrained`, for example `revision` or `cache_dir`.
+        trust_remote_code: whether to run code of the repository.
 
     Returns:
         The source and the target tokenizer; one and the same object if the vocabulary is shared.
@@ -111,13 +113,12 @@ def load_tokenizers(
     """
     name = str(name_or_path)
     try:
-        source = AutoTokenizer.from_pretrained(name, **kwargs)
+        source = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: no tokenizer could be opened ({describe_error(error)})") from error
-    where = {key: kwargs[key] for key in ("revision", "cache_dir", "token", "local_files_only") if key in kwargs}
-    if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json", **where):
+    if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
         return source, source
-    return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **kwargs)
+    return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, trust_remote_code=trust_remote_code)
 
 
 def required_files(config: Mapping[str, Any]) -> list[str]:
@@ -176,27 +177,22 @@ def tokenize_pairs(
     target_tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = None,
-    truncate: bool = False,
     num_proc: int | None = None,
 ) -> Dataset:
     """Turn the columns "source" and "target" into token ids.
 
-    Nothing is cut unless asked: rows over `max_length` stay whole and their number is logged as a warning, for
-    `reluformers.translation.cleaning.clean` to drop. Lengths count the closing `</s>`.
+    Nothing is cut unless asked; the number of rows that are cut is logged as a warning.
 
     Args:
         dataset: Rows with "source" and "target", both str.
         source_tokenizer: Tokenizer of "source".
         target_tokenizer: Tokenizer of "target".
-        max_length: Limit in tokens for each side; None = no limit.
-        truncate: Cut longer sides to `max_length`, the last token still being `</s>` (evaluation).
+        max_length: Longer sides are cut to so many tokens, as the tokenizer does it (evaluation); None = no limit.
         num_proc: Processes to work in; None for this one alone.
 
     Returns:
         The dataset with two more columns: `input_ids` and `labels`, lists of int without padding.
     """
-    if truncate and max_length is None:
-        raise ValueError("truncate=True needs max_length, got None")
     encode = partial(_encode, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer)
     features = _with_ids(dataset.features)
     tokenized = dataset.map(encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc)
@@ -204,10 +200,11 @@ def tokenize_pairs(
         return tokenized
     longest = np.maximum(token_lengths(tokenized, "input_ids"), token_lengths(tokenized, "labels"))
     over = int((longest > max_length).sum())
-    if over:
-        what = "were cut" if truncate else "stay whole; cleaning drops them"
-        logger.warning("%d of %d rows are longer than %d tokens and %s", over, len(tokenized), max_length, what)
-    return _truncated(tokenized, max_length) if truncate and over else tokenized
+    if not over:
+        return tokenized
+    logger.warning("%d of %d rows are longer than %d tokens and were cut", over, len(tokenized), max_length)
+    encode = partial(encode, truncation=True, max_length=max_length)
+    return dataset.map(encode, batched=True, features=features, desc="Truncating", num_proc=num_proc)
 
 
 def encode_pairs(
@@ -223,9 +220,12 @@ def encode_pairs(
 
 
 def _encode(
-    batch: dict[str, list], source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
+    batch: dict[str, list],
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    **options: Any,
 ) -> dict[str, list]:
-    options = {"return_attention_mask": False, "verbose": False}
+    options = {"return_attention_mask": False, "verbose": False, **options}
     return {
         "input_ids": source_tokenizer(batch["source"], **options)["input_ids"],
         "labels": target_tokenizer(text_target=batch["target"], **options)["input_ids"],
@@ -252,14 +252,26 @@ def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
     return np.concatenate(lengths).astype(np.int32) if lengths else np.zeros(0, dtype=np.int32)
 
 
-def _truncated(dataset: Dataset, max_length: int) -> Dataset:
-    def cut(batch: dict[str, list]) -> dict[str, list]:
-        return {
-            column: [ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]] for ids in batch[column]]
-            for column in ("input_ids", "labels")
-        }
+def example_tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """A small batch that any translation model takes: two rows, the second one padded.
 
-    return dataset.map(cut, batched=True, features=dataset.features, desc="Truncating")
+    Args:
+        config: of the model.
+
+    Returns:
+        Arguments of `forward`: `input_ids` [2, 6], `attention_mask` [2, 6] and `decoder_input_ids` [2, 5].
+    """
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    return {
+        "input_ids": _spread_ids(2, 6, config.vocab_size),
+        "attention_mask": mask,
+        "decoder_input_ids": _spread_ids(2, 5, config.decoder_vocab_size or config.vocab_size),
+    }
+
+
+def _spread_ids(rows: int, length: int, vocab_size: int) -> Tensor:
+    return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)
 
 
 def _untrained(max_digits: int | None) -> Tokenizer:

@@ -14,12 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
+from reluformers.batches import PairCollator
 from reluformers.training.batching import PerProcessDataLoader, TokenBudgetBatchSampler
 from reluformers.training.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
 from .arguments import TranslationTrainingArguments
-from .collation import PairCollator
 from .decoding import translate
 from .metrics import corpus_score
 from .schedules import WarmupThenPlateau, get_noam_schedule
@@ -80,15 +80,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
     def get_train_dataloader(self) -> DataLoader | BatchStream:
         """Batches of this process, within the budget and in a new order each epoch; of a stream, without end."""
         if isinstance(self.train_dataset, PairStream):
-            args = self.args
             return self.resumed(
-                self.train_dataset.batches(
-                    args.max_tokens,
-                    self.data_collator,
-                    seed=args.seed if args.data_seed is None else args.data_seed,
-                    rank=args.process_index,
-                    world_size=args.world_size,
-                )
+                self.train_dataset.batches(self.args.max_tokens, self.data_collator, **self.sampler_options())
             )
         return self._token_loader(self.train_dataset, self.args.max_tokens, shuffle=True)
 
@@ -99,16 +92,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         return self._token_loader(dataset, max(self.args.max_tokens, longest), shuffle=False)
 
     def _token_loader(self, dataset: Dataset, max_tokens: int, *, shuffle: bool) -> DataLoader:
-        args = self.args
-        sampler = TokenBudgetBatchSampler(
-            token_lengths(dataset, "input_ids"),
-            token_lengths(dataset, "labels"),
-            max_tokens,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            shuffle=shuffle,
-            rank=args.process_index,
-            world_size=args.world_size,
-        )
+        lengths = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
+        sampler = TokenBudgetBatchSampler(*lengths, max_tokens, shuffle=shuffle, **self.sampler_options())
         return PerProcessDataLoader(
             dataset.select_columns(["input_ids", "labels"]),
             sampler,
@@ -135,10 +120,6 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
     def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`source_tokens` and `target_tokens`, without padding."""
         return {"source_tokens": inputs["attention_mask"].sum(), "target_tokens": (inputs["labels"] >= 0).sum()}
-
-    def count_tokens(self, inputs: Mapping[str, Tensor]) -> int:
-        """Source tokens, with padding."""
-        return inputs["input_ids"].numel()
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Loss per target token and BLEU, see `TaskTrainer.evaluate` and `measure`."""

@@ -1,5 +1,7 @@
 """Differences over seeds and rows: bootstrap, Holm's correction, paired test."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from reluformers.evidence.statistics import Difference, Mean, SeedVariance, holm, paired_p_value
-from reluformers.translation.evaluation import bleu_of_sums, bleu_statistics, chrf_of_sums, chrf_statistics
+from reluformers.translation.evaluation import score_of_sums, sentence_statistics
 
 
 def accuracy(sums):
@@ -114,18 +116,18 @@ SENTENCES = [
 
 def test_bleu_of_sums_is_sacrebleus():
     outputs = ["A dog runs on the grass .", "Two men sit on a bench .", "She writes .", ""]
-    counted = bleu_statistics(outputs, SENTENCES, tokenize="13a")
+    counted = sentence_statistics(BLEU(), outputs, SENTENCES)
     assert counted.shape == (4, 10)
-    assert bleu_of_sums(counted.sum(0)) == pytest.approx(BLEU().corpus_score(outputs, [SENTENCES]).score)
+    assert score_of_sums(BLEU(), counted.sum(0)) == pytest.approx(BLEU().corpus_score(outputs, [SENTENCES]).score)
 
 
 def test_chrf_of_sums_is_sacrebleus():
     outputs = ["A dog runs on the grass .", "Two men sit on a bench .", "She writes .", ""]
-    counted = chrf_statistics(outputs, SENTENCES)
+    counted = sentence_statistics(CHRF(), outputs, SENTENCES)
     assert counted.shape == (4, 18)
     for rows in ([0, 1, 2, 3], [0, 2], [1, 1, 3]):
         expected = CHRF().corpus_score([outputs[row] for row in rows], [[SENTENCES[row] for row in rows]]).score
-        assert chrf_of_sums(counted[rows].sum(0)) == pytest.approx(expected)
+        assert score_of_sums(CHRF(), counted[rows].sum(0)) == pytest.approx(expected)
 
 
 def test_the_paired_test_is_sacrebleus():
@@ -139,6 +141,6 @@ def test_the_paired_test_is_sacrebleus():
     systems = [corrupt(0.2), corrupt(0.25)]
     test = PairedTest([("a", systems[0]), ("b", systems[1])], {"BLEU": BLEU()}, [references], "ar")
     expected = test()[1]["BLEU"][1].p_value
-    counted = [bleu_statistics(system, references, tokenize="13a") for system in systems]
+    counted = [sentence_statistics(BLEU(), system, references) for system in systems]
     assert 0.001 < expected < 0.999
-    assert paired_p_value(counted[1], counted[0], bleu_of_sums) == pytest.approx(expected, abs=1e-9)
+    assert paired_p_value(counted[1], counted[0], partial(score_of_sums, BLEU())) == pytest.approx(expected, abs=1e-9)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sacrebleu.metrics import BLEU, CHRF
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
@@ -19,7 +20,7 @@ from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
 from reluformers.evidence.tables import list_tables, public_sections, run_name
 from reluformers.results import Evaluation, Score, ScoredData
-from reluformers.translation.evaluation import bleu_of_sums, chrf_of_sums
+from reluformers.translation.evaluation import score_of_sums
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 TABLE = {
@@ -58,8 +59,8 @@ def test_a_row_leaves_a_record(files, tmp_path):
     record = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
     rows = load_rows(tmp_path / "records", record)
     assert rows["bleu"].shape == (8, 10)
-    assert bleu_of_sums(rows["bleu"].sum(0)) == pytest.approx(record.score)
-    assert chrf_of_sums(rows["chrf"].sum(0)) == pytest.approx(record.evaluation.scores["chrf"].value)
+    assert score_of_sums(BLEU(), rows["bleu"].sum(0)) == pytest.approx(record.score)
+    assert score_of_sums(CHRF(), rows["chrf"].sum(0)) == pytest.approx(record.evaluation.scores["chrf"].value)
     assert record.evaluation.data.source == "test.en, test.de"
     assert record.evaluation.attention is not None
     assert record.evaluation.circumstances.seed == record.seed == 3

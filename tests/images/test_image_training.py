@@ -14,7 +14,6 @@ from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, 
 from builders.translation_runs import training_logs
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe, ImageTrainer, train_image_classification
-from reluformers.images.batches import check_batch
 from reluformers.images.run import load_splits
 from reluformers.images.trainer import Classified
 from test_payload import run_clean
@@ -291,11 +290,6 @@ def test_a_broken_image_is_named_in_one_line(splits, tmp_path, workers, split):
         trainer.train() if split == "train" else trainer.evaluate(broken)
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
-
-
-def test_a_good_batch_is_let_through():
-    batch = {"labels": torch.tensor([1])}
-    assert check_batch(batch) is batch
 
 
 def test_bf16_and_any_size_of_image(tmp_path, files):

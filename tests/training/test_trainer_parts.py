@@ -7,9 +7,9 @@ import torch
 from transformers import DataCollatorForSeq2Seq, TrainerState
 
 from builders.models import build_model
+from reluformers.batches import PairCollator
 from reluformers.training.meter import TrainingMeter
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
-from reluformers.translation.collation import PairCollator
 from reluformers.translation.tokenization import train_tokenizer
 
 
@@ -33,7 +33,7 @@ def test_the_meter_counts_tokens_and_means():
     meter.start()
     meter.add(inputs, {"regularization_loss": torch.tensor(1.0), "null_rate": torch.tensor(0.25)})
     meter.add(inputs, {"regularization_loss": torch.tensor(2.0), "null_rate": torch.tensor(0.75)})
-    meter.stop()
+    meter.on_step_end(None, None, None)
     logs = meter.summary()
     assert logs["regularization_loss"] == pytest.approx(1.5)
     assert logs["null_rate"] == pytest.approx(0.5)

@@ -232,22 +232,23 @@ def test_pairs_become_ids(pairs):
     assert tokenized["source"][:] == pairs["source"][:]
 
 
-def test_long_pairs_are_reported_and_whole(pairs, tokenizer, caplog):
+def test_long_pairs_are_cut_and_reported(pairs, tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         tokenized = tokenize_pairs(pairs, tokenizer, tokenizer, max_length=9)
-    assert tokenized["input_ids"][:] == tokenizer(pairs["source"][:]).input_ids
-    assert "1 of 3 rows are longer than 9 tokens and stay whole" in caplog.text
-
-
-def test_long_pairs_are_cut_on_request(pairs, tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        tokenized = tokenize_pairs(pairs, tokenizer, tokenizer, max_length=9, truncate=True)
     whole = tokenizer(pairs["source"][2]).input_ids
     assert tokenized["input_ids"][2] == [*whole[:8], tokenizer.eos_token_id]
     assert tokenized["input_ids"][0] == tokenizer(pairs["source"][0]).input_ids
     assert "1 of 3 rows are longer than 9 tokens and were cut" in caplog.text
-    with pytest.raises(ValueError, match="max_length"):
-        tokenize_pairs(pairs, tokenizer, tokenizer, truncate=True)
+
+
+def test_what_is_cut_keeps_all_of_an_ending_of_two_tokens(pairs, tokenizer):
+    ending = processors.TemplateProcessing(single="$A </s> <s>", special_tokens=[("</s>", 2), ("<s>", 1)])
+    other = copy.deepcopy(tokenizer)
+    other.backend_tokenizer.post_processor = ending
+    assert other.convert_ids_to_tokens([2, 1]) == ["</s>", "<s>"]
+    tokenized = tokenize_pairs(pairs, other, other, max_length=9)
+    assert tokenized["input_ids"][2] == other(pairs["source"][2], truncation=True, max_length=9).input_ids
+    assert tokenized["input_ids"][2][-2:] == [2, 1]
 
 
 def test_lengths_follow_the_rows():

@@ -1,12 +1,11 @@
-"""Padding of token lists into the tensors of one batch."""
+"""Batches of token lists: rows of like length, padded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 # transformers leaves labels of this value out of every loss
 IGNORED_LABEL = -100
@@ -41,23 +40,16 @@ def _pad(rows: list[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(padded), torch.from_numpy(is_token)
 
 
-def example_tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
-    """A small batch that any translation model takes: two rows, the second one padded.
+def length_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield the row numbers of batches of at most `max_tokens` padded tokens, longest rows first.
 
     Args:
-        config: of the model.
-
-    Returns:
-        Arguments of `forward`: `input_ids` [2, 6], `attention_mask` [2, 6] and `decoder_input_ids` [2, 5].
+        lengths: tokens of each row.
+        max_tokens: rows times the longest of them; a single row may have more.
     """
-    mask = torch.ones(2, 6, dtype=torch.long)
-    mask[1, 4:] = 0
-    return {
-        "input_ids": _spread_ids(2, 6, config.vocab_size),
-        "attention_mask": mask,
-        "decoder_input_ids": _spread_ids(2, 5, config.decoder_vocab_size or config.vocab_size),
-    }
-
-
-def _spread_ids(rows: int, length: int, vocab_size: int) -> Tensor:
-    return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    start = 0
+    while start < len(order):
+        size = max(1, max_tokens // lengths[order[start]])
+        yield order[start : start + size]
+        start += size
