@@ -11,7 +11,6 @@ Example:
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import time
@@ -31,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reluformers import rectified_attention
 from reluformers.errors import run_main
-from reluformers.files import atomic_write
+from reluformers.files import atomic_write, write_json
 
 PEER = "sdpa"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -324,8 +323,7 @@ def main() -> None:
                 print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
                 everything.append({"pass": job, "mask": mask, "length": length, "results": results})
     if options.output:
-        with atomic_write(options.output) as path:
-            path.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+        write_json(options.output, everything)
     if options.plot:
         draw_plot(options.plot, everything, options)
 

@@ -66,6 +66,12 @@ def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Ite
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Write a file of UTF-8, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | os.PathLike, content: Any) -> None:
     """Write a JSON file, whole or not at all; numbers that JSON does not know, NaN and infinities, become null.
 
@@ -73,9 +79,7 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         path: The file to write.
         content: What JSON can hold, and numbers of numpy.
     """
-    with atomic_write(path) as temporary:
-        text = json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from . import configuration, modeling
-from .files import atomic_write
+from .files import write_text
 
 _FOLDERS = tuple(Path(package.__path__[0]) for package in (configuration, modeling))
 _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w+)( import )", re.MULTILINE)
@@ -92,8 +92,7 @@ def write_payload(
     folder.mkdir(parents=True, exist_ok=True)
     modules = sorted({target.partition(".")[0] for target in auto_map.values()})
     for name, text in payload_files(modules).items():
-        with atomic_write(folder / name) as path:
-            path.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     config.auto_map = dict(auto_map)
     if pipelines:
         config.custom_pipelines = deepcopy(pipelines)

@@ -44,8 +44,8 @@ class Scorer(ABC):
     """Scores one saved model on one split.
 
     Args:
-        options: of the command line: `model`, `data`, `data_config`, `data_revision`, `split`, `attention_report`,
-            `trust_remote_code`, and those of the task's own `add_arguments`.
+        options: of the command line: `task`, `model`, `data`, `data_config`, `data_revision`, `split`,
+            `attention_report`, `output`, `trust_remote_code`, and those of the task's own `add_arguments`.
 
     Raises:
         UserError: an option has a value that is not allowed.

@@ -1,1 +1,1 @@
-"""What the attention of a trained model does: zeros, null rows, entropy."""
+"""What the attention of a trained model does: statistics, reports, word alignments, filtering of parallel text."""

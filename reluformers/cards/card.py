@@ -18,7 +18,7 @@ from reluformers.conversion.convert import card_metadata
 from reluformers.data_names import is_hub_id, source_name
 from reluformers.errors import UserError
 from reluformers.examples import Example
-from reluformers.files import atomic_write, check_output_files
+from reluformers.files import check_output_files, write_text
 from reluformers.papers import attention_source, formula
 from reluformers.plotting import plot_attention_report, plot_training_curves
 from reluformers.results import METRICS, Evaluation
@@ -131,8 +131,7 @@ def write_card(
     if report:
         plot_attention_report(report, place / ATTENTION_PICTURE)
     check_card_text(text, path)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

@@ -36,7 +36,7 @@ from reluformers.analysis.alignments import (
 from reluformers.analysis.cross_attention import MAX_TOKENS, open_translator
 from reluformers.analysis.parallel_text import ParallelRow, ParallelText
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, check_output_files, write_json
+from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.scorer import check_at_least
 from reluformers.terminal import shows_progress, silence_transformers
 
@@ -123,8 +123,7 @@ def report(counts: LinkCounts, head: AlignmentHead, part: str) -> dict:
 def save_choice(config_file: Path, head: AlignmentHead) -> None:
     """Write the head into config.json, from where the translation pipeline reads it."""
     values = json.loads(config_file.read_text(encoding="utf-8"))
-    with atomic_write(config_file) as path:
-        path.write_text(json.dumps({**values, **head.config_fields()}, indent=2) + "\n", encoding="utf-8")
+    write_text(config_file, json.dumps({**values, **head.config_fields()}, indent=2) + "\n")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from reluformers.analysis.report import render_report
 from reluformers.circumstances import current_circumstances
 from reluformers.data_names import source_name
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, check_output_files, write_json
+from reluformers.files import check_output_files, write_json, write_text
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.terminal import shows_progress, silence_transformers
@@ -64,8 +64,7 @@ def run(options: argparse.Namespace) -> None:
         analysis["models"][names[Path(model)]] = results
         print(f"{names[Path(model)]}: {about['data']['rows']:,} {about['data']['unit']}")
     write_json(output, analysis)
-    with atomic_write(page) as path:
-        path.write_text(render_report(analysis), encoding="utf-8")
+    write_text(page, render_report(analysis))
     print(f"{output}\n{page}")
 
 

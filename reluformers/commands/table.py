@@ -26,7 +26,7 @@ from reluformers.evidence.report import TableReport, records_by_row, replace_tab
 from reluformers.evidence.row import Job, check_data
 from reluformers.evidence.runner import run_here, submit
 from reluformers.evidence.tables import Table, list_tables, row_key, run_name
-from reluformers.files import atomic_write, check_output_files
+from reluformers.files import check_output_files, write_text
 from reluformers.plotting import check_picture_path
 from reluformers.results import METRICS
 from reluformers.tasks import task_named
@@ -194,8 +194,7 @@ def write_page(page: Path, records: Path) -> None:
         (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown()
         for name, setting in tables_in(text)
     }
-    with atomic_write(page) as temporary:
-        temporary.write_text(replace_tables(text, tables), encoding="utf-8")
+    write_text(page, replace_tables(text, tables))
 
 
 def _seed(text: str) -> int:

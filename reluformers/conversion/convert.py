@@ -294,13 +294,9 @@ def _open_ours(place: str, config: PreTrainedConfig, given: dict[str, Any]) -> O
 
 def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, weights: State) -> State:
     """The weights without what another attention had."""
-    expected = _weight_names(model_class, config)
-    return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
-
-
-def _weight_names(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> set[str]:
     with torch.device("meta"):
-        return set(model_class(config).state_dict())
+        expected = model_class(config).state_dict().keys()
+    return {name: tensor for name, tensor in weights.items() if name in expected or not VARIANT_WEIGHTS.search(name)}
 
 
 def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -> GenerationConfig | None:

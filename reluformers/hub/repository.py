@@ -1,7 +1,6 @@
 """A repository of the Hub that takes whole releases and shows nothing before the first one is complete."""
 
 import hashlib
-import itertools
 import re
 from pathlib import Path
 
@@ -85,7 +84,7 @@ class Repository:
     def next_tag(self) -> str:
         """The first of v1, v2, … that comes after all of them that are taken."""
         taken = [int(match[1]) for name in self.tags if (match := re.fullmatch(r"v(\d+)", name))]
-        return f"v{next(itertools.count(max(taken, default=0) + 1))}"
+        return f"v{max(taken, default=0) + 1}"
 
     def changes(self, folder: Path, removable=lambda name: False) -> list[Operation]:
         """What a commit has to do so that the repository holds the files of a folder.

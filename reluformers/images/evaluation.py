@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
 from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.terminal import shows_progress
 
-from .loading import IMAGE, LABEL, load_image_split
+from .loading import IMAGE, LABEL, image_file, load_image_split
 from .recipe import ImageRecipe
 from .scoring import Predictions, evaluate, image_batches, load_image_model, model_classes, predict
 
@@ -71,7 +70,7 @@ class ImageScorer(Scorer):
             config=options.data_config,
             rows=len(dataset),
             unit="images",
-            checksum=checksum((_content(row[IMAGE]), self.names[row[LABEL]].encode()) for row in dataset),
+            checksum=checksum((image_file(row[IMAGE]), self.names[row[LABEL]].encode()) for row in dataset),
         )
 
     def answer(self) -> Predictions:
@@ -130,8 +129,3 @@ def class_results(scores: dict[str, Any], names: list[str]) -> dict[str, dict[st
             "predicted_as": dict(sorted(predicted.items(), key=lambda item: -item[1])),
         }
     return classes
-
-
-def _content(image: dict[str, Any]) -> bytes:
-    """The file of an image that is not decoded."""
-    return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]

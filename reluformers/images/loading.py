@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,11 @@ def class_names(*datasets: Dataset) -> list[str]:
     return first
 
 
+def image_file(image: Mapping[str, Any]) -> bytes:
+    """The file of an image that is not decoded."""
+    return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
+
+
 def describe_images(dataset: Dataset, sample: int = 1000) -> dict[str, Any]:
     """Number of rows, SHA-256 of all labels, and of the files of some images, evenly spread.
 
@@ -125,8 +130,7 @@ def describe_images(dataset: Dataset, sample: int = 1000) -> dict[str, Any]:
     rows = dataset.select(range(0, len(dataset), -(-len(dataset) // sample))).select_columns([IMAGE])
     images = hashlib.sha256()
     for row in rows:
-        image = row[IMAGE]
-        images.update(image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes())
+        images.update(image_file(row[IMAGE]))
     return {
         "rows": len(dataset),
         "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),

@@ -16,7 +16,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, replace_directory, sync
+from reluformers.files import replace_directory, sync, write_text
 from reluformers.saved_models import TOKENIZER_FILES
 
 from .lock import LOCK_FILE, OWNER_FILE
@@ -79,8 +79,7 @@ def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> 
         "run": run,
         "files": {path.relative_to(unfinished).as_posix(): _fingerprint(path) for path in files},
     }
-    with atomic_write(unfinished / MANIFEST_FILE) as temporary:
-        temporary.write_text(json.dumps({"sha256": _digest(content), **content}, indent=1) + "\n", encoding="utf-8")
+    write_text(unfinished / MANIFEST_FILE, json.dumps({"sha256": _digest(content), **content}, indent=1) + "\n")
     sync(unfinished)
     replace_directory(unfinished, target)
     sync(target.parent)

@@ -20,7 +20,7 @@ from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config
 from reluformers.conversion.start import open_start
 from reluformers.data_names import marked_as_local
 from reluformers.errors import UserError, describe_error
-from reluformers.files import atomic_write
+from reluformers.files import write_text
 
 from .arguments import TaskTrainingArguments
 from .transfer import TransferOptions
@@ -103,7 +103,7 @@ class Recipe(ABC):
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"model: {_one_line(error)}") from error
+            raise UserError(f"model: {describe_error(error)}") from error
 
     @property
     def start(self) -> str | None:
@@ -135,7 +135,7 @@ class Recipe(ABC):
         try:
             args = self.arguments_class(output_dir=str(output_dir), **self.training)
         except (TypeError, ValueError, ImportError) as error:
-            raise UserError(f"training: {_one_line(error)}") from error
+            raise UserError(f"training: {describe_error(error)}") from error
         metrics = self.metrics(args)
         if args.metric_for_best_model not in (None, *metrics, *(f"eval_{name}" for name in metrics)):
             raise UserError(
@@ -156,8 +156,7 @@ class Recipe(ABC):
         """Write the recipe so that `load` reads the same, without access tokens."""
         sections = self.to_dict()
         sections["data"]["path"] = marked_as_local(sections["data"]["path"])
-        with atomic_write(path) as temporary:
-            temporary.write_text(to_yaml(sections), encoding="utf-8")
+        write_text(path, to_yaml(sections))
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
@@ -223,7 +222,7 @@ class Recipe(ABC):
         except UserError:
             raise
         except ValueError as error:
-            raise UserError(f"{name}: {_one_line(error)}") from error
+            raise UserError(f"{name}: {describe_error(error)}") from error
 
     @classmethod
     def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -361,17 +360,13 @@ def to_yaml(sections: dict[str, Any]) -> str:
     return yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _parse_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:  # the latter of a number of thousands of digits
-        raise UserError(f"{name}: not valid YAML ({_one_line(error)})") from error
+        raise UserError(f"{name}: not valid YAML ({describe_error(error)})") from error
 
 
 def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
