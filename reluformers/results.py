@@ -6,7 +6,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,12 @@ def checksum(rows: Iterable[Iterable[bytes]]) -> str:
             digest.update(b"%d:" % len(part) + part)
         digest.update(b"\n")
     return f"sha256:{digest.hexdigest()}"
+
+
+def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown: titles of its columns, and the cells of each line."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _conditions(evaluation: Evaluation) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class ParallelText:
             raise UserError(f"{' and '.join(paths)}: the two have different slices; give both the same")
         self.keys = source_lang, target_lang
         self.kind = "text" if len(paths) == 2 else kind_of(self.paths[0])
+        if self.kind == "text" and any(_ending(path) in KINDS for path in self.paths):
+            raise UserError(f"{' and '.join(self.paths)}: give one file of rows, or two of plain text")
         for path in self.paths:
             if not Path(path).is_file():
                 raise UserError(f"{path}: no such file; check the path")
@@ -170,10 +172,14 @@ def kind_of(path: str) -> str:
     Raises:
         UserError: it is none.
     """
-    ending = Path(path.removesuffix(".gz")).suffix
+    ending = _ending(path)
     if ending not in KINDS:
         raise UserError(f"{path}: must be {' or '.join(KINDS)}, also with .gz, or two plain text files")
     return KINDS[ending]
+
+
+def _ending(path: str) -> str:
+    return Path(path.removesuffix(".gz")).suffix
 
 
 def split_slice(name: str) -> tuple[str, slice]:

@@ -18,7 +18,7 @@ from reluformers.attention_statistics import MISSING
 from reluformers.cards.finished_run import read_recipe
 from reluformers.errors import UserError, describe_error
 from reluformers.plotting import check_picture_path, plot_training_curves, run_labels
-from reluformers.results import EVALUATION_FILE, METRICS, Evaluation
+from reluformers.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
 from reluformers.tasks import Task, task_named
 from reluformers.training.meter import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     columns.sort(key=lambda column: _place(column, rows))
     lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-    for cells in (columns, ["---"] * len(columns), *lines):
-        print(f"| {' | '.join(cells)} |")
+    print(markdown_table(columns, lines), end="")
     print(*footnotes(evaluations), sep="\n")
     first, *others = evaluations
     for folder in others:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -52,6 +54,14 @@ def start_model(
                 f"batches: {_mean(before):.3f} of the original's, {_mean(after):.3f} when fitted"
             )
     return model
+
+
+def spread_batches(
+    dataset: Dataset, count: int, collate: Callable[[list[dict[str, Any]]], Mapping[str, Tensor]], size: int
+) -> list[Mapping[str, Tensor]]:
+    """Batches of `count` rows at equal distances over a data set, or of all rows if it has fewer, `size` rows each."""
+    rows = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
+    return [collate(dataset.select(rows[i : i + size]).to_list()) for i in range(0, len(rows), size)]
 
 
 def _mean(errors: Mapping[str, float]) -> float:

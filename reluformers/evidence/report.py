@@ -15,7 +15,7 @@ import numpy as np
 from reluformers.attention_statistics import MISSING
 from reluformers.errors import UserError
 from reluformers.plotting import plot_scores
-from reluformers.results import METRICS
+from reluformers.results import METRICS, markdown_table
 from reluformers.scorer import ScoreOfSums
 from reluformers.tasks import Task, task_named
 
@@ -187,7 +187,7 @@ class TableReport:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-        parts = [_markdown_table(columns, lines), self._footnote("found from" in columns)]
+        parts = [markdown_table(columns, lines), self._footnote("found from" in columns)]
         begun, left = [], []
         for verdict in self.verdicts:
             claim = verdict.claim
@@ -206,7 +206,7 @@ class TableReport:
                 for verdict in begun
             ]
             columns = ["claim", "difference", "here", "because", *(f"by {title}" for title in titles)]
-            parts.append(_markdown_table(columns, claims))
+            parts.append(markdown_table(columns, claims))
         if left:
             texts = ", ".join(f"`{verdict.claim.text}`" for verdict in left)
             parts.append(f"Claims of rows without a run: {texts}.\n")
@@ -455,8 +455,3 @@ def _signed(value: float, form: Any) -> str:
 def _versions(record: RunRecord) -> str:
     known = record.evaluation.circumstances
     return f"torch {known.torch}, transformers {known.transformers}, {known.processor or known.device}"
-
-
-def _markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

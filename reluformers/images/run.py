@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForImageClassification, PreTrainedModel, ViTImageProcessorPil
 
 from reluformers.conversion.convert import open_processor
-from reluformers.conversion.start import open_start, start_model
+from reluformers.conversion.start import open_start, spread_batches, start_model
 from reluformers.errors import UserError
 from reluformers.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONFUSION_FILE = "confusion_matrix.png"
 # a picture of more would show nothing
 MOST_DRAWN_CLASSES = 300
-_BATCH = 16  # images of a batch to calibrate on
+_CALIBRATION_BATCH = 16  # images
 
 
 def train_image_classification(
@@ -126,10 +125,8 @@ class _ImageRun(TaskRun):
         self.has_new_head = open_start(self.recipe.start).fields.get("id2label") != labels["id2label"]
         if self.has_new_head:
             self.report("the classes are others than those of model.start: the head starts anew")
-        count = min(self.recipe.calibration_rows, len(self.train)) if checkpoint is None else 0
-        rows = np.linspace(0, len(self.train) - 1, count).astype(int).tolist()
-        collator = ImageCollator(self._processor())
-        batches = [collator(self.train.select(rows[i : i + _BATCH]).to_list()) for i in range(0, count, _BATCH)]
+        count = self.recipe.calibration_rows if checkpoint is None else 0
+        batches = spread_batches(self.train, count, ImageCollator(self._processor()), _CALIBRATION_BATCH)
         options = {**self.recipe.start_options, **labels}
         return start_model(**options, batches=batches, new_head=self.has_new_head, report=self.report)
 

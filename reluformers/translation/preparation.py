@@ -21,7 +21,7 @@ from transformers import (
 
 from reluformers.batches import PairCollator
 from reluformers.configuration.configuration_seq2seq import SITES
-from reluformers.conversion.start import start_model
+from reluformers.conversion.start import spread_batches, start_model
 from reluformers.errors import UserError
 from reluformers.training.sources import check_apart, naming
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 # of a stream, for training its tokenizers
 TOKENIZER_ROWS = 1_000_000
-_BATCH = 32  # rows of a batch to calibrate on
+_CALIBRATION_BATCH = 32  # rows
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
 
 
@@ -244,11 +244,9 @@ def _start_model(
         )
     batches = []
     if count:
-        rows = np.linspace(0, len(prepared.train) - 1, min(count, len(prepared.train))).astype(int).tolist()
-        collator = PairCollator(prepared.tokenizers[0].pad_token_id)
-        batches = [
-            collator(prepared.train.select(rows[i : i + _BATCH]).to_list()) for i in range(0, len(rows), _BATCH)
-        ]
+        batches = spread_batches(
+            prepared.train, count, PairCollator(prepared.tokenizers[0].pad_token_id), _CALIBRATION_BATCH
+        )
     model = start_model(**recipe.start_options, batches=batches, report=report)
     for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
         check_tokenizer_fits(tokenizer, model.config, side=side)

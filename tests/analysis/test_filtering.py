@@ -250,6 +250,8 @@ def test_faults_of_files_are_named_by_line(tmp_path):
         (tmp_path / name).write_text(lines)
     assert "d.de has 1 lines, but the other file more" in fault("d.en", "d.de")
     assert "3 data files" in fault("d.en", "d.de", "c.tsv")
+    assert "give one file of rows, or two of plain text" in fault("a.jsonl", "b.jsonl")
+    assert "give one file of rows, or two of plain text" in fault("d.en", "c.tsv")
 
 
 def test_slices_and_counts(tmp_path):
