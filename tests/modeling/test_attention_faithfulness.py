@@ -227,9 +227,9 @@ def test_float32_is_near(preset, site, backend):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @all_backends
 @all_sites
-@all_presets
-def test_half_precision_is_finite_and_near(preset, site, backend, dtype):
-    module, case = build(preset, dtype), draw_case(site, "left", dtype)
+@pytest.mark.parametrize("attention", [*ATTENTION_PRESETS, "sigmoid_less_log_n"])  # a threshold for each row
+def test_half_precision_is_finite_and_near(attention, site, backend, dtype):
+    module, case = build(VARIANTS.get(attention, attention), dtype), draw_case(site, "left", dtype)
     output, weights = one_shot(module, case, backend)
     assert output.dtype == dtype
     expected, expected_weights = reference.multi_head_attention(
@@ -289,10 +289,21 @@ def test_row_that_sees_nothing_is_zero(preset, run, dtype):
 def test_sequence_of_padding_alone_is_finite(preset, backend):
     module, case = build(preset), draw_case("cross", "right")
     nothing = torch.zeros(2, 1, 1, SOURCE_LENGTH, dtype=torch.bool)
-    output, weights, _ = module(case.hidden, case.source, nothing, attn_implementation=backend)
+    options = {"count_null_rows": True, "attn_implementation": backend}
+    output, weights, statistics = module(case.hidden, case.source, nothing, **options)
     assert weights is None or not weights.any()
+    assert statistics.tolist() == [0, 0, 28, 28]  # rows: each is a null row
     torch.testing.assert_close(output, module.out_proj.bias.expand_as(output), rtol=0, atol=0)
     assert all(x.isfinite().all() for x in gradients(output, module, case, torch.ones_like(output)))
+
+
+@all_backends
+def test_one_mask_serves_attention_of_several_kinds(backend):
+    case = draw_case("causal", "left")
+    for preset in ("softmax", "relu-vit", "reluformer"):  # of three divisors
+        module = build(preset)
+        output, _, _ = module(case.hidden, attention_mask=case.structured, attn_implementation=backend)
+        torch.testing.assert_close(output, naive(module, case)[0])
 
 
 @all_sites

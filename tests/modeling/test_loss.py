@@ -61,6 +61,7 @@ def test_regularizer_is_the_mean_over_real_rows_of_all_sites():
                 terms += 0.3 * row.sum().log().abs() + 0.7 * (entropy - 0.7 * torch.tensor(n).log()).clamp_min(0)
     assert output.regularization_loss.item() == pytest.approx((terms / rows).item(), rel=1e-4)
     assert output.null_rate.item() == pytest.approx(nulls / rows)
+    assert not output.null_rate.requires_grad
     cross_entropy = plain_cross_entropy(output.logits, batch["labels"])
     torch.testing.assert_close(output.loss, cross_entropy + output.regularization_loss)
 

@@ -63,8 +63,8 @@ def test_parameters_missing_from_a_checkpoint_get_their_initial_values(kind, fie
         assert torch.isfinite(restored).all(), name
         if fresh.unique().numel() == 1 or name in dict(model.named_buffers()):
             torch.testing.assert_close(restored, fresh, msg=name)
-        else:  # random: the same spread
-            assert restored.std().item() == pytest.approx(fresh.std().item(), rel=0.7), name
+        else:  # random: the same spread, as far as a dozen numbers show it whatever is drawn
+            assert 0.25 < restored.std() / fresh.std() < 4, name
 
 
 @all_models
@@ -82,7 +82,9 @@ def test_half_precision_stays_finite_and_near(kind, preset, dtype):
     model, batch = build_model(preset, kind), KINDS[kind].draw()
     expected = logits_of(model)
     half = model.to(dtype).train()
-    half(**batch).loss.backward()
+    loss = half(**batch).loss
+    assert loss.dtype == torch.float32
+    loss.backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in half.parameters())
     actual = logits_of(half.eval())
     assert actual.dtype == dtype

@@ -7,7 +7,7 @@ from reluformers.modeling.masks import AttentionMask
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
-from builders.models import TINY, all_families, all_presets, build_model, draw_pairs, logits_of
+from builders.models import KINDS, TINY, all_families, all_presets, build_model, draw_pairs, logits_of
 from reluformers import seq2seq_config
 
 RICH = {
@@ -49,6 +49,22 @@ def test_maps_start_as_the_configuration_says(preset, fields, spreads):
     embeddings = model.get_input_embeddings().weight
     expected = 0.01 / 3**0.5 if model.config.embedding_norm == "fix_norm" else 64**-0.5
     assert embeddings.std().item() == pytest.approx(expected, rel=0.1)
+    if model.config.embedding_bias:
+        biases = torch.cat([model.model.encoder.embedding_bias, model.model.decoder.embedding_bias])
+        assert biases.std().item() == pytest.approx(1 / 8, rel=0.25)
+        assert biases.abs().max() <= (3 / 64) ** 0.5
+
+
+@pytest.mark.parametrize(("offset", "rows"), [(0, 32), (2, 34)])
+def test_learned_positions_are_those_of_the_configuration(offset, rows):
+    model = build_model(position_embedding_type="learned", position_offset=offset)
+    assert model.model.encoder.embed_positions.num_embeddings == rows
+
+
+def test_embeddings_may_have_a_dropout_of_their_own():
+    model = build_model(**KINDS["seq2seq"].still, embedding_dropout=0.5).train()
+    states = model.model.encoder.embed(torch.full((1, 9), 5), None, torch.arange(9)[None])
+    assert 0.3 < (states == 0).float().mean() < 0.7
 
 
 def test_state_dict_keys_are_public_api():
@@ -155,12 +171,16 @@ def test_sampling_and_several_sequences(preset):
     assert output.max() < TINY["vocab_size"]
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @all_presets
-def test_cached_steps_equal_one_shot_with_a_static_cache(preset):
+def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded):
     model, batch = build_model(preset).double(), draw_pairs()
     decoder_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    expected = model(**inputs, decoder_input_ids=decoder_ids).logits
+    mask = torch.ones_like(decoder_ids) if padded else None
+    if padded:
+        mask[0, :2] = 0
+    expected = model(**inputs, decoder_input_ids=decoder_ids, decoder_attention_mask=mask).logits
     encoded = model.get_encoder()(**inputs)
     cache = EncoderDecoderCache(StaticCache(model.config, max_cache_len=9), StaticCache(model.config, max_cache_len=7))
     steps = [
@@ -168,6 +188,7 @@ def test_cached_steps_equal_one_shot_with_a_static_cache(preset):
             encoder_outputs=encoded,
             attention_mask=inputs["attention_mask"],
             decoder_input_ids=decoder_ids[:, step : step + 1],
+            decoder_attention_mask=mask[:, : step + 1] if padded else None,
             past_key_values=cache,
             use_cache=True,
         ).logits
@@ -307,8 +328,9 @@ def test_bad_inputs_are_named():
         model.generate(input_ids=batch["input_ids"], max_new_tokens=40, min_new_tokens=40)
     with pytest.raises(ValueError, match="is a DynamicCache, but must be an EncoderDecoderCache"):
         model(input_ids=batch["input_ids"], decoder_input_ids=batch["input_ids"], past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="covers 4 tokens, but there are 0 past and 6 new ones"):
-        logits_of(model, decoder_attention_mask=torch.ones(3, 4))
+    for length in (4, 7):
+        with pytest.raises(ValueError, match=f"covers {length} tokens, but there are 0 past and 6 new ones"):
+            logits_of(model, decoder_attention_mask=torch.ones(3, length))
     with pytest.raises(ValueError, match="cross-attention can only take"):
         logits_of(model, attention_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
@@ -381,10 +403,12 @@ def test_masks_follow_the_inputs_of_a_layer_to_its_device():
         assert mask.to("cpu") is mask
 
 
-def test_mask_of_four_dimensions_and_embeddings_as_input():
-    model, batch = build_model("reluformer"), draw_pairs()
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_mask_of_four_dimensions_and_embeddings_as_input(preset):
+    model, batch = build_model(preset), draw_pairs()
     expected = logits_of(model)
-    ready = batch["attention_mask"].bool()[:, None, None, :]
-    torch.testing.assert_close(logits_of(model, attention_mask=ready)[0], expected[0])
+    ready = batch["attention_mask"][:, None, None, :]
+    for mask in (ready, ready.bool()):
+        torch.testing.assert_close(logits_of(model, attention_mask=mask), expected)
     embeddings = model.get_input_embeddings()(batch["input_ids"])
     torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)

@@ -180,14 +180,16 @@ def test_gradients_reach_learned_positions_through_interpolation():
 
 
 def test_initialisation_is_that_of_big_vision():
-    fields = {"hidden_size": 128, "intermediate_size": 256, "image_size": 64, "patch_size": 8, "num_labels": 7}
-    fields |= {"representation_size": 300, "head_bias_init": -10.0}
+    fields = {"hidden_size": 128, "intermediate_size": 384, "image_size": 64, "patch_size": 8, "num_labels": 7}
+    fields |= {"representation_size": 300, "head_bias_init": -10.0, "hidden_act": "swiglu"}  # 384 · 2/3 = 256
+    prefixed = {"pooling": "cls", "num_register_tokens": 8}
     config = vision_config("relu-vit", **{**TINY_VISION, **fields})
     config.attention = {"preset": "relu-vit", "output_gate": "silu"}
     model = AutoModelForImageClassification.from_config(config)
     spreads = {
         **{f"{name}_proj.weight": (2 / 256) ** 0.5 for name in ("q", "k", "v", "out", "gate")},  # each map by itself
         "fc1.weight": (2 / 384) ** 0.5,
+        "fc_linear.weight": (2 / 384) ** 0.5,
         "fc2.weight": (2 / 384) ** 0.5,
         "projection.weight": (3 * 64) ** -0.5,
         "representation.weight": 128**-0.5,
@@ -204,9 +206,10 @@ def test_initialisation_is_that_of_big_vision():
     bound = 2 / 0.87962566103423978 * (3 * 64) ** -0.5
     assert model.vit.embeddings.projection.weight.abs().max() <= bound
     normal = AutoModelForImageClassification.from_config(
-        vision_config("relu-vit", **{**TINY_VISION, **fields}, initialization="normal")
+        vision_config("relu-vit", **{**TINY_VISION, **fields, **prefixed}, initialization="normal")
     )
-    for weights in (normal.classifier.weight, normal.vit.layers[0].self_attn.q_proj.weight):
+    prefix = torch.cat([normal.vit.embeddings.cls_token, normal.vit.embeddings.register_tokens], 1)
+    for weights in (normal.classifier.weight, normal.vit.layers[0].self_attn.q_proj.weight, prefix):
         assert weights.std().item() == pytest.approx(0.02, rel=0.15)
     assert (normal.classifier.bias == -10).all()
 
@@ -262,6 +265,9 @@ def test_every_dropout_is_read():
         model = build_model("relu-vit", "vision", **{name: 0.3}).train()
         assert not torch.allclose(logits_of(model), logits_of(still)), name
         torch.testing.assert_close(logits_of(model.eval()), logits_of(still))
+    # the first is of the layers and of what enters them
+    embeddings = build_model("relu-vit", "vision", hidden_dropout_prob=0.3).train().vit.embeddings
+    assert 0.1 < (embeddings(draw_images()["pixel_values"]) == 0).float().mean() < 0.5
 
 
 def test_classes_and_soft_targets_give_the_same_loss():
@@ -355,17 +361,22 @@ def test_bad_inputs_are_named():
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_no_pooling_reads_the_registers(pooling):
     """And the n of relu/L counts the patches alone."""
-    fields = {"pooling": pooling, "num_register_tokens": 3}
-    model = build_model("relu-vit", "vision", **fields)
-    first = int(pooling == "cls")
-    states = model.vit(draw_images()["pixel_values"]).last_hidden_state
-    changed = states.clone()
+    model = build_model("relu-vit", "vision", pooling=pooling, num_register_tokens=3)
+    output, first = model.vit(draw_images()["pixel_values"]), int(pooling == "cls")
+    options = model.vit.attention_options(AttentionMask(1, 6, torch.device("cpu")))
+    changed = output.last_hidden_state.clone()
     changed[:, first : first + 3] += 7.0
-    length = 1 if pooling == "attention" else states.shape[1]
-    options = model.vit.attention_options(AttentionMask(length, states.shape[1] - 3 - first, states.device))
-    torch.testing.assert_close(model.vit.pool(changed, options)[0], model.vit.pool(states, options)[0])
+    torch.testing.assert_close(model.vit.pool(changed, options)[0], output.pooler_output)
     changed[:, 0 if pooling == "cls" else -1] += 7.0
-    assert not torch.allclose(model.vit.pool(changed, options)[0], model.vit.pool(states, options)[0])
+    assert not torch.allclose(model.vit.pool(changed, options)[0], output.pooler_output)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_last_norm_may_come_after_any_pooling(pooling):
+    model, normed = build_model("relu-vit", "vision", pooling=pooling, norm_after_pooling=True), []
+    model.vit.norm.register_forward_pre_hook(lambda module, inputs: normed.append(inputs[0].shape))
+    logits_of(model)
+    assert normed == [(3, 16)]
 
 
 def test_hidden_states_start_with_the_embeddings_and_the_pooler_output_is_returned():

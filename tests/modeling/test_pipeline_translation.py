@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source
+from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source, weights_of_heads
 from transformers import AutoTokenizer
 
 from builders.clean_processes import run_clean
@@ -64,6 +64,9 @@ def test_batches_give_what_single_texts_give(tokenizer, padding_side):
 
 def test_shapes_of_answers(pipe):
     assert [set(record) for record in pipe(TEXTS[:1])] == [{"translation_text"}]
+    (tagged,) = pipe("old <b>dog</b>", keep_tags=True)
+    assert set(tagged) == {"translation_text"}
+    assert "<b>" in tagged["translation_text"]
     several = pipe(TEXTS[0], num_beams=3, num_return_sequences=2, return_alignments=True)
     assert [set(record) for record in several] == [{"translation_text", "alignments"}] * 2
     nested = pipe(TEXTS, num_beams=3, num_return_sequences=2, batch_size=3)
@@ -73,21 +76,30 @@ def test_shapes_of_answers(pipe):
         assert list(pipe(iterable)) == pipe(TEXTS)
 
 
-@pytest.mark.parametrize("saved", [{}, {"max_length": 13}, {"max_new_tokens": 12}], ids=str)
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [({}, None), ({"max_new_tokens": 4}, 4), ({"max_length": 5}, 4), ({"max_new_tokens": 20}, 20)],
+    ("saved", "positions", "default"),
+    [({}, 32, 32), ({}, 99, 55), ({"max_length": 13}, 32, 12), ({"max_new_tokens": 12}, 32, 12)],
     ids=str,
 )
-def test_length_of_the_translation(tokenizer, options, expected, saved, caplog):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, None),
+        ({"max_new_tokens": 4}, 4),
+        ({"max_length": 5}, 4),
+        ({"max_new_tokens": 20}, 20),
+        ({"max_length": 9, "max_new_tokens": 4}, 4),
+    ],
+    ids=str,
+)
+def test_length_of_the_translation(tokenizer, options, expected, saved, positions, default, caplog):
     """A model that never ends: what is asked for goes before what is saved, without a word.
 
-    With neither it may write 50 tokens more than it reads, up to its positions.
+    With neither it may write 50 tokens more than it reads, up to its positions; of both transformers takes its pick.
     """
-    pipe = make_pipeline(tokenizer, tying="none", output_bias=True)
+    pipe = make_pipeline(tokenizer, tying="none", output_bias=True, max_position_embeddings=positions)
     pipe.model.generation_config.max_new_tokens = None
     pipe.model.generation_config.update(**saved)
-    expected = expected or (12 if saved else LIMIT)
     with torch.no_grad():
         pipe.model.lm_head.bias[pipe.model.config.eos_token_id] = -1e4
     lengths = []
@@ -96,8 +108,8 @@ def test_length_of_the_translation(tokenizer, options, expected, saved, caplog):
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         pipe(TEXTS[0], **options)
-    assert lengths == [expected]
-    assert not caplog.messages
+    assert lengths == [expected or default]
+    assert len(caplog.messages) == (len(options) > 1)
 
 
 def test_long_texts_are_cut_with_one_warning_for_a_call(pipe, tokenizer, caplog):
@@ -242,6 +254,9 @@ def test_words_that_attend_to_nothing_have_no_source(tokenizer):
 
 
 def test_negative_weights_are_no_links(tokenizer):
+    weights = torch.tensor([[[[2.0, -1.0]], [[0.0, 1.0]]]])
+    assert weights_of_heads(weights).tolist() == [[[1.0, 0.5]]]
+    assert weights_of_heads(weights, 0).tolist() == [[[2.0, 0.0]]]
     pipe = make_pipeline(tokenizer, "softmax", attention={"activation": "leaky_relu"})
     (answer,) = pipe(TEXTS[1], return_alignments=True, **WRITING)
     assert len(answer["alignments"]) > 0

@@ -318,7 +318,7 @@ def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
 
 
 @pytest.mark.parametrize("preset", ["relu-vit", "softmax"])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 9), (2, 1, 9, 1), (1, 3, 9, 9)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 9), (2, 3, 1, 9), (2, 1, 9, 1), (1, 3, 9, 9)])
 def test_masks_broadcast(preset, shape):
     layer = MultiHeadAttention(12, 3, preset)
     states, mask = torch.randn(2, 9, 12), torch.rand(shape) < 0.7
@@ -421,9 +421,10 @@ def test_vmap_is_a_loop():
     )
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "threshold"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "threshold", "length_exponent"])
 def test_forward_mode_derivatives_are_refused(name):
-    states = {name: torch.randn(1, 2, 9, 4) for name in ("query", "key", "value")} | {"threshold": torch.tensor(0.1)}
+    states = {name: torch.randn(1, 2, 9, 4) for name in ("query", "key", "value")}
+    states |= {"threshold": torch.tensor(0.1), "length_exponent": torch.tensor(0.5)}
     with forward_ad.dual_level():
         states[name] = forward_ad.make_dual(states[name], torch.ones_like(states[name]))
         with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
@@ -435,8 +436,10 @@ def test_autocast_computes_in_its_dtype():
     expected = rectified_attention(query, key, value)
     with torch.autocast("cpu", torch.bfloat16):
         output = rectified_attention(query, key, value.bfloat16())
+        exact = rectified_attention(query.double(), key.double(), value.double())
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(exact.float(), expected)  # autocast leaves float64 alone
 
 
 @pytest.mark.parametrize(

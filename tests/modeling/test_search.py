@@ -149,6 +149,20 @@ def test_what_is_not_known_goes_to_transformers(options, beams):
         model.generate(**draw_sources(), num_beams=beams, max_new_tokens=4, **options)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_prefix_in_chunks_is_left_to_transformers(beams):
+    """Which cuts the mask of the source too, and then finds it too short."""
+    refusal = pytest.raises(ValueError, match=r"the attention mask is .* but there are 9 keys")
+    with mock.patch.object(search, "_Decoder", side_effect=AssertionError), refusal:
+        trained_like().generate(**draw_sources(), num_beams=beams, max_new_tokens=4, prefill_chunk_size=2)
+
+
+def test_a_streamer_gets_every_token():
+    streamer = mock.Mock()
+    tokens = build_model("relu").generate(torch.tensor([[5, 6, END]]), max_new_tokens=4, streamer=streamer)
+    assert torch.cat([call.args[0].flatten() for call in streamer.put.call_args_list]).tolist() == tokens[0].tolist()
+
+
 def test_done_sentences_leave_the_batch():
     model, batch = trained_like(), draw_sources(16)
     rows = []
