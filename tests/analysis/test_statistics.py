@@ -193,6 +193,12 @@ def test_output_variance_is_that_of_theorem_4_1(length):
         assert variance == pytest.approx(length / 2 if gamma is None else 1.0, rel=0.1)
 
 
+def test_the_longest_rows_are_counted_together():
+    visible = torch.ones(1, 2, 2**13, dtype=torch.bool)
+    rows = Rows.of(torch.rand(1, 1, 2, 2**13), visible, visible[..., 0], values=torch.randn(1, 1, 2**13, 4))
+    assert set(measured(OutputVariance(), rows)) == {"output_variance.4096"}
+
+
 def test_top_share():
     percents = (10.0, 50.0, 100.0)
 
@@ -372,3 +378,5 @@ def test_memory_does_not_grow_with_the_data():
             [sums.numel() for statistic in statistics for layers in statistic.sums.values() for sums in layers]
         )
     assert sizes[0] == sizes[1] == sizes[2]
+    kinds = {sums.dtype for statistic in statistics for layers in statistic.sums.values() for sums in layers}
+    assert kinds == {torch.float64}  # as many rows as there are would be lost in less

@@ -37,6 +37,13 @@ BAD_FIELDS = [
     ({"tying": "none", "tie_word_embeddings": True}, r"tie_word_embeddings is True, but tying is 'none'"),
     ({"eos_token_id": [2, 32000]}, r"eos_token_id is 32000, but must be an integer in \[0, 31999\]"),
     ({"eos_token_id": "</s>"}, r"eos_token_id is '</s>'"),
+    (
+        {"eos_token_id": 60, "vocab_size": 90, "decoder_vocab_size": 50, "tying": "none"},
+        r"eos_token_id is 60, but must be an integer in \[0, 49\]",
+    ),
+    ({"alignment_layer": 6}, r"alignment_layer is 6, but must be an integer in \[0, 5\]"),
+    ({"alignment_head": 8}, r"alignment_head is 8, but must be an integer in \[0, 7\]"),
+    ({"max_position_embeddings": 0}, r"max_position_embeddings is 0"),
     ({"activation_function": "tanh"}, r"activation_function is 'tanh', but must be one of 'relu'"),
     ({"norm_type": "batch"}, r"norm_type is 'batch'"),
     ({"norm_position": "mid"}, r"norm_position is 'mid'"),
@@ -51,6 +58,7 @@ BAD_FIELDS = [
     ({"attention": 7}, r"attention is 7, but must be a preset's name, a dict or an AttentionConfig"),
     ({"cross_attention": {"activaton": "relu"}}, r"no field 'activaton'; its fields are activation"),
     ({"attention": {"activation": "gelu"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can give neg"),
+    ({"cross_attention": {"activation": "gelu"}, "entropy_loss_weight": 0.1}, r"must be 0 with attention that can"),
 ]
 
 
@@ -97,7 +105,7 @@ def test_reluformer_is_that_of_the_paper():
     sizes = (config.encoder_layers, config.encoder_attention_heads, config.d_model, config.encoder_ffn_dim)
     assert sizes == (6, 4, 512, 1024)
     assert (config.dropout, config.attention_dropout, config.label_smoothing) == (0.1, 0.1, 0.1)
-    assert config.entropy_bound == 0.7
+    assert (config.normalization_loss_weight, config.entropy_loss_weight, config.entropy_bound) == (0.1, 0.02, 0.7)
     assert config.has_regularizer
     assert config.attention.length_coefficient == pytest.approx(1 / math.sqrt(2))
 
@@ -116,6 +124,10 @@ def test_qknorm_is_that_of_the_released_code():
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.3, 0.3, 0.3)
     assert (config.word_dropout, config.output_bias, config.tying) == (0.1, True, "all")
     assert config.attention.initial_scale(64) == pytest.approx(12.320, abs=5e-4)  # L = 72, en2vi
+
+
+def test_there_are_1024_positions_unless_said_otherwise():
+    assert Seq2SeqTransformerConfig().max_position_embeddings == 1024
 
 
 def test_presets_choose_their_family():

@@ -15,6 +15,7 @@ from reluformers import (
     QKNormViTConfig,
     ReLAViTConfig,
     ReLUFormerConfig,
+    ReLUFormerViTConfig,
     ReLUViTConfig,
     VisionTransformerConfig,
     vision_config,
@@ -35,6 +36,7 @@ BAD_FIELDS = [
     ({"prefix_positions": True, "position_embedding_type": "sincos2d"}, r"prefix_positions is True, but sincos2d"),
     ({"image_size": 0}, r"image_size is 0, but must be an integer in \[1"),
     ({"patch_size": 1.5}, r"patch_size is 1\.5, but must be an integer"),
+    ({"num_channels": 0}, r"num_channels is 0, but must be an integer in \[1"),
     ({"num_attention_heads": 5}, r"num_attention_heads is 5, but must divide hidden_size \(768\)"),
     ({"hidden_size": 770, "num_attention_heads": 7, "position_embedding_type": "sincos2d"}, r"multiple of 4"),
     ({"pooling": "max"}, r"pooling is 'max', but must be one of 'cls', 'mean', 'attention'"),
@@ -97,6 +99,8 @@ def test_families_are_those_of_the_papers():
     assert (ReLUViTConfig().attention.activation, ReLUViTConfig().attention.length_exponent) == ("relu", 1.0)
     assert ReLAViTConfig().attention.preset_name == "rela-g"
     assert QKNormViTConfig().attention.preset_name == "qknorm"
+    reluformer = ReLUFormerViTConfig()
+    assert (reluformer.normalization_loss_weight, reluformer.entropy_loss_weight) == (0.1, 0.02)
     base = VisionTransformerConfig()
     assert (base.hidden_act, base.layer_norm_eps, base.norm_position) == ("gelu_pytorch_tanh", 1e-6, "pre")
 

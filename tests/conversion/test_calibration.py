@@ -1,11 +1,14 @@
 """An exchanged attention that was fitted is nearer to the original than one that was not."""
 
+import copy
+
 import pytest
 import torch
 from reluformers.modeling.attention import MultiHeadAttention
 
 from reluformers import seq2seq_config, vision_config
-from reluformers.conversion.calibration import calibrate, relative_errors, sparsemax_threshold
+from reluformers.conversion import calibration
+from reluformers.conversion.calibration import Call, calibrate, relative_errors, sparsemax_threshold
 from reluformers.conversion.convert import build_model, convert, exchanged_config, open_source
 from reluformers.families import FAMILIES
 
@@ -86,10 +89,15 @@ def test_it_is_nearer_on_other_inputs(preset, original):
         assert torch.equal(teacher(**batch).logits, logits)
 
 
-@pytest.mark.parametrize("preset", ["reluformer", pytest.param("relu-vit", marks=pytest.mark.slow)])
-def test_row_sums_are_1_on_average(preset, original):
+@pytest.mark.parametrize(
+    "attention",
+    ["reluformer", {"preset": "relu", "activation": "relu2"}, pytest.param("relu-vit", marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_row_sums_are_1_on_average(attention, original):
     folder, batches, _ = original
-    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), preset)
+    teacher, fields = build_model(open_source(folder)), {"attention": attention}
+    model = build_model(open_source(folder), "relu", config_fields=fields)
     calibrate(model, teacher, batches)
     sums = {}
 
@@ -113,7 +121,11 @@ def test_only_exchanged_sites_are_touched(original):
     folder, batches, _ = original
     site = "cross" if "labels" in batches[0] else "encoder"
     teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "reluformer", [site])
+    for each in (model, teacher):
+        each.train()
     errors = calibrate(model, teacher, batches)
+    assert model.training
+    assert teacher.training
     part = "cross_attn" if site == "cross" else "self_attn"
     assert errors
     assert all(part in name for name in errors)
@@ -137,6 +149,40 @@ def test_what_stays_softmax_needs_no_fit(original):
     teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "softmax")
     assert calibrate(model, teacher, batches) == {}
     torch.testing.assert_close(model(**batches[0]).logits, teacher(**batches[0]).logits)
+
+
+def test_a_threshold_leaves_queries_and_keys_alone(original):
+    folder, batches, _ = original
+    fields = {"attention": {"preset": "relu", "threshold": 0.1}}
+    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "relu", config_fields=fields)
+    calibrate(model, teacher, batches[:1])
+    for ours, theirs in zip(model.parameters(), teacher.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@torch.no_grad()
+def test_padded_queries_have_no_say():
+    module, reference = MultiHeadAttention(12, 3, "rela-g"), MultiHeadAttention(12, 3)
+    states, source, joined = torch.randn(2, 5, 12), torch.randn(2, 7, 12), torch.randn(2, 5, 12)
+    real, found = torch.tensor([[True] * 3 + [False] * 2, [True] * 5]), []
+    for rubbish in (3.0, -8.0):
+        hidden, wanted = (part.masked_fill(~real[..., None], rubbish) for part in (states, joined))
+        calls, fitted = [Call(hidden, source, None, real, wanted)], copy.deepcopy(module)
+        calibration._fit_gain(fitted, calls)
+        error = torch.tensor(calibration._relative_error(module, calls))
+        scale, shift = calibration._row_scale(module, calls, 3), calibration._key_shift(reference, calls, 1.0)
+        found.append((error, *scale, shift, fitted.output_norm.weight))
+    torch.testing.assert_close(*found)
+
+
+@torch.no_grad()
+def test_a_gate_starts_at_a_half_and_the_gain_of_a_silent_channel_at_1():
+    module, real = MultiHeadAttention(12, 3, "rela-g"), torch.ones(2, 5, dtype=torch.bool)
+    module.v_proj.weight[0], module.v_proj.bias[0] = 0.0, 0.0
+    module.output_norm.weight.fill_(3.0)
+    calibration._fit_gain(module, [Call(torch.randn(2, 5, 12), None, None, real, torch.randn(2, 5, 12))])
+    assert module.output_norm.weight[0] == 1
+    assert not module.output_norm.gate.any()
 
 
 def test_without_a_batch_there_is_nothing_to_fit_on(original):

@@ -229,6 +229,11 @@ def test_images_are_counted_where_they_are():
     assert ImageTrainer.count({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
 
 
+def test_operations_are_counted_by_patches(splits, tmp_path):
+    pixels = torch.empty(3, 3, 8, 12, device="meta")  # 18 patches
+    assert make_image_trainer(splits, tmp_path).floating_point_ops({"pixel_values": pixels}) == 6 * 18 * 5464
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_best_weights_can_be_kept(files, tmp_path, resumed):
     recipe = make_image_recipe(

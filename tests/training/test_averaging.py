@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
@@ -85,6 +86,8 @@ def test_sums_are_wider_than_bfloat16(tmp_path):
     mean = load_file(tmp_path / "average" / "model.safetensors")["w"]
     assert mean.dtype == torch.bfloat16
     assert mean.item() == torch.tensor(sum(values) / 4).bfloat16().item() != 64.0
+    with safe_open(tmp_path / "average" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # which transformers asks for, whatever the checkpoints say
 
 
 def test_one_checkpoint_is_copied(tmp_path):

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DataCollatorForSeq2Seq, TrainerState
+from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
 from builders.models import build_model
 from reluformers.batches import PairCollator
 from reluformers.training.meter import TrainingMeter
+from reluformers.training.trainer import _EndOfEpoch
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
 
@@ -54,6 +55,13 @@ def test_null_rates_are_asked_for_where_a_log_is_due(tmp_path, strategy, logged)
         if TranslationTrainer._is_logged.fget(trainer):
             found.append(trainer.state.global_step)
     assert found == logged
+
+
+@pytest.mark.parametrize(("epoch", "due"), [(1.0, False), (1.5, False), (2.0, True), (2.5, False)])
+def test_evaluations_after_epochs_may_start_later(tmp_path, epoch, due):
+    args, control = TranslationTrainingArguments(str(tmp_path), eval_strategy="epoch", eval_delay=2), TrainerControl()
+    _EndOfEpoch().on_step_end(args, TrainerState(epoch=epoch, global_step=3, max_steps=9), control)
+    assert control.should_evaluate == due
 
 
 def test_bf16_needs_no_word_about_the_cpu(tmp_path):
