@@ -55,6 +55,15 @@ def test_lora(opened):
 
 
 @pytest.mark.slow
+def test_language_tag(opened, capsys):
+    names = run_piece("add a language tag", opened)
+    assert capsys.readouterr().out.startswith("['<2de>', ")
+    ids = names["tagging"]("<2de> in 5 days", return_tensors="pt")["input_ids"]
+    assert ids[0, 0] == len(opened["tokenizer"])
+    assert names["wider"](input_ids=ids, labels=ids).logits.shape[-1] == len(names["tagging"])
+
+
+@pytest.mark.slow
 def test_image_classifier(opened):
     names = run_piece("fine-tune an image classifier", opened)
     assert names["classifier"].config.num_labels == 2
