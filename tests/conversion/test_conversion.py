@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from reluformers import seq2seq_config, vision_config
-from reluformers.conversion.convert import convert, convert_back
+from reluformers.conversion.convert import convert, convert_back, origin
 from reluformers.conversion.sources import ACTIVATIONS
 from reluformers.errors import UserError
 
@@ -261,6 +261,9 @@ def test_origin_and_licence_stand_in_the_card(tmp_path):
     convert(tmp_path / "source", tmp_path / "ours")
     card = ModelCard.load(tmp_path / "ours/README.md").data
     assert (card.license, card.base_model, card.base_model_relation) == ("cc-by-4.0", "org/vit", "finetune")
+    assert origin(str(tmp_path / "source")) == {"base_model": "org/vit", "license": "cc-by-4.0"}
+    (tmp_path / "source/README.md").write_text("---\nlicense: [cc-by-4.0\n---\n# x\n")  # no YAML
+    assert origin(str(tmp_path / "source")) == {"base_model": None, "license": None}
 
 
 REFUSED = {
