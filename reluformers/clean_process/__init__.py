@@ -22,10 +22,11 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
     Args:
         task: a key of `TASKS` in child.py.
         folder: of the model.
-        data: what that task reads: a line of text in UTF-8, a file with an image, or tensors.
+        data: what that task reads: a line of text in UTF-8, a file with an image, tensors, or a JSON list of
+            cells of Python.
 
     Returns:
-        What child.py writes for that task, with `model_class`.
+        What child.py writes for that task, with `model_class`, which means nothing for cells.
 
     Raises:
         UserError: there is no model.
@@ -42,7 +43,9 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
             check=False,
         )
     if process.returncode:
-        raise RuntimeError(f"{folder} cannot be opened without reluformers:\n{process.stderr.decode()[-2000:]}")
+        raise RuntimeError(
+            f"{folder} cannot be opened without reluformers:\n{process.stderr.decode(errors='replace')[-2000:]}"
+        )
     answer = json.loads(process.stdout)
     if answer["has_library"]:
         raise RuntimeError("the clean process can import reluformers, so it shows nothing")

@@ -1,7 +1,8 @@
 """Opens a saved model as somebody would who has transformers and no reluformers, and uses it once.
 
-Run by its path in a process of its own (`answer_in_clean_process`): `python -I child.py TASK FOLDER`, a text, an image
-or tensors on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else can.
+Run by its path in a process of its own (`answer_in_clean_process`): `python -I child.py TASK FOLDER`, a text, an
+image, tensors or cells on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else
+can.
 """
 
 import contextlib
