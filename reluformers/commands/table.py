@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="changes to all recipes, such as where the data lie",
     )
     parser.add_argument("--list", action="store_true", help="show every table or the one named, and end")
-    parser.add_argument("--setting", default="paper", help="paper: data and sizes of the source; small: fit two cores")
+    parser.add_argument(
+        "--setting",
+        default="paper",
+        help="paper: data and sizes of the source; small: fit two cores; a table may have others, as --list shows",
+    )
     parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="names of rows, such as relu*")
     parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"], metavar="SEED", help="a run for each")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on this machine")
