@@ -78,11 +78,12 @@ def run_main(main: Callable[[], None]) -> None:
         sys.exit(EXIT_ERROR)
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, named: str | os.PathLike | None = None) -> str:
     """Say in one line what an exception means.
 
     Args:
         error: Any exception.
+        named: The file that the message around it names already.
 
     Returns:
         Its message without line breaks; a full disk and errors about a file are put into words.
@@ -93,7 +94,7 @@ def describe_error(error: BaseException) -> str:
         what = "the disk quota is used up" if _is_over_quota(error) else "no space left on the disk"
         return f"{what}{place}; free some space, then run the same command again"
     if isinstance(error, OSError) and error.strerror and path:
-        return f"{path}: {error.strerror}"
+        return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

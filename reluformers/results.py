@@ -223,7 +223,7 @@ class Evaluation:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({describe_error(error)})") from error
+            raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
 
 
 def checksum(rows: Iterable[Iterable[bytes]]) -> str:
@@ -234,6 +234,12 @@ def checksum(rows: Iterable[Iterable[bytes]]) -> str:
             digest.update(b"%d:" % len(part) + part)
         digest.update(b"\n")
     return f"sha256:{digest.hexdigest()}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

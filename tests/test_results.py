@@ -9,7 +9,7 @@ from builders.finished_runs import attention_statistics
 from reluformers.attention_statistics import AttentionReport
 from reluformers.circumstances import Circumstances, current_circumstances
 from reluformers.errors import UserError
-from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
+from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum, listed
 
 
 def make_evaluation(**changes) -> Evaluation:
@@ -50,6 +50,10 @@ def test_cells_stand_in_the_order_of_the_metrics():
     assert METRICS["loss"].format(None) == "–"
     assert evaluation.attention.overall.cells()["null rows"] == "6.2%"
     assert evaluation.attention.sites["cross"].layers[1].cells()["entropy"] == "–"
+
+
+def test_names_are_listed_as_in_a_sentence():
+    assert [listed(["a", "b", "c"][:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
 
 
 @pytest.mark.parametrize(

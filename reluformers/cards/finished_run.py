@@ -139,7 +139,7 @@ def _read(path: Path, kind: type) -> Any:
         text = path.read_text(encoding="utf-8")
         content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({describe_error(error)})") from error
+        raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
         raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
     return content

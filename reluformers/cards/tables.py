@@ -7,7 +7,7 @@ from typing import Any
 from reluformers.attention_statistics import MISSING, SITE_NAMES, AttentionReport
 from reluformers.data_names import source_name
 from reluformers.errors import UserError
-from reluformers.results import Evaluation
+from reluformers.results import Evaluation, listed
 
 from .finished_run import FinishedRun
 
@@ -146,16 +146,12 @@ def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -
     }
     if not keys:
         return ["Both were trained by the same recipe."]
-    return [f"The recipes of the two differ in {_listed(sorted(f'`{key}`' for key in keys))} alone."]
+    return [f"The recipes of the two differ in {listed(sorted(f'`{key}`' for key in keys))} alone."]
 
 
 def _value(recipe: Mapping[str, Any], section: str, key: str) -> Any:
     value = (recipe.get(section) or {}).get(key)
     return source_name(value) if section == "data" and isinstance(value, str) else value
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _data(run: FinishedRun, data: str | None) -> str | None:

@@ -71,7 +71,7 @@ def read_json(folder: Path, name: str, kind: type) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path}: cannot be read ({describe_error(error)}); train and evaluate the run first"
+            f"{path}: cannot be read ({describe_error(error, path)}); train and evaluate the run first"
         ) from error
     if not isinstance(content, kind) or (kind is list and not all(isinstance(entry, dict) for entry in content)):
         raise UserError(f"{path}: is not what a run writes; train and evaluate the run again")

@@ -138,7 +138,7 @@ class RunRecord:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read as a record ({describe_error(error)})") from error
+            raise UserError(f"{path}: cannot be read as a record ({describe_error(error, path)})") from error
 
 
 def load_rows(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
@@ -153,7 +153,7 @@ def load_rows(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
             return {metric: file[metric].astype(np.int64) for metric in record.metrics}
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
-            f"{path}: cannot be read ({describe_error(error)}); delete {record.name}.json and run the row again"
+            f"{path}: cannot be read ({describe_error(error, path)}); delete {record.name}.json and run the row again"
         ) from error
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from reluformers.attention_statistics import MISSING
 from reluformers.errors import UserError
 from reluformers.plotting import plot_scores
-from reluformers.results import METRICS, markdown_table
+from reluformers.results import METRICS, listed, markdown_table
 from reluformers.scorer import ScoreOfSums
 from reluformers.tasks import Task, task_named
 
@@ -294,7 +294,7 @@ class TableReport:
         if not records:
             return ""
         data = records[0].evaluation.data
-        sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records))
+        sizes = listed([f"{size:,}" for size in dict.fromkeys(record.evaluation.data.rows for record in records)])
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]

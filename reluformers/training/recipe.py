@@ -306,7 +306,7 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe ({describe_error(error)})") from error
+        raise UserError(f"{path}: cannot be read as a recipe ({describe_error(error, path)})") from error
     return _parse_yaml(text, str(path))
 
 

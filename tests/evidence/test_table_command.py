@@ -322,7 +322,7 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--submit", "cluster=local", "model.heads=3"), "unknown key 'model.heads'"),
         (("--seeds", "1", "2", "reluformer/t2"), "--seeds: 'reluformer/t2' is no whole number"),
         (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
-        (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record"),
+        (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record (No such file or directory)"),
         (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
         (
             ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
