@@ -195,7 +195,7 @@ def write_page(page: Path, records: Path) -> None:
     if not by_row:
         raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
     tables = {
-        (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown()
+        (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown(explain=False)
         for name, setting in tables_in(text)
     }
     write_text(page, replace_tables(text, tables))

@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -180,14 +180,18 @@ class TableReport:
             return [rows[metric] for rows in runs.rows], self.task.scorer.scores_of_sums()[metric]
         return [np.array([[value]]) for value in runs.values(measure)], _only
 
-    def markdown(self) -> str:
-        """The table, its footnotes and the verdicts."""
+    def markdown(self, *, explain: bool = True) -> str:
+        """The table, its footnotes and the verdicts.
+
+        Args:
+            explain: whether to say what the columns mean; a page of many tables says it once.
+        """
         rows = [self._line(one) for one in self.runs.values() if one.is_begun]
         if not rows:
             return f"No run of {self.table.name} ({self.setting}) is finished.\n"
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[row.get(column, MISSING) for column in columns] for row in rows]
-        parts = [markdown_table(columns, lines), self._footnote("found from" in columns)]
+        parts = [markdown_table(columns, lines), self._footnote(columns if explain else ())]
         begun, left = [], []
         for verdict in self.verdicts:
             claim = verdict.claim
@@ -289,7 +293,8 @@ class TableReport:
         name = self.task.main_metric if measure == SCORE else measure
         return name if name in self.task.scorer.scores_of_sums() else None
 
-    def _footnote(self, has_differences: bool) -> str:
+    def _footnote(self, explained: Collection[str]) -> str:
+        """Data, seeds and versions of the runs, and what the columns `explained` mean."""
         records = [record for runs in self.runs.values() for record in runs.records]
         if not records:
             return ""
@@ -298,13 +303,13 @@ class TableReport:
         seeds = sorted({record.seed for record in records})
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
-        if has_differences:
+        if "found from" in explained:
             notes += [
                 f"differences to `{self.table.baseline}` with 95 % intervals: a bootstrap over {data.unit}, and for "
                 "seeds Student's t with the variance of all rows",
                 "found from: the smallest difference that so many runs find with 80 % probability",
             ]
-        if self.p_values:
+        if self.p_values and "p by seed" in explained:
             notes.append(
                 "p by seed: sacreBLEU's paired approximate randomisation against the same seed of the baseline, with "
                 "Holm's correction over the table"

@@ -222,6 +222,10 @@ def test_rows_that_were_asked_for_are_shown_alone(table, tmp_path):
     assert "- differences to `one` with 95 % intervals" in text
     assert "p < 0.001 that it is false" in text
     assert "p = 0.000" not in text
+    unexplained = report_of(table, tmp_path, rows=["one", "two"]).markdown(explain=False)
+    assert set(text.splitlines()) - set(unexplained.splitlines()) == {
+        line for line in text.splitlines() if line.startswith(("- differences to", "- found from:", "- p by seed:"))
+    }
     without_baseline = report_of(table, tmp_path, rows=["two", "three"]).markdown()
     assert "differences to" not in without_baseline
     assert "found from" not in without_baseline
