@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
-# The library itself, and anything loaded from the Hub, needs these two and nothing else.
+# The library itself needs torch and transformers, and two packages that these bring.
 INSTALL_REQUIRES = ["torch>=2.11", "transformers>=5.17,<6", "safetensors>=0.8", "huggingface-hub>=1.9,<3"]
 
 # Each extra names one job; each package in it has one reason.
@@ -94,7 +94,7 @@ NATIVE = [
 setup(
     name="reluformers",
     version="0.1.0.dev0",
-    description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm and baselines",
+    description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm, ReLU-ViT",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -1,4 +1,4 @@
-"""Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm and their baselines."""
+"""Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm, ReLU-ViT, baselines."""
 
 from . import families
 from .configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig

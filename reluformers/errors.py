@@ -1,14 +1,17 @@
 """Errors that a user can mend, and the frame in which every command line runs."""
 
 import errno
+import importlib.util
 import logging
 import os
+import re
 import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import requires
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,8 @@ EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
 # Arrow and safetensors report a full disk in words, PyTorch by what it could not write, each by exceptions of its own
 _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
 _OVER_QUOTA = "Disk quota exceeded"
+# packages that are imported under another name than they are installed by
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 class UserError(ValueError):
@@ -47,8 +52,8 @@ def run_main(main: Callable[[], None]) -> None:
         main: Function without arguments; its return value is ignored.
 
     Raises:
-        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError`, an `ImportError` that names a
-            package to install, or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where whoever
+        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError`, a package that is not installed,
+            or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where whoever
             read the output has gone, as `head` does.
     """
     try:
@@ -66,6 +71,9 @@ def run_main(main: Callable[[], None]) -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
+        if missing := _missing_package(error):
+            sys.stderr.write(f"error: {missing}\n")
+            sys.exit(EXIT_ERROR)
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(EXIT_UNREAD)
         # one that was raised by hand says what to install; the import system's own has a name
@@ -96,6 +104,17 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
     if isinstance(error, OSError) and error.strerror and path:
         return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _missing_package(error: Exception) -> str | None:
+    """What to install, if an import found no such package; a module that a package lacks is a fault of ours."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not name or importlib.util.find_spec(name):
+        return None
+    package = _DISTRIBUTIONS.get(name, name)
+    extra = re.search(rf'^{package}\b.*\bextra == "(\w+)"', "\n".join(requires("reluformers") or ()), re.MULTILINE)
+    installed = f"install reluformers with its extra {extra[1]!r}, or" if extra else "run"
+    return f"this needs the package {package}: {installed} `pip install {package}`"
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -180,6 +180,11 @@ def test_unreadable_text_is_named(tmp_path, name, content, message):
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (ImportError("needs the package entmax"), 2, "error: needs the package entmax\n"),
+        (
+            ModuleNotFoundError("No module named 'no_such.part'", name="no_such.part"),
+            2,
+            "error: this needs the package no_such: run `pip install no_such`\n",
+        ),
         # of a connection, while somebody reads the output
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "error: [Errno 32] Broken pipe\n"),
     ],
@@ -229,6 +234,24 @@ def test_sigterm_is_a_clean_stop(tmp_path, capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("datasets", "datasets", "train"), ("yaml", "pyyaml", "train"), ("gradio",) * 2 + ("app",)],
+)
+def test_the_extra_of_a_missing_package_is_named(capsys, monkeypatch, module, package, extra):
+    def main():
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as caught:
+        run_main(main)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: this needs the package {package}: install reluformers with its extra {extra!r}, or "
+        f"`pip install {package}`\n"
+    )
+
+
 def test_other_errors_propagate_and_success_is_silent(capsys):
     def broken():
         raise RuntimeError("a fault of ours")
@@ -238,7 +261,12 @@ def test_other_errors_propagate_and_success_is_silent(capsys):
 
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_main(broken)
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        run_main(misses)
+
+    def misses_a_part():
+        importlib.import_module("pytest.no_such_part")
+
+    for one in (misses, misses_a_part):
+        with pytest.raises(ModuleNotFoundError, match="no_such"):
+            run_main(one)
     run_main(lambda: None)
     assert capsys.readouterr().err == ""

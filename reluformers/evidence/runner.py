@@ -63,12 +63,11 @@ def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> lis
         Ids of the jobs.
 
     Raises:
-        UserError: submitit is not installed, or there is no Slurm.
+        UserError: there is no Slurm.
+        ModuleNotFoundError: submitit is not installed.
     """
-    try:
-        import submitit
-    except ImportError as error:
-        raise UserError("submitting needs submitit: pip install submitit") from error
+    import submitit
+
     try:
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=options.get("cluster", "slurm"))
         executor.update_parameters(**{name: value for name, value in options.items() if name != "cluster"})

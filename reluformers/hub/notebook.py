@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 _INTRODUCTION = """# {name}
 
-This needs `torch` and `transformers` alone: the code of the model lies in its repository, and `revision` pins it with
-the weights. The outputs below were computed by the files of this release before they were uploaded.
+This needs `torch` and `transformers`, for images `pillow` too: the code of the model lies in its repository, and
+`revision` pins it with the weights. The outputs below were computed by the files of this release before its upload.
 """
 
 
