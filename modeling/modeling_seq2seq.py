@@ -81,7 +81,7 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     base_model_prefix = "model"
     accepts_loss_kwargs = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
@@ -245,11 +245,13 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         query_mask: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
 
-        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side. `cache`
+        is another name of `past_key_values`: `generate` of transformers has it from 5.24 on.
 
         Raises:
             ValueError: the rows are no multiple of the source's, a mask does not fit, or the tokens are too many.
@@ -258,6 +260,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
+        if past_key_values is None:
+            past_key_values = cache
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_len, key_len = 0, length

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 from transformers import (
+    Cache,
     EncoderDecoderCache,
     EosTokenCriteria,
     ForcedBOSTokenLogitsProcessor,
@@ -46,7 +47,7 @@ ROW_PROCESSORS = (
     SuppressTokensLogitsProcessor,
 )
 ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)
-KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "use_cache"}
+KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache"}
 DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: what stays has to be copied
 
 
@@ -55,10 +56,10 @@ class SearchMixin(GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
-        is_ours = model_kwargs.get("past_key_values") is None
+        is_ours = _cache_of(model_kwargs) is None
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = _cache_of(model_kwargs)
         if not isinstance(cache, EncoderDecoderCache):
             return
         if is_ours and is_dynamic:
@@ -117,7 +118,7 @@ def knows_search(
     model_kwargs: dict,
 ) -> bool:
     """Whether the searches here give what is asked for: tokens alone, by rules that look at each row by itself."""
-    cache = model_kwargs.get("past_key_values")
+    cache = _cache_of(model_kwargs)
     is_fresh = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
@@ -128,6 +129,11 @@ def knows_search(
         and all(type(processor) in ROW_PROCESSORS for processor in logits_processor)
         and all(type(criterion) in ROW_CRITERIA for criterion in stopping_criteria)
     )
+
+
+def _cache_of(model_kwargs: dict) -> Cache | None:
+    """That of a search: transformers calls it `cache` from 5.24 on."""
+    return model_kwargs.get("cache", model_kwargs.get("past_key_values"))
 
 
 class _Decoder:

@@ -171,9 +171,10 @@ def test_sampling_and_several_sequences(preset):
     assert output.max() < TINY["vocab_size"]
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])  # the second is that of transformers from 5.24 on
 @pytest.mark.parametrize("padded", [False, True])
 @all_presets
-def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded):
+def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
     model, batch = build_model(preset).double(), draw_pairs()
     decoder_ids = model.prepare_decoder_input_ids_from_labels(batch["labels"])
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
@@ -189,8 +190,8 @@ def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded):
             attention_mask=inputs["attention_mask"],
             decoder_input_ids=decoder_ids[:, step : step + 1],
             decoder_attention_mask=mask[:, : step + 1] if padded else None,
-            past_key_values=cache,
             use_cache=True,
+            **{name: cache},
         ).logits
         for step in range(decoder_ids.shape[1])
     ]
