@@ -71,18 +71,16 @@ def run_main(main: Callable[[], None]) -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
-        if missing := _missing_package(error):
-            sys.stderr.write(f"error: {missing}\n")
-            sys.exit(EXIT_ERROR)
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(EXIT_UNREAD)
         # one that was raised by hand says what to install; the import system's own has a name
         says_package = type(error) is ImportError and error.name is None
         is_said = isinstance(error, ValueError | OSError) or says_package
-        if not is_said and not is_disk_full(error):
+        missing = _missing_package(error)
+        if not is_said and not missing and not is_disk_full(error):
             raise
         logger.debug("the error in full", exc_info=True)
-        sys.stderr.write(f"error: {describe_error(error)}\n")
+        sys.stderr.write(f"error: {missing or describe_error(error)}\n")
         sys.exit(EXIT_ERROR)
 
 
