@@ -68,7 +68,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     """
 
     model_type = "seq2seq_transformer"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "regularization_loss", "null_rate"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache", "regularization_loss", "null_rate"]
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",

@@ -92,7 +92,6 @@ class TransformerPreTrainedModel(PreTrainedModel):
         query_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_null_rate: bool | None = None,
-        **_,
     ) -> dict:
         """What all attention modules of one site are told in a call with these options; only `eager` keeps weights."""
         return {

@@ -29,6 +29,7 @@ from ..configuration.configuration_seq2seq import (
 from .attention import MultiHeadAttention
 from .dropout import apply_dropout
 from .embeddings import SinusoidalPositions, drop_words
+from .generation_check import CheckedGenerationMixin
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel
@@ -72,6 +73,21 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
 
     regularization_loss: Tensor | None = None
     null_rate: Tensor | None = None
+
+
+# what transformers calls the cache: `past_key_values` up to 5.23, `cache` from 5.24 on; a third name ends the import
+CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
+
+
+def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
+    """The cache of a call, which has two names.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if past_key_values is not None and cache is not None:
+        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
+    return past_key_values if cache is None else cache
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -198,15 +214,21 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens."""
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens.
+
+        `use_cache` is what `generate` and the configuration tell every part of a model; an encoder has no cache.
+        """
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
-        options = self.attention_options(mask, query_mask, **kwargs)
+        options = self.attention_options(mask, query_mask, output_attentions, output_null_rate)
         hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
         sums = []
         for layer in self.layers:
@@ -246,7 +268,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         use_cache: bool | None = None,
         query_mask: Tensor | None = None,
         cache: Cache | None = None,
-        **kwargs,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
 
@@ -254,24 +278,22 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         is another name of `past_key_values`: `generate` of transformers has it from 5.24 on.
 
         Raises:
-            ValueError: the rows are no multiple of the source's, a mask does not fit, or the tokens are too many.
+            ValueError: the rows are no multiple of the source's, a mask does not fit, or is missing for a cache that
+                was written under one, the tokens are too many, or gradient checkpointing would compute layers again
+                whose cache holds tokens.
         """
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
-        if past_key_values is None:
-            past_key_values = cache
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        cache = self.writable_cache(one_cache(past_key_values, cache))
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past_len, key_len = 0, length
-        if past_key_values is not None:
-            if not isinstance(past_key_values, EncoderDecoderCache):
-                raise ValueError(
-                    f"past_key_values is a {type(past_key_values).__name__}, but must be an EncoderDecoderCache"
-                )
-            past_len = past_key_values.get_seq_length()
-            key_len, _ = past_key_values.get_mask_sizes(length, 0)
+        if cache is not None:
+            self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
+            past_len = cache.get_seq_length()
+            key_len, _ = cache.get_mask_sizes(length, 0)
         if isinstance(past_len, int):  # a static cache counts on the device and is as long as it can get
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
@@ -285,21 +307,58 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
         self_options, cross_options = (
-            self.attention_options(*masks, **kwargs) for masks in ((mask, query_mask), (source_mask, cross_queries))
+            self.attention_options(*masks, output_attentions, output_null_rate)
+            for masks in ((mask, query_mask), (source_mask, cross_queries))
         )
         sums = []
         for layer in self.layers:
-            hidden_states, layer_sums = layer(
-                hidden_states, encoder_hidden_states, self_options, cross_options, past_key_values=past_key_values
-            )
+            # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
+            hidden_states, layer_sums = layer(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
             sums.append(layer_sums)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states,
-            past_key_values=past_key_values,
             regularizer_sums=add_regularizer_sums(sums),
+            **{CACHE_NAME: cache},
         )
+
+    @staticmethod
+    def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
+        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask.
+
+        Raises:
+            ValueError: names the mask.
+        """
+        if torch.compiler.is_compiling():  # by `generate` alone, which has one set of masks for all steps
+            return
+        written_under = cache.__dict__.setdefault("written_under", set())
+        for name, mask in masks.items():
+            if mask is not None:
+                written_under.add(name)
+            elif name in written_under and int(cache.get_seq_length()) == 0:  # it was reset
+                written_under.discard(name)
+            elif name in written_under:
+                raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
+
+    def writable_cache(self, cache: Cache | None) -> EncoderDecoderCache | None:
+        """The cache that the layers read and write; None where the backward pass computes them again.
+
+        Raises:
+            ValueError: it is no `EncoderDecoderCache`, or has tokens that it would lose or hold twice.
+        """
+        if cache is None:
+            return None
+        if not isinstance(cache, EncoderDecoderCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}, but must be an EncoderDecoderCache")
+        if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
+            return cache
+        if cache.get_seq_length() > 0:
+            raise ValueError(
+                f"past_key_values holds {int(cache.get_seq_length())} tokens, but with gradient checkpointing it must "
+                "be empty in training: the backward pass computes the layers again. Leave one of the two out"
+            )
+        return None
 
 
 class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
@@ -337,6 +396,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         decoder_query_mask: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerOutput:
         """Encode the source unless `encoder_outputs` are given, and decode.
@@ -347,8 +407,12 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             decoder_input_ids: [batch, target_len].
             decoder_attention_mask: 1 = real target token, past ones included.
             encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
-            past_key_values: cache of earlier target tokens.
+            past_key_values, cache: two names of the cache of earlier target tokens.
             decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
+            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
+
+        Raises:
+            TypeError: a keyword is none of these.
         """
         encoder_sums = None
         if encoder_outputs is None:
@@ -364,7 +428,7 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=one_cache(past_key_values, cache),
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             query_mask=decoder_query_mask,
@@ -372,7 +436,6 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
         return Seq2SeqTransformerOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -380,10 +443,13 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
             regularizer_sums=add_regularizer_sums([encoder_sums, decoder_outputs.regularizer_sums]),
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
         )
 
 
-class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedModel, SearchMixin, GenerationMixin):
+class Seq2SeqTransformerForConditionalGeneration(
+    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin, GenerationMixin
+):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
 
     def __init__(self, config: Seq2SeqTransformerConfig):
@@ -434,6 +500,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqTransformerLMOutput:
         r"""Next-token logits, and with labels the loss.
@@ -449,10 +516,13 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             decoder_input_ids: [batch, target_len]; made from the labels if not given.
             decoder_attention_mask: 1 = real target token, past ones included.
             encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
-            past_key_values: cache of earlier target tokens.
+            past_key_values, cache: two names of the cache of earlier target tokens.
             labels: target ids, −100 where there is none [batch, target_len].
             num_items_in_batch: number of target tokens over all accumulated batches and processes.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
+
+        Raises:
+            TypeError: a keyword is none of these.
         """
         query_mask = None
         if labels is not None:
@@ -466,7 +536,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            past_key_values=one_cache(past_key_values, cache),
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -481,7 +551,6 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
         return Seq2SeqTransformerLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,
@@ -490,6 +559,7 @@ class Seq2SeqTransformerForConditionalGeneration(Seq2SeqTransformerPreTrainedMod
             encoder_attentions=outputs.encoder_attentions,
             regularization_loss=regularization_loss,
             null_rate=null_rate,
+            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
         )
 
     def compute_loss(

@@ -132,7 +132,12 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
     def forward(
-        self, pixel_values: Tensor, interpolate_pos_encoding: bool = True, **kwargs
+        self,
+        pixel_values: Tensor,
+        interpolate_pos_encoding: bool = True,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
     ) -> VisionTransformerOutput:
         """Encode images.
 
@@ -143,7 +148,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
-        options = self.attention_options(AttentionMask(length, length, device), **kwargs)
+        outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
+        options = self.attention_options(AttentionMask(length, length, device), **outputs)
         sums = []
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
@@ -151,7 +157,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled, pooling_sums = self.pool(
-            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **kwargs)
+            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **outputs)
         )
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
@@ -211,6 +217,9 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 a regression numbers [batch, num_labels], or [batch] for one.
             interpolate_pos_encoding: whether images may have another size than `config.image_size`.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
+
+        Raises:
+            TypeError: a keyword is none of these.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)

@@ -83,6 +83,7 @@ class SearchMixin(GenerationMixin):
         **model_kwargs,
     ):
         """Greedy search here; sampling, and what `knows_search` does not know, by transformers."""
+        check_prompt(input_ids, model_kwargs)
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or streamer is not None or not knows_search(*search, model_kwargs):
             options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
@@ -100,6 +101,7 @@ class SearchMixin(GenerationMixin):
         **model_kwargs,
     ):
         """Beam search here; what `knows_search` does not know by transformers."""
+        check_prompt(input_ids, model_kwargs)
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or not knows_search(*search, model_kwargs):
             return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
@@ -129,6 +131,21 @@ def knows_search(
         and all(type(processor) in ROW_PROCESSORS for processor in logits_processor)
         and all(type(criterion) in ROW_CRITERIA for criterion in stopping_criteria)
     )
+
+
+def check_prompt(input_ids: Tensor, model_kwargs: dict) -> None:
+    """Refuse a prompt that a given cache already holds: transformers would go on from its wrong end.
+
+    Raises:
+        ValueError: the cache holds as many tokens as the prompt has, or more.
+    """
+    cache = _cache_of(model_kwargs)
+    held, given = 0 if cache is None else int(cache.get_seq_length()), input_ids.shape[1]
+    if held >= given:
+        raise ValueError(
+            f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: give all "
+            "tokens so far, and at least one more than the cache holds"
+        )
 
 
 def _cache_of(model_kwargs: dict) -> Cache | None:

@@ -1,0 +1,335 @@
+"""What a transformers that changes under a saved model may do: be refused or warned of, never give other answers."""
+
+import inspect
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PrefixTuningConfig, get_peft_model
+from reluformers.modeling import generation_check
+from reluformers.modeling.generation_check import find_generation_fault
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from builders.models import KINDS, all_families, all_family_models, build_model, draw_images, draw_pairs
+from reluformers.translation.tokenization import train_tokenizer
+
+# of stock models that ours are not, of other versions, and of nobody
+UNKNOWN = (
+    "position_ids",
+    "is_causal",
+    "head_mask",
+    "cross_attn_head_mask",
+    "bool_masked_pos",
+    "typo",
+)
+# what the next release could call it
+RENAMED = "kv_store"
+
+
+def parts_of(model) -> dict:
+    """Every module with a forward that users or transformers call, and arguments that suffice for it."""
+    if model.main_input_name == "pixel_values":
+        pixels = {"pixel_values": draw_images()["pixel_values"]}
+        return {"classifier": (model, pixels), "base": (model.vit, pixels)}
+    batch = draw_pairs()
+    ids = batch["input_ids"]
+    encoded = model.get_encoder()(input_ids=ids)
+    both = {"input_ids": ids, "decoder_input_ids": ids}
+    return {
+        "head": (model, both),
+        "head behind an encoder": (model, {"encoder_outputs": encoded, "decoder_input_ids": ids}),
+        "base": (model.model, both),
+        "encoder": (model.get_encoder(), {"input_ids": ids}),
+        "decoder": (
+            model.get_decoder(),
+            {"input_ids": ids, "encoder_hidden_states": encoded.last_hidden_state},
+        ),
+    }
+
+
+@all_family_models
+def test_every_forward_refuses_keywords_that_it_does_not_read(kind, preset):
+    for module, inputs in parts_of(build_model(preset, kind)).values():
+        module(**inputs)
+        names = UNKNOWN + (("attention_mask", "use_cache") if kind == "vision" else ("pixel_values",))
+        for name in names:
+            with pytest.raises(TypeError, match=name):
+                module(**inputs, **{name: torch.ones(1)})
+            with pytest.raises(TypeError, match=name):  # one that says nothing is one of a caller who is mistaken
+                module(**inputs, **{name: None})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_models_refuse_them_too(kind):
+    model = build_model("reluformer", kind)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    inputs = KINDS[kind].draw()
+    torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+    with pytest.raises(Exception, match="typo"):  # an exception of the compiler's own, which names it
+        compiled(**inputs, typo=torch.ones(1))
+
+
+def empty_cache() -> EncoderDecoderCache:
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def test_a_cache_has_one_name_in_a_call():
+    parts = parts_of(build_model("relu"))
+    for part in ("head", "base", "decoder"):
+        module, inputs = parts[part]
+        first, second = (module(**inputs, **{name: empty_cache()})[0] for name in ("past_key_values", "cache"))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        with pytest.raises(ValueError, match="past_key_values and cache"):
+            module(**inputs, past_key_values=empty_cache(), cache=empty_cache())
+
+
+@pytest.mark.parametrize("name", ["decoder_past_key_values", "decoder_cache", "decoder_use_cache", "typo"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True}], ids=str)
+def test_generate_refuses_keywords_that_nothing_reads(name, options):
+    model, batch = build_model("relu"), draw_pairs()
+    with pytest.raises((TypeError, ValueError), match=name):
+        model.generate(input_ids=batch["input_ids"], max_new_tokens=3, **options, **{name: empty_cache()})
+
+
+@pytest.fixture
+def renamed_cache(monkeypatch):
+    """A transformers whose generation calls the cache by another name, from its making to the model's forward."""
+    prepare, update = (
+        GenerationMixin._prepare_cache_for_generation,
+        GenerationMixin._update_model_kwargs_for_generation,
+    )
+    inputs = GenerationMixin.prepare_inputs_for_generation
+
+    def rename(names: dict) -> None:
+        for old in ("cache", "past_key_values"):
+            if names.get(old) is not None:
+                names[RENAMED] = names.pop(old)
+
+    def renamed_prepare(self, generation_config, model_kwargs, *args, **kwargs):
+        prepare(self, generation_config, model_kwargs, *args, **kwargs)
+        rename(model_kwargs)
+
+    def renamed_update(self, outputs, model_kwargs, *args, **kwargs):
+        model_kwargs = update(self, outputs, model_kwargs, *args, **kwargs)
+        rename(model_kwargs)
+        return model_kwargs
+
+    def renamed_inputs(self, *args, **kwargs):
+        result = inputs(self, *args, **kwargs)
+        rename(result)
+        return result
+
+    monkeypatch.setattr(GenerationMixin, "_prepare_cache_for_generation", renamed_prepare)
+    monkeypatch.setattr(GenerationMixin, "_update_model_kwargs_for_generation", renamed_update)
+    monkeypatch.setattr(GenerationMixin, "prepare_inputs_for_generation", renamed_inputs)
+
+
+def open_by_its_code(model, folder):
+    """As a stranger opens a saved folder: with the code in it."""
+    model.save_pretrained(folder)
+    name = f"modeling_seq2seq.{type(model).__name__}"
+    return get_class_from_dynamic_module(name, str(folder)).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True}], ids=str)
+def test_a_renamed_cache_ends_generation_of_a_saved_folder(options, renamed_cache, tmp_path):
+    model = open_by_its_code(build_model("reluformer"), tmp_path)
+    with pytest.raises(TypeError, match=RENAMED):
+        model.generate(input_ids=draw_pairs()["input_ids"], max_new_tokens=4, **options)
+
+
+@pytest.fixture
+def newer_transformers(monkeypatch):
+    """Models take the installed transformers for one that nobody has tried with them."""
+    monkeypatch.setattr(generation_check.CheckedGenerationMixin, "_is_generation_checked", False)
+
+
+@all_families
+def test_untested_transformers_that_fits_changes_nothing(preset, newer_transformers, caplog):
+    model, batch = build_model(preset, **KINDS["seq2seq"].still).train(), draw_pairs()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    state = torch.get_rng_state()
+    tokens = model.generate(**inputs, max_new_tokens=6)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not caplog.records
+    assert torch.equal(model.generate(**inputs, max_new_tokens=6), tokens)
+    assert model._generates_with_cache
+
+
+def test_untested_transformers_that_does_not_fit_is_warned_of_and_gives_the_right_tokens(
+    newer_transformers, monkeypatch, request, caplog
+):
+    model, batch = build_model("reluformer"), draw_pairs()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = [model.generate(**inputs, max_new_tokens=6, num_beams=beams) for beams in (1, 2)]
+    request.getfixturevalue("renamed_cache")
+    model = build_model("reluformer")
+    with caplog.at_level(logging.WARNING):
+        generated = [model.generate(**inputs, max_new_tokens=6, num_beams=beams) for beams in (1, 2)]
+    assert all(torch.equal(*pair) for pair in zip(expected, generated, strict=True))
+    (warning,) = [record for record in caplog.records if "without a cache" in record.getMessage()]
+    assert RENAMED in warning.getMessage()
+
+
+def test_untested_transformers_that_never_fits_ends_in_an_error(newer_transformers, monkeypatch):
+    inputs = GenerationMixin.prepare_inputs_for_generation
+
+    def without_the_source_mask(self, *args, **kwargs):
+        return {name: value for name, value in inputs(self, *args, **kwargs).items() if name != "attention_mask"}
+
+    monkeypatch.setattr(GenerationMixin, "prepare_inputs_for_generation", without_the_source_mask)
+    with pytest.raises(RuntimeError, match="logits differ"):
+        build_model("reluformer").generate(input_ids=draw_pairs()["input_ids"], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("preset", ["softmax", "rela-g", "sparsemax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_generation_has_no_fault_today(preset, dtype):
+    assert find_generation_fault(build_model(preset).to(dtype)) is None
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3])
+def test_models_of_few_positions_can_be_checked(positions):
+    assert find_generation_fault(build_model("relu", max_position_embeddings=positions)) is None
+
+
+def test_the_check_finds_a_cache_that_is_read_wrong(monkeypatch):
+    update = DynamicCache.update
+
+    def shifted(self, key, value, layer_idx, *args, **kwargs):
+        key, value = update(self, key, value, layer_idx, *args, **kwargs)
+        return key, value.roll(1, dims=2)
+
+    monkeypatch.setattr(DynamicCache, "update", shifted)
+    assert "logits differ" in find_generation_fault(build_model("relu"))
+
+
+def gradients(model) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_checkpointed_gradients_beside_a_cache_are_right_or_refused(preset, reentrant):
+    still = KINDS["seq2seq"].still
+    batch = draw_pairs()
+    model = build_model(preset, **still).train()
+    model(**batch).loss.backward()
+    expected, given = gradients(model), {CACHE_NAME: empty_cache()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model(**batch, **given).loss.backward()
+    torch.testing.assert_close(gradients(model), expected)
+    with torch.no_grad():  # nothing is computed again, so that a cache is no danger
+        model.eval()(**batch, **given)
+        assert given[CACHE_NAME].get_seq_length() == batch["labels"].shape[1]
+    with pytest.raises(ValueError, match="holds 6 tokens"):
+        model.train()(**batch, **given)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"return_dict_in_generate": True}], ids=str)
+def test_a_checkpointed_model_generates_the_same_while_it_is_in_training(options):
+    model, batch = build_model("reluformer", **KINDS["seq2seq"].still), draw_pairs()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = model.generate(**inputs, max_new_tokens=8, **options)
+    model.gradient_checkpointing_enable()
+    actual = model.train().generate(**inputs, max_new_tokens=8, **options)
+    first, second = (getattr(tokens, "sequences", tokens) for tokens in (expected, actual))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("new", [1, 2, 5])
+def test_generation_goes_on_from_a_cache_or_refuses(new, beams):
+    model, batch = build_model("reluformer"), draw_pairs()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    whole = model.generate(**inputs, max_new_tokens=10)
+    begun = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)
+    options = {"decoder_input_ids": begun.sequences[:, -new:], CACHE_NAME: getattr(begun, CACHE_NAME)}
+    if new < 5:
+        with pytest.raises(ValueError, match="holds 4 already"):
+            model.generate(**inputs, **options, max_new_tokens=6, num_beams=beams)
+    elif beams == 1:
+        assert torch.equal(model.generate(**inputs, **options, max_new_tokens=6), whole)
+
+
+def test_a_cache_written_under_masks_is_not_read_without_them():
+    model, batch = build_model("reluformer"), draw_pairs()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    target, mask = torch.full((3, 4), 5), torch.ones(3, 4, dtype=torch.long)
+    mask[0, :2] = 0
+    expected = model(**inputs, decoder_input_ids=target, decoder_attention_mask=mask).logits[:, -1:]
+
+    def begin(**options):
+        return model(**inputs, decoder_input_ids=target[:, :3], use_cache=True, **options)[CACHE_NAME]
+
+    step = {"decoder_input_ids": target[:, 3:], "decoder_attention_mask": mask}
+    masked = {"decoder_attention_mask": mask[:, :3]}
+    again = model(**inputs, **step, **{CACHE_NAME: begin(**masked)}).logits
+    torch.testing.assert_close(again, expected)
+    for missing in ("attention_mask", "decoder_attention_mask"):
+        given = {**inputs, **step}
+        del given[missing]
+        with pytest.raises(ValueError, match=f" {missing} that is missing"):
+            model(**given, **{CACHE_NAME: begin(**masked)})
+    # without one there was nothing to lose
+    model(**inputs, decoder_input_ids=target[:, 3:], **{CACHE_NAME: begin()})
+
+
+def test_prediction_without_labels_and_with_a_cache(tmp_path):
+    tokenizer = train_tokenizer(["one two three"] * 4, vocab_size=40, min_frequency=1)
+    model = build_model("relu", vocab_size=len(tokenizer))
+    rows = Dataset.from_dict({"input_ids": [[5, 6, 2]] * 3, "decoder_input_ids": [[1, 5]] * 3})
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", per_device_eval_batch_size=2, disable_tqdm=True
+    )
+    trainer = Seq2SeqTrainer(model, arguments, data_collator=DataCollatorForSeq2Seq(tokenizer))
+    model.config.use_cache = True
+    output = trainer.predict(rows)
+    logits = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+    assert logits.shape == (3, 2, len(tokenizer))
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_prefix_tuning(is_checkpointed):
+    """Its prefix is a cache with tokens: checkpointed layers cannot read it, which is said and not passed over."""
+    config = PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, num_layers=3, num_attention_heads=4)
+    model = get_peft_model(build_model("reluformer"), config).train()
+    batch = draw_pairs()
+    if not is_checkpointed:
+        model(**batch).loss.backward()
+        (prefix,) = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        assert prefix.grad.abs().sum() > 0
+        return
+    model.base_model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="gradient checkpointing"):
+        model(**batch)
+
+
+def test_forwards_name_all_that_they_take():
+    """Only the outer ones pass keywords on, to inner ones that name theirs."""
+    for kind in KINDS:
+        for name, (module, _) in parts_of(build_model("relu", kind)).items():
+            kinds = {parameter.kind for parameter in inspect.signature(module.forward).parameters.values()}
+            is_outer = name.startswith("head") or name in ("classifier",) or (name == "base" and kind == "seq2seq")
+            assert (inspect.Parameter.VAR_KEYWORD in kinds) == is_outer, (kind, name)
+
+
+def test_a_saved_folder_checks_itself_too(tmp_path):
+    model = open_by_its_code(build_model("reluformer"), tmp_path)
+    module = inspect.getmodule(type(model))
+    assert module.__name__.startswith("transformers_modules")
+    assert module.find_generation_fault(model) is None
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path)._is_generation_checked
