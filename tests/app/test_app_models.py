@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from reluformers.modeling import handler
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.modeling import handler
 
 TEXT = TEXTS[1]
 
@@ -190,12 +190,13 @@ def test_bad_images_are_refused(tmp_path, monkeypatch, image_file):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [2_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_mutated_images_are_opened_or_refused(number):
+    outcomes = set()
     for data in mutations(number, seed=number):
         try:
-            assert models.open_image(BytesIO(data)).mode == "RGB"
+            outcomes.add(models.open_image(BytesIO(data)).mode)
         except ValueError as error:
-            assert type(error) is ValueError  # the page's own, which visitors are told
-            assert "image" in str(error)
+            outcomes.add(type(error))
+    assert outcomes == {"RGB", ValueError}  # the page's own error, none of Pillow's
 
 
 def test_page_and_handler_read_the_same_images():
@@ -216,7 +217,14 @@ def test_only_ordinary_files_of_images_are_opened(tmp_path, image_file):
     for path in ("script.png", "pipe.png", "inside", "none.png", "\0", "a" * 5_000):
         with pytest.raises(ValueError, match="no image"):
             models.open_image(str(tmp_path / path))
-    for path in (outside, inside / "link.png", inside / "pipe.png", inside / "../outside.png", "/dev/stdin", "/dev/zero"):
+    for path in (
+        outside,
+        inside / "link.png",
+        inside / "pipe.png",
+        inside / "../outside.png",
+        "/dev/stdin",
+        "/dev/zero",
+    ):
         with pytest.raises(ValueError, match="no image"):
             models.open_image(str(path), str(inside))
 

@@ -29,6 +29,7 @@ import models  # noqa: E402
 import pages  # noqa: E402
 import view  # noqa: E402
 from gradio_client import Client, exceptions, handle_file  # noqa: E402
+from huggingface_hub import constants, get_token  # noqa: E402
 
 import app  # noqa: E402
 
@@ -235,7 +236,9 @@ def test_examples_of_a_hub_model_are_files_of_its_repository(monkeypatch):
     asked = []
     monkeypatch.setattr(models, "hf_hub_download", lambda name, file, **_: asked.append(file) or __file__)
     rows = {"widget": [{"src": "../secret.png"}, {"src": "/etc/passwd"}, {"src": "one.png"}]}
-    monkeypatch.setattr(models.ModelCard, "load", lambda *_, **__: SimpleNamespace(data=SimpleNamespace(to_dict=lambda: rows)))
+    monkeypatch.setattr(
+        models.ModelCard, "load", lambda *_, **__: SimpleNamespace(data=SimpleNamespace(to_dict=lambda: rows))
+    )
     monkeypatch.setattr(models.json, "loads", lambda text: {})
     assert models.find_examples("org/name", are_files=True) == [__file__]
     assert asked == ["results.json", "README.md", "one.png"]
@@ -320,6 +323,28 @@ def test_command_says_in_one_line_that_there_is_no_model(tmp_path, monkeypatch, 
         app.main()
     assert caught.value.code == 2
     assert re.search(f"{message}\n$", capsys.readouterr().err)
+
+
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "WANDB_API_KEY", "MY_OWN")
+
+
+def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("hf_secret")
+    os.environ.update(dict.fromkeys(SECRETS, "hf_secret"), GRADIO_SERVER_PORT="7999")
+    seen = []
+    monkeypatch.setattr(pages, "build_app", lambda *_, **__: seen.append((dict(os.environ), get_token())) or 1 / 0)
+    save_translator(tmp_path / "model")
+    for names, is_hidden in ((["model"], True), (["model", "--compare", "model"], True), (["org/name"], False)):
+        arguments = [str(tmp_path / name) if name == "model" else name for name in names]
+        monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
+        with pytest.raises(ZeroDivisionError):
+            app.main()
+        environment, token = seen.pop()
+        assert (token is None) == is_hidden
+        assert ("hf_secret" not in environment.values()) == is_hidden
+        assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= environment.keys()
+        os.environ.update(dict.fromkeys(SECRETS, "hf_secret"))
 
 
 def test_command_names_model_and_address_before_it_loads_anything(tmp_path):

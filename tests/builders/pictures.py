@@ -25,7 +25,7 @@ def row(image: Image.Image, label: int = 0) -> dict:
 
 
 def mutations(number: int, seed: int = 0) -> Iterator[bytes]:
-    """Small files of every format that is read from strangers, or their EXIF alone, with bytes changed, cut or put in."""
+    """Small files of the formats that strangers may send, or EXIF in them, with bytes changed, cut or put in."""
     draw, image, exif = random.Random(seed), picture(8, 12), Image.Exif()
     exif.update({274: 6, 270: "a picture", 0x9C9C: "no".encode("utf-16-le")})
     exif.get_ifd(0x8769)[36867] = "2026:01:01 00:00:00"
