@@ -15,15 +15,16 @@ from transformers import AutoConfig, pipeline
 from transformers.utils import logging
 
 try:
-    from PIL import Image
+    from PIL import Image, ImageOps
 except ImportError:  # translation needs no images
-    Image = None
+    Image = ImageOps = None
 
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
 MAX_CHARACTERS = 10_000
 MAX_IMAGE_BYTES = 10 * 2**20
+MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
 BATCH_SIZE = 8  # inputs that are computed at a time
 # formats that Pillow reads by itself; for others it starts programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -203,7 +204,7 @@ def check_request_text(text: Any, name: str) -> str:
 
 
 def open_image(value: Any, name: str, num_pixels: int = 0) -> Any:
-    """An image that may be classified, as a PIL image.
+    """An image that may be classified, as an upright PIL image of RGB.
 
     Never by name: a path or an address would make the server read what the asker has no right to.
 
@@ -213,7 +214,7 @@ def open_image(value: Any, name: str, num_pixels: int = 0) -> Any:
         num_pixels: of the images before it in a request, which count for the bound.
 
     Raises:
-        ValueError: it is none of these, is damaged or too large.
+        ValueError: it is none of these, of another format, damaged or too large.
     """
     if Image is None:
         raise ValueError("images need Pillow, which is not installed on this endpoint")
@@ -224,19 +225,23 @@ def open_image(value: Any, name: str, num_pixels: int = 0) -> Any:
             raise ValueError(f"{name} has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
         try:
             value = Image.open(io.BytesIO(value), formats=IMAGE_FORMATS)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{name} is no image of format {', '.join(IMAGE_FORMATS)}") from error
+        except Exception as error:  # each format has errors of its own for what is broken, here and below
+            raise ValueError(f"{name} is no image of format {', '.join(IMAGE_FORMATS)}, or far too large") from error
     if not isinstance(value, Image.Image):
         raise ValueError(f"{name} must be an image in base64, got {type(value).__name__}")
+    if value.format not in (*IMAGE_FORMATS, "MPO", None):  # MPO is JPEG, None what was never a file
+        raise ValueError(f"{name} is no image of format {', '.join(IMAGE_FORMATS)}, got {value.format}")
     width, height = value.size
-    if width * height > Image.MAX_IMAGE_PIXELS:
-        raise ValueError(f"{name} has {width}×{height} pixels, at most {Image.MAX_IMAGE_PIXELS} are allowed")
-    if num_pixels + width * height > Image.MAX_IMAGE_PIXELS:
-        raise ValueError(f"the images up to {name} have more than {Image.MAX_IMAGE_PIXELS} pixels together")
+    if not 0 < width * height <= MAX_PIXELS:
+        raise ValueError(f"{name} has {width}×{height} pixels, 1 to {MAX_PIXELS} are allowed")
+    if num_pixels + width * height > MAX_PIXELS:
+        raise ValueError(f"the images up to {name} have more than {MAX_PIXELS} pixels together")
     try:
-        value.load()
-    except (OSError, ValueError, SyntaxError) as error:
+        value = ImageOps.exif_transpose(value).convert("RGB")  # as the pipeline does it, which would fail on bad EXIF
+    except Exception as error:
         raise ValueError(f"{name} is a damaged image") from error
+    # no more EXIF, so that the pipeline reads none
+    value.info = {key: part for key, part in value.info.items() if key == "transparency"}
     return value
 
 

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .families import FAMILIES
 from .modeling.pipeline_translation import TranslationPipeline
-from .payload import file_of, write_payload
+from .payload import file_of, payload_files, write_payload
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,11 @@ def custom_pipelines(config_class: type[PreTrainedConfig]) -> dict[str, dict]:
     file = file_of(TranslationPipeline.__module__.rpartition(".")[2])
     implementation = f"{file}.{TranslationPipeline.__name__}"
     return {"translation": {"impl": implementation, "pt": [AutoModelForSeq2SeqLM.__name__], "type": "text"}}
+
+
+def code_of(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """Name and text of the code files that are saved with a model of a family."""
+    return payload_files(sorted({target.partition(".")[0] for target in auto_map(config_class).values()}))
 
 
 def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:

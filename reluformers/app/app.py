@@ -6,15 +6,23 @@ code that lies beside the model's weights is executed, so name a model that you 
 
 import argparse
 import os
+import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 # filled in when the Space is pushed; the command line and the environment come first
 MODEL_ID = ""
 MODEL_REVISION = ""
 
 FIRST_PORT, PORTS = 7860, 100
+# of the environment, what decides how things are computed and shown; all else may be a token
+PASSED = re.compile(
+    r"PATH|HOME|USER|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|XDG_[A-Z_]+"
+    r"|BROWSER|SYSTEMROOT|TEMP|TMP|USERPROFILE|APPDATA|LOCALAPPDATA|EXAMPLES|MODEL_ID|MODEL_REVISION|GRADIO_[A-Z_]+"
+    r"|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE|HF_HUB_OFFLINE|(?:CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|CUDA_HOME"
+    r"|(?:OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|TRITON|RELUFORMERS)_[A-Z_]+|TOKENIZERS_PARALLELISM"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +66,15 @@ def free_port(environment: Mapping[str, str]) -> int:
     raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one with --port")
 
 
+def hide_tokens(environment: MutableMapping[str, str]) -> None:
+    """Keep the tokens of the environment, and that of `hf auth login`, from the code of a model."""
+    for name in [name for name in environment if not PASSED.fullmatch(name)]:
+        del environment[name]
+    environment["HF_TOKEN_PATH"] = os.devnull
+    if constants := sys.modules.get("huggingface_hub.constants"):  # which has read the environment already
+        constants.HF_TOKEN_PATH = os.devnull
+
+
 def has_desktop(environment: Mapping[str, str]) -> bool:
     """Whether somebody sits here who can be shown a window."""
     windows = sys.platform in ("darwin", "win32") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
@@ -79,6 +96,8 @@ def open_page(options: argparse.Namespace) -> None:
             raise ValueError(f"the port is {port}, but must be from 1 to 65535")
         second = f" and {options.compare}" if options.compare else ""
         print(f"Loading {name}{second}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True)
+        if all(os.path.isdir(model) for model in (name, options.compare) if model):
+            hide_tokens(os.environ)  # those of the Hub may be private, and need the token
         # torch, transformers and Gradio take seconds to import, so not before that line
         from pages import LAUNCH, build_app
 

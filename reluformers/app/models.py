@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
-MAX_PIXELS = 50_000_000
+# as of the handler: a request costs some 17 bytes a pixel, and Pillow starts programs for other formats
+MAX_PIXELS = 25_000_000
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 EXTRA_TOKENS = 50  # a translation may be so many tokens longer than its source
 
 MAX_EXAMPLES = 5
@@ -284,20 +287,24 @@ class Classifier:
         return picture.repeat(3, -1) if picture.shape[-1] == 1 else picture
 
 
-def find_examples(name: str, revision: str | None = None) -> list[str]:
-    """Inputs to begin with: of the model's results.json, else of its card; texts, or files of images.
+def find_examples(name: str, revision: str | None = None, *, are_files: bool = False) -> list[str]:
+    """Inputs to begin with: of the model's results.json, else of its card.
 
     Args:
         name: folder or Hub id.
         revision: of a Hub id.
+        are_files: whether they are images of the model's folder, else texts.
 
     Returns:
         At most `MAX_EXAMPLES`, none where the model has none.
     """
 
     def find(file: str) -> str | None:
+        path = os.path.join(name, file)
         if Path(name).is_dir():
-            return str(Path(name, file)) if file and Path(name, file).is_file() else None
+            return path if is_file_below(path, name) else None
+        if os.path.isabs(file) or ".." in Path(file).parts:
+            return None
         try:
             return hf_hub_download(name, file, revision=revision)
         except OSError:  # there is no such file, or no network
@@ -308,10 +315,12 @@ def find_examples(name: str, revision: str | None = None) -> list[str]:
         rows = json.loads(Path(results).read_text(encoding="utf-8")).get("examples") if results else None
         if not rows and card:
             rows = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("widget")
-        inputs = [row.get("source") or row.get("text") or find(row.get("src", "")) for row in rows or []]
-    except (AttributeError, TypeError, ValueError):  # a file that somebody else wrote: the page opens without examples
+        inputs = [row.get("src") if are_files else row.get("source") or row.get("text") for row in rows or []]
+        inputs = [text for text in inputs if isinstance(text, str) and text.strip()]
+        return list(filter(None, map(find, inputs) if are_files else inputs))[:MAX_EXAMPLES]
+    # a file that somebody else wrote: the page opens without examples
+    except (AttributeError, TypeError, ValueError, OSError):
         return []
-    return list(filter(None, inputs))[:MAX_EXAMPLES]
 
 
 def load_model(name: str, revision: str | None = None) -> Translator | Classifier:
@@ -375,22 +384,34 @@ def open_sketch(address: Any) -> Image.Image:
     return open_image(BytesIO(base64.b64decode(address.removeprefix(start).encode() + b"==")))
 
 
-def open_image(path: str | BytesIO | None) -> Image.Image:
+def is_file_below(path: str, folder: str) -> bool:
+    """Whether a path is, with its links resolved, that of an ordinary file below a folder: no FIFO and no device."""
+    place = os.path.realpath(path)
+    return os.path.isfile(place) and Path(place).is_relative_to(os.path.realpath(folder))
+
+
+def open_image(file: str | BytesIO | None, folder: str | None = None) -> Image.Image:
     """The RGB image of a file, upright.
 
+    Args:
+        file: its path or content.
+        folder: below which the path must lie; None for a path that is not a visitor's.
+
     Raises:
-        ValueError: there is none, it cannot be read or is too large.
+        ValueError: there is none, it lies elsewhere, cannot be read or is too large.
     """
-    if not path:
+    if not file:
         raise ValueError("There is no image: choose one.")
     try:
+        if isinstance(file, str) and not is_file_below(file, folder or os.path.dirname(os.path.realpath(file))):
+            raise FileNotFoundError(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own bound is tighter
-            image = Image.open(path)
+            image = Image.open(file, formats=IMAGE_FORMATS)
             width, height = image.size
             if width * height <= MAX_PIXELS:
                 return load_image(image)
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
+    except Exception:  # each format has errors of its own for what is broken
         raise ValueError("The file is no image that can be read, is broken or far too large.") from None
     raise ValueError(f"The image has {width} × {height} pixels, at most {MAX_PIXELS:,} are allowed.")
 

@@ -252,17 +252,17 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
         )
 
     def answer(path: str | None, layer: int) -> tuple[dict[str, float], list[Any], str]:
-        return look(open_image(path), layer)
+        return look(open_image(path, image.GRADIO_CACHE), layer)
 
     def classify_image(path: str | None) -> dict[str, float]:
         """Classify an image: classes with their probabilities."""
-        return classifier.classify(open_image(path))[0]
+        return classifier.classify(open_image(path, image.GRADIO_CACHE))[0]
 
     def sketch(layer: int, drawing: gr.EventData) -> tuple[dict[str, float], list[Any], str]:
         return look(open_sketch(drawing.picture), layer)
 
     last_layer = len(classifier.layer_names()) - 1
-    scores, seen, opened = answer(examples[0], last_layer) if examples else (None, None, None)
+    scores, seen, opened = look(open_image(examples[0]), last_layer) if examples else (None, None, None)
     with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
         gr.Markdown(title)
         last = gr.State(seen)
@@ -279,7 +279,7 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
                         height=280,
                         elem_id="image",
                     )
-                    # the file as it is: `open_image` is to say what is wrong with it, not Gradio
+                    # the file as it is: `open_image` is to say what is wrong with it, and where it may lie, not Gradio
                     image.preprocess = uploaded_path
                     button = gr.Button("Classify", variant="primary", elem_id="run")
             with gr.Column():
@@ -325,5 +325,6 @@ def build_app(
             raise ValueError(f"{compare}: of another kind than {name}, so they cannot be compared")
         models[f"{display_name(compare)}, {preset_name(twin.config)}"] = twin
     build = translation_app if isinstance(model, Translator) else classification_app
-    examples = find_examples(name, revision) if examples is None else examples
+    if examples is None:
+        examples = find_examples(name, revision, are_files=isinstance(model, Classifier))
     return build(models, heading(name, revision, model.config), examples).queue(max_size=MAX_WAITING)

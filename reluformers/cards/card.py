@@ -1,6 +1,7 @@
 """Writes a model's card from what was measured of it: metadata for the Hub, text from the template, pictures."""
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,11 +29,14 @@ from reluformers.training.run import CURVES_FILE, RECIPE_FILE
 from .check import LANGUAGE_CODE, check_card_text, check_licence
 from .data_words import NOTHING_SAID, DataWords, data_words
 from .finished_run import FinishedRun, read_finished_run, read_recipe
+from .markdown import Markup, escape, paragraph, row
 from .tables import result_table, statistics_rows, training_rows
 
 CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
 
+# what stands in the code of the card as it is
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _OF_ENTMAX = ("sparsemax", "entmax15")
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
@@ -104,6 +108,7 @@ def write_card(
     if dataset is None and is_hub_id(run.section("data").get("path")):
         dataset = run.section("data")["path"]
     card, place = run.task.card, path.parent
+    place.mkdir(parents=True, exist_ok=True)
     shown = card.answer_examples(folder, examples, place)
     if not shown and held_out:
         shown = card.held_out_examples(folder, run, place)
@@ -112,8 +117,8 @@ def write_card(
         report, where = measured
     context = {
         "name": repo_id.rpartition("/")[2],
-        "repo_id": repo_id,
-        "revision": revision,
+        "repo_id": Markup(repo_id),
+        "revision": Markup(revision),
         "licence": licence,
         "notes": list(notes),
         "examples": shown,
@@ -215,7 +220,7 @@ def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None,
         raise UserError(f"the data set {dataset!r} must be its Hub id, written OWNER/NAME")
     if base_model is not None and not is_hub_id(base_model):
         raise UserError(f"the base model {base_model!r} must be its Hub id, written OWNER/NAME")
-    if not revision or any(character.isspace() or character in "\"'\\" for character in revision):
+    if not _REVISION.fullmatch(revision):
         raise UserError(f"the revision {revision!r} is no name of a tag; write it like v1")
     check_licence(licence)
 
@@ -232,7 +237,7 @@ def _model_context(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
         "papers": list(papers),
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "dataset": dataset,
-        "dataset_link": f"[{dataset}](https://huggingface.co/datasets/{dataset})",
+        "dataset_link": Markup(f"[{dataset}](https://huggingface.co/datasets/{dataset})"),
         "parameters": f"{run.results['parameters']:,}" if run.results.get("parameters") else None,
         **run.task.card.template_values(config, run.languages),
     }
@@ -283,7 +288,7 @@ def statistics_context(report: AttentionReport | None, where: str) -> dict[str, 
     """The attention statistics as the template shows them."""
     if report is None:
         return None
-    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}", "where": where}
+    return {"rows": statistics_rows(report), "queries": f"{report.overall.rows:,}", "where": Markup(where)}
 
 
 def known_base_model(folder: str | Path, repo_id: str) -> str | None:
@@ -367,12 +372,8 @@ def _render(context: dict[str, Any], task: Task) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=escape,  # whatever is not marked as safe
     )
-    environment.filters["cell"] = _cell
+    environment.filters |= {"paragraph": paragraph, "row": row}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     return environment.get_template("card.md").render(context)
-
-
-def _cell(text: str) -> str:
-    """Text for a cell of a Markdown table."""
-    return " ".join(str(text).split()).replace("|", "\\|")

@@ -51,15 +51,15 @@ def _read_beside(data: Mapping[str, Any]) -> DataWords:
         source = next(iter(source.values())) if isinstance(source, dict) else source[0]
     if not isinstance(source, str) or is_hub_id(source):
         return DataWords()
-    place = Path(source).expanduser()
-    readme = (place if place.is_dir() else place.parent) / "README.md"
-    # a README beside a lone file of the working folder may be about anything
-    if place.parent == Path() or not readme.is_file():
-        return DataWords()
     try:
+        place = Path(source).expanduser()
+        readme = (place if place.is_dir() else place.parent) / "README.md"
+        # a README beside a lone file of the working folder may be about anything
+        if place.parent == Path() or not readme.is_file():
+            return DataWords()
         text = readme.read_text(encoding="utf-8")
         front = yaml.safe_load(found[1]) if (found := _FRONT.match(text)) else {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RuntimeError, yaml.YAMLError):  # there may be no such path, nor user
         return DataWords()
     if not isinstance(front, dict) or not front:  # that of a program or a project, not the card of data
         return DataWords()

@@ -10,6 +10,7 @@ from reluformers.errors import UserError
 from reluformers.results import Evaluation, listed
 
 from .finished_run import FinishedRun
+from .markdown import Markup, code, escape
 
 # in a recipe, but no part of how a model is trained
 _INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
@@ -22,14 +23,14 @@ class ResultTable:
     Args:
         headers: what was measured.
         rows: name and cells of each model.
-        scored: on what, in a sentence or two.
-        remarks: signatures and how the baseline compares, a line each.
+        scored: on what, in a sentence or two of Markdown.
+        remarks: signatures and how the baseline compares, a line of Markdown each.
     """
 
     headers: list[str]
     rows: list[list[str]]
-    scored: str
-    remarks: list[str]
+    scored: Markup
+    remarks: list[Markup]
 
 
 def result_table(
@@ -60,7 +61,7 @@ def result_table(
             raise UserError("there is a baseline, but no evaluation of this model to put beside it; evaluate it first")
         return None
     cells = _cells(measured)
-    rows = [[f"**{name}**", *cells.values()]]
+    rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
     remarks = _signatures(measured)
     if baseline is not None:
         measured.check_comparable(baseline)
@@ -86,7 +87,7 @@ def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> l
         hardware: what it was trained on; None for what the run wrote down.
 
     Returns:
-        Label and value of each row.
+        Label and value of each row, as text or Markdown.
     """
     training = run.section("training")
     rows = {
@@ -104,7 +105,7 @@ def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> l
         "time": _duration(run.training_seconds),
         "software": _software(run.results),
     }
-    return [(label, str(value)) for label, value in rows.items() if value is not None]
+    return [(label, escape(value)) for label, value in rows.items() if value is not None]
 
 
 def _cells(evaluation: Evaluation) -> dict[str, str]:
@@ -116,26 +117,34 @@ def _cells(evaluation: Evaluation) -> dict[str, str]:
     return cells
 
 
-def _signatures(evaluation: Evaluation) -> list[str]:
-    found = [f"{title} `{signature}`" for title, signature in evaluation.signatures().items()]
-    return [", ".join(found) + " (sacreBLEU)."] if found else []
+def _signatures(evaluation: Evaluation) -> list[Markup]:
+    # their parts are joined by strokes, which mean nothing outside of tables
+    found = [
+        f"{title} {code(str(signature).replace('|', ' ')).replace(' ', '|')}"
+        for title, signature in evaluation.signatures().items()
+    ]
+    return [Markup(", ".join(found) + " (sacreBLEU).")] if found else []
 
 
-def _scored(evaluation: Evaluation, data: str | None) -> str:
-    rows = f" ({evaluation.data.rows:,} {evaluation.data.unit})" if evaluation.data.rows else ""
-    text = f"Scored on {f'{data}, ' if data else ''}split `{evaluation.data.split}`{rows}"
+def _scored(evaluation: Evaluation, data: str | None) -> Markup:
+    return Markup(f"{_scored_on(evaluation, data)}.")
+
+
+def _scored_on(evaluation: Evaluation, data: str | None) -> str:
+    rows = f" ({evaluation.data.rows:,} {escape(evaluation.data.unit)})" if evaluation.data.rows else ""
+    text = f"Scored on {f'{escape(data)}, ' if data else ''}split {code(evaluation.data.split)}{rows}"
     decoding = evaluation.decoding
     if "num_beams" not in decoding:
-        return f"{text}."
+        return text
     beams = decoding["num_beams"]
     if beams == 1:
-        return f"{text}, greedy search."
+        return f"{text}, greedy search"
     penalty = {"hf": "len^α", "wu": "((5 + len)/6)^α"}.get(decoding.get("penalty"))
     length = f", length penalty {decoding['length_penalty']:g}{f' ({penalty})' if penalty else ''}"
-    return f"{text}, beam {beams}{length if 'length_penalty' in decoding else ''}."
+    return f"{text}, beam {escape(beams)}{length if 'length_penalty' in decoding else ''}"
 
 
-def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[str]:
+def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Markup]:
     if not recipe or not baseline:
         return []
     keys = {
@@ -145,8 +154,8 @@ def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -
         if key not in _INCIDENTAL and _value(recipe, section, key) != _value(baseline, section, key)
     }
     if not keys:
-        return ["Both were trained by the same recipe."]
-    return [f"The recipes of the two differ in {listed(sorted(f'`{key}`' for key in keys))} alone."]
+        return [Markup("Both were trained by the same recipe.")]
+    return [Markup(f"The recipes of the two differ in {listed([code(key) for key in sorted(keys)])} alone.")]
 
 
 def _value(recipe: Mapping[str, Any], section: str, key: str) -> Any:
@@ -159,7 +168,8 @@ def _data(run: FinishedRun, data: str | None) -> str | None:
     if data is None or not section:
         return None
     train = section.get("train") or ("train" if section.get("path") else None)
-    return f"{data}, `{source_name(train)}`" if source_name(train) not in (None, data) else data
+    name = source_name(train)
+    return Markup(f"{escape(data)}, {code(name)}") if name not in (None, data) else data
 
 
 def _batch(training: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,7 @@
 """Open a model on a page that shows its attention. The code in the model's folder is executed.
 
+Where the models are folders, that code gets no token of the environment or of `hf auth login`.
+
 Example:
     reluformers app ./runs/reluformer --compare ./runs/softmax
 """

@@ -2,6 +2,8 @@
 
 The token is that of `hf auth login`, or HF_TOKEN. Without a README.md in the folder a model card is written.
 
+The code of the folder is run, without your token, in a process that has only the folder.
+
 Example:
     reluformers push runs/reluformer ORG/reluformer-multi30k-en-de --space
 """
@@ -26,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
     parser.add_argument("--collection", metavar="TITLE|SLUG", help="add it to a collection, made if there is none")
+    parser.add_argument(
+        "--trust_code",
+        action="store_true",
+        help="run and push code in FOLDER that this library would not have written",
+    )
     add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
 
 
@@ -39,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
         options.repo_id,
         private=options.private,
         revision=options.revision,
+        trust_code=options.trust_code,
         report=print,
         space=f"{options.repo_id}-demo" if options.space else None,
         **card_options(options),

@@ -15,7 +15,7 @@ from reluformers.cards.check import check_card, pictures
 from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.payload import payload_names
-from reluformers.registry import config_class_of, custom_pipelines
+from reluformers.registry import auto_map, code_of, config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
 from reluformers.saved_models import TOKENIZER_FILES
 from reluformers.tasks import task_of_model_type
@@ -115,6 +115,19 @@ def is_ours(name: str, *, is_released: bool = False) -> bool:
     in_target = name.removeprefix(f"{TARGET_FOLDER}/")
     is_weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)
     return bool(is_weights) or in_target in TOKENIZER_FILES or name in payload_names()
+
+
+def foreign_code(folder: Path) -> list[str]:
+    """Files of a release whose code is not what this library writes, and config.json where it names other code."""
+    config = read_config(folder)
+    family = config_class_of(config["model_type"])
+    ours, classes, pipelines = code_of(family), auto_map(family), custom_pipelines(family)
+    code = [name for name in select_files(folder) if name.endswith(".py")]
+    foreign = [name for name in code if _read(folder / name) != ours.get(name)]
+    named = {task: pipeline["impl"] for task, pipeline in (config.get("custom_pipelines") or {}).items()}
+    if config["auto_map"] != classes or named != {task: pipeline["impl"] for task, pipeline in pipelines.items()}:
+        foreign.append("config.json")
+    return foreign
 
 
 def stage_files(folder: Path, staging: Path) -> None:

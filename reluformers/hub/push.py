@@ -23,7 +23,7 @@ from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder
 from .errors import hub_errors
-from .files import is_ours, read_config, stage_files
+from .files import foreign_code, is_ours, read_config, stage_files
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
 from .repository import Operation, Repository, file_names
@@ -51,6 +51,7 @@ def push_to_hub(
     *,
     private: bool = False,
     revision: str | None = None,
+    trust_code: bool = False,
     api: HfApi | None = None,
     report: Callable[[str], None] = lambda line: None,
     **card_options: Any,
@@ -65,6 +66,7 @@ def push_to_hub(
         repo_id: "ORG/NAME".
         private: keep a new repository private; an existing one stays what it is.
         revision: name of the tag. Without it, the one that README.md pins, else the next of v1, v2, ….
+        trust_code: whether code of the folder that this library would not have written may be run and pushed.
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
         card_options: arguments of `write_card`, for the card that is written where the folder has none.
@@ -79,6 +81,14 @@ def push_to_hub(
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
         stage_files(folder, staging)
+        if foreign := foreign_code(staging):
+            differing = f"{folder}: {', '.join(foreign)}: not as this version of reluformers writes it"
+            if not trust_code:
+                raise UserError(
+                    f"{differing}, and a push runs the code; load the model with reluformers and save it again, or "
+                    "read the code and give --trust_code"
+                )
+            report(f"{differing}; pushed because you trust it")
         checked = set(file_names(staging))
         config = read_config(folder)
         task = task_of_model_type(config["model_type"]).name

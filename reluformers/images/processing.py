@@ -62,6 +62,8 @@ def decode_image(image: dict[str, Any] | Image.Image | str | os.PathLike, place:
 
 
 def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
+    if picture.format == "EPS":
+        raise UserError(f"{place}: is PostScript, for which Pillow would start a program; convert it to PNG")
     picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise UserError(f"{place}: its pixels are floats of unknown range; convert it to 8 or 16 bits")

@@ -1,5 +1,6 @@
 """Models that the tests of the app share."""
 
+import os
 import sys
 
 import pytest
@@ -19,6 +20,12 @@ def translator(tmp_path_factory) -> models.Translator:
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> models.Classifier:
     return models.load_model(str(save_classifier(tmp_path_factory.mktemp("classifier"), pooling="attention")))
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """The page takes from the environment what may be a token."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
 @pytest.fixture

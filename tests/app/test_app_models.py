@@ -1,6 +1,8 @@
 """What the app computes of a model: weights, words, patches, and what it refuses."""
 
 import base64
+import os
+from io import BytesIO
 from pathlib import Path
 
 import models
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from reluformers.modeling import handler
 from transformers import AutoModelForSeq2SeqLM
 
-from builders.pictures import picture
+from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 
 TEXT = TEXTS[1]
@@ -182,6 +185,48 @@ def test_bad_images_are_refused(tmp_path, monkeypatch, image_file):
     monkeypatch.setattr(models, "MAX_PIXELS", 16 * 24 - 1)
     with pytest.raises(ValueError, match="24 × 16 pixels, at most 383"):
         models.open_image(image_file)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", [2_000, pytest.param(60_000, marks=pytest.mark.slow)])
+def test_mutated_images_are_opened_or_refused(number):
+    outcomes = set()
+    for data in mutations(number, seed=number):
+        try:
+            outcomes.add(models.open_image(BytesIO(data)).mode)
+        except ValueError as error:
+            outcomes.add(type(error))
+    assert outcomes == {"RGB", ValueError}  # the page's own error, none of Pillow's
+
+
+def test_page_and_handler_read_the_same_images():
+    assert models.IMAGE_FORMATS == handler.IMAGE_FORMATS
+    assert models.MAX_PIXELS == handler.MAX_PIXELS
+
+
+def test_only_ordinary_files_of_images_are_opened(tmp_path, image_file):
+    picture(8, 12).save(tmp_path / "script.png", "EPS")  # which Pillow gives to Ghostscript
+    os.mkfifo(tmp_path / "pipe.png")
+    inside, outside = tmp_path / "inside", tmp_path / "outside.png"
+    inside.mkdir()
+    picture(8, 12).save(outside)
+    (inside / "link.png").symlink_to(outside)
+    (inside / "pipe.png").symlink_to(tmp_path / "pipe.png")
+    assert models.open_image(str(outside), str(tmp_path)).size == (12, 8)
+    assert models.open_image(str(inside / "link.png")).size == (12, 8)  # of the page's owner
+    for path in ("script.png", "pipe.png", "inside", "none.png", "\0", "a" * 5_000):
+        with pytest.raises(ValueError, match="no image"):
+            models.open_image(str(tmp_path / path))
+    for path in (
+        outside,
+        inside / "link.png",
+        inside / "pipe.png",
+        inside / "../outside.png",
+        "/dev/stdin",
+        "/dev/zero",
+    ):
+        with pytest.raises(ValueError, match="no image"):
+            models.open_image(str(path), str(inside))
 
 
 def test_image_turned_by_its_camera_stands_upright(tmp_path):

@@ -1,12 +1,16 @@
 """The app's pages, endpoints and command, without a browser."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 import yaml
@@ -25,6 +29,7 @@ import models  # noqa: E402
 import pages  # noqa: E402
 import view  # noqa: E402
 from gradio_client import Client, exceptions, handle_file  # noqa: E402
+from huggingface_hub import constants, get_token  # noqa: E402
 
 import app  # noqa: E402
 
@@ -196,13 +201,78 @@ def test_examples_are_those_of_the_run_else_of_the_card(tmp_path):
     assert models.find_examples(str(tmp_path)) == []
     assert widget({"text": "a", "output": {"text": "b"}}, {"text": "c"}) == ["a", "c"]
     picture(4, 4).save(tmp_path / "one.png")
-    assert widget({"src": "one.png"}, {"src": "none.png"}, {}) == [str(tmp_path / "one.png")]
+    assert widget({"src": "one.png"}, {"text": 3}, {}) == []  # of images
     rows = [{"source": str(number), "reference": "r", "output": "o"} for number in range(9)]
     (tmp_path / "results.json").write_text(json.dumps({"examples": rows}))
     assert models.find_examples(str(tmp_path)) == ["0", "1", "2", "3", "4"]
     for damaged in ("{", "[1]", '{"examples": ["a"]}', '{"examples": 3}'):
         (tmp_path / "results.json").write_text(damaged)
         assert models.find_examples(str(tmp_path)) == []
+
+
+def test_examples_of_images_lie_in_the_folder_of_the_model(tmp_path):
+    folder, outside = tmp_path / "model", tmp_path / "secret.png"
+    (folder / "more").mkdir(parents=True)
+    for path in (outside, folder / "one.png", folder / "more/two.png"):
+        picture(4, 4).save(path)
+    (folder / "link.png").symlink_to(outside)
+    os.mkfifo(folder / "pipe.png")
+    sources = ["one.png", "../secret.png", str(outside), "link.png", "pipe.png", "more/two.png", "none.png", 3, "\0"]
+    rows = [{"src": source} for source in sources] + [{"text": str(outside)}, {}]
+    (folder / "README.md").write_text(f"---\nwidget: {json.dumps(rows)}\n---\n")
+    found = [str(folder / name) for name in ("one.png", "more/two.png")]
+    assert models.find_examples(str(folder), are_files=True) in (found, [])
+    (folder / "README.md").write_text(f"---\nwidget: {json.dumps(rows[:-3])}\n---\n")
+    assert models.find_examples(str(folder), are_files=True) == found
+    (folder / "results.json").write_text(json.dumps({"examples": [{"source": str(outside)}]}))
+    assert models.find_examples(str(folder), are_files=True) == []
+    (folder / "results.json").unlink()
+    (folder / "README.md").rename(tmp_path / "README.md")
+    (folder / "README.md").symlink_to(tmp_path / "README.md")
+    assert models.find_examples(str(folder), are_files=True) == []
+
+
+def test_examples_of_a_hub_model_are_files_of_its_repository(monkeypatch):
+    asked = []
+    monkeypatch.setattr(models, "hf_hub_download", lambda name, file, **_: asked.append(file) or __file__)
+    rows = {"widget": [{"src": "../secret.png"}, {"src": "/etc/passwd"}, {"src": "one.png"}]}
+    monkeypatch.setattr(
+        models.ModelCard, "load", lambda *_, **__: SimpleNamespace(data=SimpleNamespace(to_dict=lambda: rows))
+    )
+    monkeypatch.setattr(models.json, "loads", lambda text: {})
+    assert models.find_examples("org/name", are_files=True) == [__file__]
+    assert asked == ["results.json", "README.md", "one.png"]
+
+
+@pytest.mark.parametrize("meta", [{}, {"meta": {"_type": "gradio.FileData"}}, {"is_stream": True, "url": "x"}])
+def test_programs_open_no_file_of_the_server(classification_client, image_file, tmp_path, meta):
+    cache = Path(gr.Image().GRADIO_CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    link = cache / f"{tmp_path.name}.png"
+    link.symlink_to(image_file)
+    try:
+        for path in (image_file, f"{cache}/../{Path(image_file).relative_to('/')}", str(link), "/dev/stdin"):
+            status, events = call(classification_client, "classify", {"path": path, **meta})
+            assert "confidences" not in events
+            assert "error" in events or status != 200
+    finally:
+        link.unlink()
+
+
+def call(client: Client, name: str, *values) -> tuple[int, str]:
+    """Status and events of a call as any program can make it, past what Gradio's client does to files."""
+    address = f"{client.src.rstrip('/')}/gradio_api/call/{name}"
+    posted = httpx.post(address, json={"data": list(values)})
+    if posted.status_code != 200:
+        return posted.status_code, posted.text
+    return 200, httpx.get(f"{address}/{posted.json()['event_id']}", timeout=60).text
+
+
+def test_programs_open_what_they_have_uploaded(classification_client, image_file):
+    files = {"files": Path(image_file).read_bytes()}
+    [path] = httpx.post(f"{classification_client.src.rstrip('/')}/gradio_api/upload", files=files).json()
+    status, events = call(classification_client, "classify", {"path": path, "meta": {"_type": "gradio.FileData"}})
+    assert (status, "confidences" in events) == (200, True)
 
 
 def test_image_page_opens_with_its_first_example(classifier, image_file):
@@ -253,6 +323,28 @@ def test_command_says_in_one_line_that_there_is_no_model(tmp_path, monkeypatch, 
         app.main()
     assert caught.value.code == 2
     assert re.search(f"{message}\n$", capsys.readouterr().err)
+
+
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "WANDB_API_KEY", "MY_OWN")
+
+
+def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("hf_secret")
+    os.environ.update(dict.fromkeys(SECRETS, "hf_secret"), GRADIO_SERVER_PORT="7999")
+    seen = []
+    monkeypatch.setattr(pages, "build_app", lambda *_, **__: seen.append((dict(os.environ), get_token())) or 1 / 0)
+    save_translator(tmp_path / "model")
+    for names, is_hidden in ((["model"], True), (["model", "--compare", "model"], True), (["org/name"], False)):
+        arguments = [str(tmp_path / name) if name == "model" else name for name in names]
+        monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
+        with pytest.raises(ZeroDivisionError):
+            app.main()
+        environment, token = seen.pop()
+        assert (token is None) == is_hidden
+        assert ("hf_secret" not in environment.values()) == is_hidden
+        assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= environment.keys()
+        os.environ.update(dict.fromkeys(SECRETS, "hf_secret"))
 
 
 def test_command_names_model_and_address_before_it_loads_anything(tmp_path):

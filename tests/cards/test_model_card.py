@@ -23,6 +23,7 @@ from reluformers.cards.check import check_card
 from reluformers.errors import UserError
 from reluformers.examples import Example
 from reluformers.images import card as image_card
+from reluformers.images.card import RUN_PICTURES
 from reluformers.images.processing import build_image_processor
 from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
@@ -92,6 +93,16 @@ class TestWholeCard:
         folder = image_run(tmp_path / "run")
         path = write_card(folder, "someone/vit", revision="v2", licence="mit", examples=["pet.png"], output=tmp_path)
         assert path.read_text(encoding="utf-8") == (PINNED / "card_images.md").read_text(encoding="utf-8")
+        assert not (folder / "README.md").exists()
+
+    @pytest.mark.parametrize("run", [image_run, translation_run])
+    def test_goes_into_a_folder_that_is_made_for_it(self, tmp_path, run):
+        folder = run(tmp_path / "run")
+        drawn = RUN_PICTURES if run is image_run else ()
+        for name in drawn:
+            (folder / name).write_bytes(b"")
+        run_command("card", folder, "--repo_id", "a/b", "--output", tmp_path / "new" / "deep")
+        assert {path.name for path in (tmp_path / "new/deep").iterdir()} >= {"README.md", *drawn}
         assert not (folder / "README.md").exists()
 
     def test_of_a_model_that_nothing_is_known_about(self, tmp_path):

@@ -1,10 +1,13 @@
 """A folder is opened as strangers will, before it is pushed."""
 
+import json
+
 import pytest
 from transformers import ViTImageProcessorPil
 
 from builders.hub_folders import CARD
 from builders.models import build_model
+from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.hub.check import check_folder
 
@@ -30,6 +33,34 @@ def test_code_that_computes_something_else_is_refused(folder):
     path.write_text(path.read_text().replace("math.sqrt(config.d_model)", "config.d_model"))
     with pytest.raises(UserError, match="computes other logits than reluformers"):
         check_folder(folder)
+
+
+def test_code_of_a_folder_gets_no_token(folder, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/token").write_text("hf_secret")
+    for name in (
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "NVIDIA_API_KEY",
+        "MY_OWN",
+        "TORCH_home",
+    ):
+        monkeypatch.setenv(name, "hf_secret")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home/token"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path / "home")
+    cells = [
+        "import json, os; print(json.dumps(dict(os.environ)))",
+        "from pathlib import Path; print(Path('token').exists(), Path('~/token').expanduser().exists())",
+        "from huggingface_hub import get_token; print(get_token())",
+    ]
+    environment, places, token = answer_in_clean_process("cells", folder, json.dumps(cells).encode())["outputs"]
+    assert "hf_secret" not in environment
+    assert str(tmp_path / "home") not in environment
+    assert json.loads(environment)["OMP_NUM_THREADS"] == "1"
+    assert (places, token) == ("False False\n", "None\n")
 
 
 def test_code_may_print(folder):

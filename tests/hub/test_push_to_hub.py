@@ -12,8 +12,10 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
+from builders.saved_models import save_classifier, save_translator
 from reluformers.errors import UserError
-from reluformers.hub.files import select_files
+from reluformers.hub import push
+from reluformers.hub.files import foreign_code, select_files
 from reluformers.hub.push import Release, push_to_hub, snippet
 from reluformers.hub.repository import UNFINISHED
 from reluformers.tasks import TASKS
@@ -156,3 +158,28 @@ def test_private_stays_private(saved, hub, unchecked):
     push_to_hub(saved, "acme/open", api=client(hub))
     with pytest.raises(UserError, match="is public already"):
         push_to_hub(saved, "acme/open", private=True, api=client(hub))
+
+
+@pytest.mark.parametrize("name", ["modeling_seq2seq.py", "handler.py", "config.json"])
+def test_code_that_is_not_ours_is_named_and_not_run(folder, hub, unchecked, monkeypatch, name):
+    path = folder / name
+    if name == "config.json":  # names code of another repository
+        config = json.loads(path.read_text())
+        config["auto_map"]["AutoModel"] = f"evil/code--{config['auto_map']['AutoModel']}"
+        path.write_text(json.dumps(config))
+    else:
+        path.write_text(path.read_text() + "\n# tampered\n")
+    monkeypatch.setattr(push, "check_folder", lambda folder: pytest.fail("the code was run"))
+    with pytest.raises(UserError, match=f"{re.escape(name)}: not as .*--trust_code") as error:
+        push_to_hub(folder, REPO, api=client(hub))
+    assert sum(str(error.value).count(other) for other in ("attention.py", "configuration_seq2seq.py")) == 0
+    assert not hub.repos
+    lines = []
+    monkeypatch.setattr(push, "check_folder", lambda folder: None)
+    assert push_to_hub(folder, REPO, api=client(hub), trust_code=True, report=lines.append).is_new
+    assert name in lines[0]
+
+
+@pytest.mark.parametrize("save", [save_translator, save_classifier])
+def test_code_that_was_just_saved_is_ours(tmp_path, save):
+    assert foreign_code(save(tmp_path)) == []

@@ -5,8 +5,10 @@ import importlib.util
 import io
 import json
 import logging
+import struct
 import sys
 import threading
+import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -14,10 +16,11 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
+from transformers.image_utils import load_image
 
 from builders.clean_processes import run_clean
 from builders.models import build_model
-from builders.pictures import encode, picture
+from builders.pictures import encode, mutations, picture
 from reluformers.images.processing import build_image_processor
 from reluformers.translation.tokenization import train_tokenizer
 
@@ -194,14 +197,66 @@ def test_what_is_no_image_gets_one_clear_line(classify, value, message):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 12 - 1)
-    for value in (encode(picture(8, 12)), picture(8, 12)):
-        assert error_of(classify, {"inputs": value}) == "inputs has 12×8 pixels, at most 95 are allowed"
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2 * 8 * 12)
+    bound = 25_000_000
+    # under and over what Pillow warns of and what it refuses
+    files, decoded = [encode_blank(side) for side in (5_001, 9_000, 15_000)], []
+    monkeypatch.setattr(Image.Image, "load", lambda image: decoded.append(image.size))
+    messages = [error_of(classify, {"inputs": file}) for file in files]
+    assert not decoded
+    assert str(bound) in messages[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules["handler"], "MAX_PIXELS", 2 * 8 * 12)
     assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
     together = "the images up to inputs[2] have more than 192 pixels together"
     assert error_of(classify, {"inputs": [encode(picture(8, 12))] * 3}) == together
-    assert error_of(classify, {"inputs": encode(picture(24, 24))})  # Pillow itself refuses twice the bound
+
+
+def encode_blank(side: int) -> bytes:
+    """A PNG that says it has this many pixels a side and holds a few of them."""
+    data = bytearray(encode(Image.new("1", (8, 8))))
+    data[16:24] = struct.pack(">II", side, side)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+BROKEN_EXIF = [
+    b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\xff\xff\xff\xff\xff\xff\xff\xff",
+    b"Exif\0\0MM",
+    b"Exif\0\0" + b"\xff" * 40,
+    b"no EXIF at all",
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exif", BROKEN_EXIF, ids=range(len(BROKEN_EXIF)))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_broken_exif_is_answered_or_refused(classify, kind, exif):
+    answer_or_refuse(classify, encode(picture(8, 12), kind, exif=exif))
+
+
+def answer_or_refuse(classify, data) -> bool:
+    """Whether there is an answer; the only other allowed outcome is HTTP 400 with a line."""
+    try:
+        return bool(classify({"inputs": data}))
+    except ValueError:
+        return False
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", [2_000, pytest.param(60_000, marks=pytest.mark.slow)])
+def test_mutated_images_are_answered_or_refused(classify, number, monkeypatch):
+    # the model takes most of the time, and its processor sees all that can be wrong with a picture
+    process = classify.pipeline.image_processor
+    monkeypatch.setattr(classify, "pipeline", lambda image, **_: process(load_image(image))["pixel_values"])
+    answered = sum(answer_or_refuse(classify, data) for data in mutations(number, seed=number))
+    assert 0 < answered < number
+
+
+def test_an_image_that_the_server_opened_is_of_these_formats_too(classify):
+    with Image.open(io.BytesIO(encode(picture(8, 12), "EPS"))) as postscript:
+        assert "EPS" in error_of(classify, {"inputs": postscript})
+    assert classify({"inputs": Image.open(io.BytesIO(encode(picture(8, 12), "MPO", save_all=True)))})
+    assert error_of(classify, {"inputs": Image.new("RGB", (0, 4))})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""What others wrote stands in a card as text: it makes no HTML, link, heading or cell, and changes no metadata."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from builders.finished_runs import image_run, recipe, translation_evaluation, translation_run
+from reluformers.cards import card
+from reluformers.cards.card import write_card
+from reluformers.cards.data_words import DataWords
+from reluformers.cards.markdown import code, escape, paragraph
+from reluformers.errors import UserError
+from reluformers.examples import Example
+from reluformers.images import card as image_card
+from reluformers.translation import card as translation_card
+
+MarkdownIt = pytest.importorskip("markdown_it").MarkdownIt
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!-- the rest is gone",
+    "</td></table><h1>",
+    "&lt;b&gt;",
+    "a | b || c |",
+    r"a \| b \\| c \\",
+    "`code` ``` ~~~",
+    "```\n# in a block\n```",
+    "two\nlines\r\n\n# heading\n\n| a |\n|---|\n",
+    "](http://evil.example) [x](http://evil.example) ![i](http://evil.example/i.png)",
+    "<http://evil.example>",
+    "[x]: http://evil.example",
+    "*bold* __bold__ _x_ ~~gone~~",
+    "---\nlicense: mit\n---",
+    "\n---\n",
+    "# heading",
+    "- item",
+    "12. item",
+    "> quoted",
+    "===",
+    "    indented",
+    "{{ 7 * 7 }} {% raw %}",
+    "'\"%@&*!: [a, b] {c: d}",
+    "x" * 5_000,
+    "many words " * 500,
+    "a\u2028b\x85c\x0bd\x00",
+]
+WORD = "word"
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """What is drawn has no text of others in it, and takes most of the time."""
+    for plot in ("plot_attention_report", "plot_training_curves"):
+        monkeypatch.setattr(card, plot, lambda _, path: path.write_bytes(b""))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict:
+    """Parts of the cards without hostile text, by who writes them."""
+    return {}
+
+
+def write_translation_card(folder: Path, text: str, monkeypatch) -> Path:
+    examples = [Example(f"{text}{number}", text, text, text) for number in range(2)]
+    monkeypatch.setattr(translation_card, "held_out_examples", lambda *_: examples)
+    run = translation_run(folder / "run")
+    changed = recipe("reluformer")
+    changed["data"]["train"] = text
+    changed["training"] |= dict.fromkeys(("optim", "lr_scheduler_type", "metric_for_best_model", "seed"), text)
+    changed["training"] |= {"load_best_model_at_end": True, "average_last": 0, text: 1}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(changed))
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(
+        json.dumps({**results, **dict.fromkeys(("torch", "transformers", "device"), text)})
+    )
+    evaluation = translation_evaluation(30.0, 0.5)
+    evaluation["data"] |= {"split": text, "unit": text, "source": text, "source_lang": text}
+    evaluation["scores"]["bleu"]["signature"] = text
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    baseline = folder / "baseline"
+    baseline.mkdir()
+    (baseline / "evaluation.json").write_text(json.dumps(evaluation))
+    (baseline / "recipe.yaml").write_text(yaml.safe_dump(recipe("softmax")))
+    said = DataWords(text, text, text)
+    return write_card(run, "someone/name", notes=[text, text], data=said, baseline=baseline / "evaluation.json")
+
+
+def write_image_card(folder: Path, text: str, monkeypatch) -> Path:
+    def label(folder, run, output):
+        (output / "example_1.png").write_bytes(b"")
+        return [Example("example_1.png", [{"label": text, "score": 0.9}, {"label": "b", "score": 0.1}], text, text)]
+
+    monkeypatch.setattr(image_card, "held_out_examples", label)
+    run = image_run(folder / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["id2label"] = {str(number): f"{text}{number}" for number in range(3)}
+    config["label2id"] = {name: int(number) for number, name in config["id2label"].items()}
+    (run / "config.json").write_text(json.dumps(config))
+    content = yaml.safe_load((run / "recipe.yaml").read_text())
+    content["data"]["train"] = content["augmentation"]["crop"] = text
+    (run / "recipe.yaml").write_text(yaml.safe_dump(content))
+    return write_card(run, "someone/name", notes=[text], hardware=text)
+
+
+def parts(path: Path) -> tuple[list[str], str]:
+    """What Markdown the body is made of, without its words; and the metadata."""
+    _, front, body = re.split("^---\n", path.read_bytes().decode(), maxsplit=2, flags=re.MULTILINE)
+    tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(body)
+    assert "\x00" not in body
+    kinds = []
+    for token in tokens:
+        kinds.append(f"{token.type} {token.tag} {token.attrs}")
+        # a piece of text may be several with escapes between them
+        kinds += [
+            f"{part.type} {part.attrs}" for part in token.children or () if part.type[:4] not in ("text", "code")
+        ]
+    return kinds, yaml.safe_load(front)
+
+
+def replaced(value, text: str):
+    """Metadata with one text for another."""
+    if isinstance(value, dict):
+        return {key: replaced(part, text) for key, part in value.items()}
+    if isinstance(value, list):
+        return [replaced(part, text) for part in value]
+    return value.replace(WORD, text) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("write", [write_translation_card, write_image_card])
+def test_a_card_is_made_of_the_same_whatever_the_words(tmp_path, monkeypatch, known, write, text):
+    if write not in known:
+        known[write] = parts(write(tmp_path / "known", WORD, monkeypatch))
+    kinds, metadata = known[write]
+    hostile_kinds, hostile_metadata = parts(write(tmp_path / "hostile", text, monkeypatch))
+    assert hostile_kinds == kinds
+    for result in (*hostile_metadata["model-index"], *metadata["model-index"]):  # file names are cut out of paths
+        for entry in result["results"]:
+            entry.pop("dataset", None)
+    for data in (hostile_metadata, metadata):
+        data.pop("language", None)  # which text it is not
+    assert hostile_metadata == replaced(metadata, text)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_escaped_text_reads_as_it_was_written(text):
+    shown = " ".join("".join(character for character in text if character not in "\x00").split())
+    renderer = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    for markdown in (paragraph(text), f"¶ {escape(text)}", f"¶ {code(text)}"):
+        [*_, inline, _] = renderer.parse(markdown) or [None, None]
+        if inline is not None:
+            read = "".join(part.content for part in inline.children)
+            assert " ".join(read.removeprefix("¶").split()) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["Two dogs run: a $5 bill.", "adamw_torch_fused", "1.5 h, β₂ 0.98 (len^α)", "50 % & more"]
+)
+def test_ordinary_text_stays_as_it_is(text):
+    assert escape(text) == paragraph(text) == text
+
+
+@pytest.mark.parametrize("revision", ["v1`", "v1](x)", "<b>", "v1\n", "v1 ", "", "-v1", 'v"1'])
+def test_a_revision_that_is_no_name_is_refused(tmp_path, revision):
+    with pytest.raises(UserError, match="revision"):
+        write_card(image_run(tmp_path / "run"), "someone/name", revision=revision)
