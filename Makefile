@@ -21,7 +21,7 @@ endif
 TEXT_OPTION = $${TEXT+--text="$$TEXT"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup style quality pytest test test-slow test-oldest demo translate app docs notebooks wheel clean
+.PHONY: help setup style quality pytest test test-slow test-oldest test-newest demo translate app docs notebooks wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +61,9 @@ test-slow: pytest  ## the tests left out of `make test`
 
 test-oldest:  ## the test suite on the oldest supported versions
 	$(MAKE) pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+test-newest:  ## the test suite on the newest release of every package
+	$(MAKE) pytest VENV=.venv-newest CONSTRAINTS=constraints-newest.txt
 
 demo: $(SETUP)  ## train a small ReLUFormer, score it, save it and translate TEXT with the saved folder
 	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)

@@ -8,7 +8,6 @@ goes on. Cached steps are therefore compared with one pass over the same tokens 
 
 import torch
 import transformers
-from packaging.version import Version
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.utils import logging
@@ -21,10 +20,15 @@ STEPS = 4
 SOURCE_LENGTH = 5
 
 
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
 class CheckedGenerationMixin(GenerationMixin):
     """`generate` that is compared with the model once, before its first use on a transformers newer than tested."""
 
-    _is_generation_checked = Version(transformers.__version__).release[:2] <= Version(NEWEST_TESTED).release
+    _is_generation_checked = _release(transformers.__version__) <= _release(NEWEST_TESTED)
     _generates_with_cache = True
 
     def generate(self, *args, **kwargs):

@@ -25,6 +25,7 @@ COMMANDS = {
     "average": "average the last checkpoints of a run",
     "merge": "make one folder of a checkpoint in pieces",
     "card": "write the model card of a finished run",
+    "check": "make sure that a saved model still computes what it did",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",
     "env": "say by which computation attention runs here, and why",

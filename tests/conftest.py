@@ -8,6 +8,8 @@ os.environ.update(
 )
 
 import ipaddress
+import logging
+import re
 import socket
 
 import pytest
@@ -22,6 +24,33 @@ torch.use_deterministic_algorithms(True, warn_only=True)
 @pytest.fixture(autouse=True)
 def fixed_seeds():
     set_seed(0)
+
+
+# names of our own API, which the tests call as users of supported versions do: 5.17 knows no other
+KNOWN_DEPRECATIONS = re.compile(r"gradient_checkpointing")
+
+
+class _Deprecations(logging.Handler):
+    """Collects what transformers says of calls that will stop to work."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.messages = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if re.search(r"deprecated|will be removed", message) and not KNOWN_DEPRECATIONS.search(message):
+            self.messages.append(message)
+
+
+@pytest.fixture(autouse=True)
+def no_deprecated_calls():
+    """What transformers logs as deprecated is an error here; what it warns of is one by pyproject.toml."""
+    handler, logger = _Deprecations(), logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not handler.messages
 
 
 @pytest.fixture(scope="session", autouse=True)

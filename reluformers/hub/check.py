@@ -1,32 +1,45 @@
 """Opens a folder as a stranger will, before strangers do."""
 
+import json
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import transformers
 from safetensors.torch import save
 
 from reluformers.cards.card import CARD_FILE
 from reluformers.cards.check import check_card
+from reluformers.cards.finished_run import read_results
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
+from reluformers.files import write_json
 from reluformers.saved_models import load_model
 from reluformers.tasks import Task, task_of_model_type
 
-from .files import read_config, select_files
+from .files import CHECK_FILE, read_config, select_files
 
 logger = logging.getLogger(__name__)
 
 LOGIT_TOLERANCE = 1e-5
+# of a summary of logits, in parts of their spread: other processors add up in another order
+SUMMARY_TOLERANCE = 1e-3
+CHECK_VERSION = 1
+NUM_STORED = 4
 
 
 class FolderCheck(NamedTuple):
-    """What a folder holds: its task, the class of the code in it, and how far its logits are from the library's."""
+    """What a folder holds: its task, the class of the code in it, and how far its logits are from the library's.
+
+    `answers` are what the code says to a few inputs, and `is_stored` whether the folder holds the same ones.
+    """
 
     task: str
     model_class: str
     difference: float
+    answers: list[dict[str, Any]]
+    is_stored: bool
 
 
 def check_folder(folder: str | Path) -> FolderCheck:
@@ -39,8 +52,7 @@ def check_folder(folder: str | Path) -> FolderCheck:
         What was found.
 
     Raises:
-        UserError: a file is missing, the card lacks something, the folder does not open where `reluformers` is not
-            installed, or computes other logits there.
+        UserError: a file is missing, the card lacks something, or as `compare_in_clean_process`.
     """
     folder = Path(folder)
     if CARD_FILE not in select_files(folder):
@@ -52,21 +64,26 @@ def check_folder(folder: str | Path) -> FolderCheck:
 
 
 def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
-    """Compare the logits of the installed classes with those of a process that has only the folder.
+    """Compare the installed classes, and the answers stored in a folder, with a process that has only the folder.
 
     Args:
         folder: of a saved model.
         task: what it does.
 
     Raises:
-        UserError: it does not open there, or the logits differ by more than `LOGIT_TOLERANCE`.
+        UserError: it does not open there, the logits differ by more than `LOGIT_TOLERANCE`, `generate` of the
+            installed transformers does not give what the model computes, or the answers are not the stored ones.
     """
+    stored = read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
     inputs = task.example_inputs(model.config)
     with torch.no_grad():
-        logits = model(**inputs).logits.contiguous()
+        inputs["logits"] = model(**inputs).logits.contiguous()
+    if "input_ids" in inputs:
+        texts = [answer["text"] for answer in stored] if stored else _texts(folder, inputs["input_ids"])
+        inputs["texts"] = torch.tensor(list(json.dumps(texts).encode()), dtype=torch.uint8)
     try:
-        answer = answer_in_clean_process("compare", folder, save({**inputs, "logits": logits}))
+        answer = answer_in_clean_process("compare", folder, save(inputs))
     except RuntimeError as error:
         logger.debug("the clean process in full", exc_info=True)
         reason = str(error).strip().splitlines()[-1]
@@ -76,4 +93,65 @@ def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
             f"{folder}: the code in it computes other logits than reluformers, by {answer['difference']:.1e}; "
             "load the model with reluformers and save it again"
         )
-    return FolderCheck(task.name, answer["model_class"], answer["difference"])
+    if answer["generation_fault"]:
+        fault = answer["generation_fault"]
+        raise UserError(f"{folder}: transformers {transformers.__version__} does not fit the code in it: {fault}")
+    if stored and (differences := find_differences(stored, answer["answers"])):
+        raise UserError(
+            f"{folder}: answers otherwise than {CHECK_FILE} says: {'; '.join(differences)}. If the model was changed "
+            f"on purpose, renew the file with `reluformers check {folder} --write`"
+        )
+    return FolderCheck(task.name, answer["model_class"], answer["difference"], answer["answers"], bool(stored))
+
+
+def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
+    """Source texts for a translation model: examples of its run, or else what its tokenizer makes of tokens."""
+    texts = [example["source"] for example in read_results(folder).get("examples") or []][:NUM_STORED]
+    if texts:
+        return texts
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
+    return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]
+
+
+def read_answers(folder: Path) -> list[dict[str, Any]]:
+    """The answers that a folder holds; none if it has no `CHECK_FILE`.
+
+    Raises:
+        UserError: the file is not one of this version.
+    """
+    path = folder / CHECK_FILE
+    if not path.is_file():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format_version"] != CHECK_VERSION:
+            raise ValueError(f"format_version is {content['format_version']!r}, but must be {CHECK_VERSION}")
+        answers = content["answers"]
+        for answer in answers:
+            if not {"mean", "std", "max"} <= answer["logits"].keys() or not isinstance(answer.get("text", ""), str):
+                raise ValueError(f"an answer is {answer!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
+    return answers
+
+
+def write_answers(folder: Path, answers: list[dict[str, Any]]) -> None:
+    """Store what a model answers, so that anybody can see later that it still does."""
+    write_json(folder / CHECK_FILE, {"format_version": CHECK_VERSION, "answers": answers})
+
+
+def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]) -> list[str]:
+    """What differs between two lists of answers, in words."""
+    differences = []
+    for number, (before, now) in enumerate(zip(stored, answers, strict=True), start=1):
+        for name in sorted(before.keys() | now.keys()):
+            first, second = before.get(name), now.get(name)
+            if name == "logits":
+                tolerance = SUMMARY_TOLERANCE * max(first["std"], 1e-6)
+                is_same = all(abs(first[key] - second[key]) <= tolerance for key in second)
+            else:
+                is_same = first == second
+            if not is_same:
+                differences.append(f"{name} of input {number} was {first} and is {second}")
+    return differences

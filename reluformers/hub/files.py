@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from .leaks import BINARY, PICTURES, check_files
 from .notebook import NOTEBOOK
 
 HANDLER = "handler.py"
+CHECK_FILE = "check.json"
 # what a run writes about itself: paths in it become names
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # a tokenizer of SentencePiece files has no other one
@@ -35,7 +36,13 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # what else belongs to a saved model and is taken if it is there
-_OPTIONAL = ("generation_config.json", "preprocessor_config.json", "processor_config.json", *TOKENIZER_FILES)
+_OPTIONAL = (
+    CHECK_FILE,
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    *TOKENIZER_FILES,
+)
 _TRAINERS_MARKS = (
     "\n- generated_from_trainer\n",
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub.",
@@ -110,11 +117,34 @@ def is_ours(name: str, *, is_released: bool = False) -> bool:
         name: of the file.
         is_released: whether the repository has a release, whose records and notebook were of the weights before.
     """
-    if is_released and name in (*RECORDS, NOTEBOOK):
+    if is_released and name in (*RECORDS, NOTEBOOK, CHECK_FILE):
         return True
     in_target = name.removeprefix(f"{TARGET_FOLDER}/")
     is_weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)
     return bool(is_weights) or in_target in TOKENIZER_FILES or name in payload_names()
+
+
+def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], None], shown_as: Path | str) -> None:
+    """Let only the code of this library be run without being trusted by name.
+
+    Args:
+        folder: of a saved model.
+        trust_code: whether the user trusts other code too.
+        report: is told which files have other code.
+        shown_as: how to call the folder.
+
+    Raises:
+        UserError: there is other code, and it is not trusted.
+    """
+    if not (foreign := foreign_code(folder)):
+        return
+    differing = f"{shown_as}: {', '.join(foreign)}: not as this version of reluformers writes it"
+    if not trust_code:
+        raise UserError(
+            f"{differing}, and its code would be run; load the model with reluformers and save it again, or read the "
+            "code and give --trust_code"
+        )
+    report(f"{differing}; run because you trust it")
 
 
 def foreign_code(folder: Path) -> list[str]:

@@ -21,9 +21,9 @@ from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.tasks import TASKS, task_of_model_type
 
-from .check import check_folder
+from .check import check_folder, write_answers
 from .errors import hub_errors
-from .files import foreign_code, is_ours, read_config, stage_files
+from .files import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
 from .repository import Operation, Repository, file_names
@@ -81,14 +81,7 @@ def push_to_hub(
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
         stage_files(folder, staging)
-        if foreign := foreign_code(staging):
-            differing = f"{folder}: {', '.join(foreign)}: not as this version of reluformers writes it"
-            if not trust_code:
-                raise UserError(
-                    f"{differing}, and a push runs the code; load the model with reluformers and save it again, or "
-                    "read the code and give --trust_code"
-                )
-            report(f"{differing}; pushed because you trust it")
+        refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         checked = set(file_names(staging))
         config = read_config(folder)
         task = task_of_model_type(config["model_type"]).name
@@ -102,7 +95,10 @@ def push_to_hub(
             name_base_model(staging / CARD_FILE, base_model)
         report(f"{folder}: opening it where reluformers is not installed")
         check_files(staging, set(file_names(staging)) - checked, shown_as=folder)
-        check_folder(staging)
+        check = check_folder(staging)
+        if not check.is_stored:
+            write_answers(staging, check.answers)
+            check_files(staging, [CHECK_FILE], shown_as=folder)
         if write_notebook(staging, repo_id, names[0], task):
             check_files(staging, [NOTEBOOK], shown_as=folder)
         name, changes = _choose_revision(repository, folder, staging, names)

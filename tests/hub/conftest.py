@@ -11,6 +11,9 @@ from huggingface_hub.utils import _http
 from builders.hub_folders import save_translation_run
 from builders.hub_server import serve_hub
 from reluformers.hub import push
+from reluformers.hub.check import FolderCheck
+
+CHECKED = FolderCheck("translation", "Model", 0.0, [], is_stored=True)
 
 
 @pytest.fixture(scope="session")
@@ -40,5 +43,5 @@ def hub(monkeypatch):
 @pytest.fixture
 def unchecked(monkeypatch):
     """Leaves the clean process out, which takes seconds and has tests of its own."""
-    monkeypatch.setattr(push, "check_folder", lambda folder: None)
+    monkeypatch.setattr(push, "check_folder", lambda folder: CHECKED)
     monkeypatch.setattr(push, "write_notebook", lambda *arguments: False)

@@ -1,15 +1,23 @@
 """A folder is opened as strangers will, before it is pushed."""
 
 import json
+from functools import cache
 
+import huggingface_hub
 import pytest
 from transformers import ViTImageProcessorPil
 
-from builders.hub_folders import CARD
+from builders.commands import refusal_of, run_command
+from builders.hub_folders import CARD, REPO, client
 from builders.models import build_model
+from builders.saved_models import save_classifier
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
-from reluformers.hub.check import check_folder
+from reluformers.hub import check
+from reluformers.hub.check import check_folder, compare_in_clean_process, write_answers
+from reluformers.hub.files import CHECK_FILE
+from reluformers.hub.push import push_to_hub
+from reluformers.tasks import TASKS
 
 
 def test_a_folder_that_is_none(tmp_path):
@@ -23,9 +31,9 @@ def test_images_are_checked_too(tmp_path):
     build_model("relu-vit", "vision").save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(tmp_path)
     (tmp_path / "README.md").write_text(CARD.replace("translation", "image-classification").partition("![")[0])
-    check = check_folder(tmp_path)
-    assert (check.task, check.difference < 1e-6) == ("image-classification", True)
-    assert check.model_class.endswith("ReLUViTForImageClassification")
+    found = check_folder(tmp_path)
+    assert (found.task, found.difference < 1e-6) == ("image-classification", True)
+    assert found.model_class.endswith("ReLUViTForImageClassification")
 
 
 def test_code_that_computes_something_else_is_refused(folder):
@@ -75,3 +83,60 @@ def test_code_that_does_not_open_is_refused(folder):
     with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:
         check_folder(folder)
     assert "\n" not in str(error.value)
+
+
+def edit_answers(folder, change) -> None:
+    content = json.loads((folder / CHECK_FILE).read_text())
+    change(content["answers"])
+    (folder / CHECK_FILE).write_text(json.dumps(content))
+
+
+@pytest.fixture
+def answered_once(monkeypatch):
+    """Lets the first clean process of a test answer for the others, which take seconds."""
+    monkeypatch.setattr(check, "answer_in_clean_process", cache(lambda task, folder, data: ask(task, folder, data)))
+    ask = answer_in_clean_process
+
+
+def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
+    run_command("check", folder)
+    assert "--write" in capsys.readouterr().out
+    run_command("check", folder, "--write")
+    answers = json.loads((folder / CHECK_FILE).read_text())["answers"]
+    assert len(answers) == 4
+    assert all(answer["input_ids"] and len(answer["tokens"]) > 1 for answer in answers)
+    run_command("check", folder)
+    assert "4 answers in check.json are the same" in capsys.readouterr().out
+    assert check_folder(folder).is_stored
+    edit_answers(folder, lambda answers: answers[2]["tokens"].append(7))
+    assert "tokens of input 3 " in refusal_of(capsys, "check", folder)
+    run_command("check", folder, "--write")
+    edit_answers(folder, lambda answers: answers[0]["logits"].update(max=answers[0]["logits"]["max"] * 1.01))
+    assert "logits of input 1 " in refusal_of(capsys, "check", folder)
+    (folder / CHECK_FILE).write_text("{}")
+    assert "holds no stored answers" in refusal_of(capsys, "check", folder)
+
+
+def test_answers_of_an_image_model(tmp_path, answered_once):
+    save_classifier(tmp_path)
+    task = TASKS["image-classification"]
+    found = compare_in_clean_process(tmp_path, task)
+    assert len(found.answers) == 4
+    write_answers(tmp_path, found.answers)
+    assert compare_in_clean_process(tmp_path, task).is_stored
+
+
+def test_generation_that_does_not_fit_is_refused(folder):
+    path = folder / "modeling_seq2seq.py"
+    path.write_text(path.read_text() + "\n\ndef find_generation_fault(model):\n    return 'its logits differ'\n")
+    with pytest.raises(UserError, match="does not fit the code in it: its logits differ"):
+        check_folder(folder)
+
+
+def test_a_model_of_the_hub_is_checked_by_its_id(folder, hub, unchecked, capsys, monkeypatch, tmp_path):
+    push_to_hub(folder, REPO, api=client(hub))
+    monkeypatch.setattr("reluformers.commands.check.HfApi", lambda: client(hub))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    run_command("check", REPO, "--revision", "v1")
+    assert "opens without reluformers as " in capsys.readouterr().out
+    assert "acme/none" in refusal_of(capsys, "check", "acme/none")

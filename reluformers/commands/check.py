@@ -1,0 +1,58 @@
+"""Make sure that a saved model still computes what it did, here and where this library is not installed.
+
+The folder is opened by a process that has only torch and transformers. Its logits must be those of this library, and
+`generate` of the installed transformers must give what the model computes; the answers in check.json, which a push
+writes, must come out again: tokens of four inputs, and a summary of their logits.
+
+Example:
+    reluformers check runs/reluformer
+"""
+
+import argparse
+from pathlib import Path
+
+import transformers
+from huggingface_hub import HfApi
+
+from reluformers.data_names import is_hub_id
+from reluformers.hub.check import compare_in_clean_process, write_answers
+from reluformers.hub.errors import hub_errors
+from reluformers.hub.files import CHECK_FILE, read_config, refuse_foreign_code, select_files
+from reluformers.tasks import task_of_model_type
+from reluformers.terminal import silence_transformers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", metavar="FOLDER|ID", help="folder of a saved model, or a Hub id")
+    parser.add_argument("--revision", help="of a Hub id: branch, tag or commit")
+    parser.add_argument("--write", action="store_true", help=f"store the answers in {CHECK_FILE} of the folder")
+    parser.add_argument(
+        "--trust_code", action="store_true", help="run code in it that this library would not have written"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Check."""
+    silence_transformers()
+    folder = Path(options.model)
+    if is_hub_id(options.model) and not folder.exists():
+        api = HfApi()
+        with hub_errors(api, options.model):
+            folder = Path(api.snapshot_download(options.model, revision=options.revision))
+    task = task_of_model_type(read_config(folder)["model_type"])
+    select_files(folder)
+    refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
+    if options.write:
+        (folder / CHECK_FILE).unlink(missing_ok=True)
+    check = compare_in_clean_process(folder, task)
+    name = check.model_class.rpartition(".")[2]
+    print(f"{options.model}: opens without reluformers as {name}; logits differ from its by {check.difference:.1e}")
+    print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")
+    if check.is_stored:
+        print(f"{options.model}: the {len(check.answers)} answers in {CHECK_FILE} are the same")
+    elif options.write:
+        write_answers(folder, check.answers)
+        print(f"{folder / CHECK_FILE}: {len(check.answers)} answers stored")
+    else:
+        print(f"{options.model}: no {CHECK_FILE} to compare answers with; --write makes one")
