@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from reluformers.errors import UserError, describe_error
 from reluformers.tasks import TASKS
 
-from .secrets import find_secret
+from .secrets import find_secret, is_own_place
 
 # https://huggingface.co/docs/hub/repositories-licenses
 LICENCES = frozenset(
@@ -156,8 +156,8 @@ def _index_problems(index: Any) -> list[str]:
 
 def _text_problems(text: str) -> list[str]:
     problems = [f"the card still holds {PLACEHOLDER}"] if PLACEHOLDER in text else []
-    if found := _LOCAL_PATH.search(text):
-        problems.append(f"the card holds a path of this machine, {found[0]}; take it out")
+    if found := next(filter(is_own_place, _LOCAL_PATH.findall(text)), None):
+        problems.append(f"the card holds a path of this machine, {found}; take it out")
     if secret := find_secret(text):
         problems.append(f"the card holds {secret.what}; take it out, and revoke it if others saw it")
     return problems

@@ -77,7 +77,7 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: is not the folder of a saved model, it has no config.json")
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)  # None would ask
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: cannot be read ({describe_error(error)})") from error
     if not hasattr(config, "attention_for"):

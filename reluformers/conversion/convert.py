@@ -249,10 +249,11 @@ def open_processor(opened: Opened) -> Any | None:
     """
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
-    is_translation = opened.auto_class is AutoModelForSeq2SeqLM
     try:
+        if opened.auto_class is AutoModelForSeq2SeqLM:
+            return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
         # the processor without torchvision, whatever is installed
-        return (AutoTokenizer if is_translation else ViTImageProcessorPil).from_pretrained(opened.place)
+        return ViTImageProcessorPil.from_pretrained(opened.place)
     except ImportError as error:
         raise UserError(f"{opened.place}: its tokenizer cannot be opened: {describe_error(error)}") from error
     except (OSError, ValueError, TypeError) as error:  # the last is Marian's, of a folder without its two files

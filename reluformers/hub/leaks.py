@@ -9,7 +9,7 @@ from huggingface_hub import get_token
 from PIL import ExifTags, Image
 from safetensors import SafetensorError, safe_open
 
-from reluformers.cards.secrets import find_secret
+from reluformers.cards.secrets import Secret, find_secret, is_own_place
 from reluformers.errors import UserError
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -20,8 +20,10 @@ _LEAST_TOKEN = 16  # characters
 # of anybody, as files that are no text show where they were made without a space before it
 _HOME = re.compile(r"/(?:home|Users)/[\w.-]+/[\w.-]+|/root/[\w.-]+|\b[A-Z]:\\Users\\\w")
 _EXIF_PARTS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo, ExifTags.IFD.IFD1)
-_BLOCK, _OVERLAP = 1 << 24, 1 << 12  # bytes read at once, and those that two readings share
-_LOCAL_TEXT = re.compile(r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M)
+_BLOCK, _OVERLAP = 1 << 22, 1 << 12  # bytes read at once, and those that two readings share
+_LOCAL_TEXT = re.compile(
+    r"""(?:^|(?<=[\s"'`(=\[]))(?:(?:file:/{1,2}|~)?/(?:[\w.+-]+/)+[\w.+-]+|[A-Z]:\\{1,2}\w)""", re.M
+)
 
 
 def check_files(staging: Path, names: Iterable[str], shown_as: Path) -> None:
@@ -61,24 +63,34 @@ class _Search:
         # a shorter one is a mistake, and may be any word
         self.token = token.encode() if len(token) >= _LEAST_TOKEN else None
 
-    def secret(self, data: bytes, *, is_text: bool = False) -> str | None:
-        """What kind of token the data hold."""
-        if self.token and self.token in data:
-            return "a token of the Hub"
-        found = find_secret(data, within_words=not is_text)
-        return found and found.what
+    def secret(self, data: bytes, *, is_text: bool = False) -> Secret | None:
+        """What kind of token the data hold, and where."""
+        if self.token and (position := data.find(self.token)) >= 0:
+            return Secret("a token of the Hub", position)
+        return find_secret(data, within_words=not is_text)
 
     def place(self, text: str, *, only_homes: bool = False) -> str | None:
         """The place of this machine that a text names."""
+        if "/" not in text and ":\\" not in text:
+            return None
         found = self.homes and self.homes.search(text)
-        found = found or (not only_homes and _LOCAL_TEXT.search(text))
-        return found[0] if found else None
+        if found or only_homes:
+            return found[0] if found else None
+        return next((path for path in _LOCAL_TEXT.findall(text) if is_own_place(path)), None)
 
-    def refuse(self, where: str, text: str, *, is_text: bool = False, only_homes: bool = False) -> None:
+    def refuse(self, where: str, text: str) -> None:
         """Raise a UserError if the text holds one of them."""
-        if what := self.secret(text.encode(errors="replace"), is_text=is_text):
-            raise UserError(f"{where}: holds {what}; take it out, and revoke it if others saw it")
-        if place := self.place(text, only_homes=only_homes):
+        self.refuse_secret(where, self.secret(text.encode(errors="replace")))
+        self.refuse_place(where, self.place(text))
+
+    def refuse_secret(self, where: str, secret: Secret | None) -> None:
+        """Raise a UserError if there is one."""
+        if secret:
+            raise UserError(f"{where}: holds {secret.what}; take it out, and revoke it if others saw it")
+
+    def refuse_place(self, where: str, place: str | None) -> None:
+        """Raise a UserError if there is one."""
+        if place:
             raise UserError(f"{where}: names a path of this machine, {place}; take it out")
 
 
@@ -87,8 +99,13 @@ def _check_lines(path: Path, search: _Search, shown_as: Path) -> None:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{shown_as}: is not UTF-8 text ({error}); write it again") from error
+    data = text.encode()
+    if secret := search.secret(data, is_text=True):
+        number = 1 + data.count(b"\n", 0, secret.position)
+        search.refuse_secret(f"{shown_as}, line {number}", secret)
     for number, line in enumerate(text.split("\n"), start=1):
-        search.refuse(f"{shown_as}, line {number}", line, is_text=True, only_homes=path.name in _VOCABULARY)
+        if place := search.place(line, only_homes=path.name in _VOCABULARY):
+            search.refuse_place(f"{shown_as}, line {number}", place)
 
 
 def _check_parts(parts: Iterator[tuple[str, Any]], search: _Search, shown_as: Path) -> None:
@@ -106,7 +123,8 @@ def _check_bytes(path: Path, search: _Search, shown_as: Path) -> None:
             data = tail + block
             # tensors of gigabytes are searched for tokens alone
             home = path.suffix != ".safetensors" and _HOME.search(data.decode("latin-1"))
-            if what := search.secret(data) or (home and f"a path of this machine, {home[0]}"):
+            secret = search.secret(data)
+            if what := secret.what if secret else home and f"a path of this machine, {home[0]}":
                 near = start - len(tail)
                 raise UserError(f"{shown_as}, behind byte {near:,}: holds {what}; write the file again without it")
             tail, start = data[-_OVERLAP:], start + len(block)

@@ -147,7 +147,7 @@ def _held_out_images(run: Any) -> tuple[Dataset, str] | None:
 def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], output: str | Path) -> list[Example]:
     """Answers to pictures with their titles; the pictures are kept as PNG, without the metadata of their files."""
     model, processor = load_image_model(folder)
-    classify = pipeline("image-classification", model=model, image_processor=processor)
+    classify = pipeline("image-classification", model=model, image_processor=processor, trust_remote_code=False)
     examples = []
     for number, (title, picture) in enumerate(pictures, start=1):
         name = f"example_{number}.png"

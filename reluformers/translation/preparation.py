@@ -269,7 +269,7 @@ def _measured_scales(
 ) -> dict[str, dict[str, Any]]:
     """Attention fields with the measured `scale_length`, for those of cosine score whose scale is not given."""
     config = recipe.model_config()
-    earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint)
+    earlier = None if checkpoint is None else AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     changed = {}
     for name in _ATTENTION_FIELDS:
         attention, given = getattr(config, name), recipe.model.get(name)

@@ -58,8 +58,7 @@ def save_classifier(folder: Path, **fields) -> Path:
         num_attention_heads=HEADS,
         intermediate_size=16,
         num_labels=3,
-        id2label={0: "cat", 1: "dog", 2: "horse"},
-        **fields,
+        **{"id2label": {0: "cat", 1: "dog", 2: "horse"}, **fields},
     )
     ReLUViTForImageClassification(config).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(folder)
