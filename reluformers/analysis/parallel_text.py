@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, iterate_lines
+from reluformers.files import atomic_write, check_text, iterate_lines
 
 KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
 _SLICE = re.compile(r"(?P<path>.+)\[(?P<start>\d*):(?P<stop>\d*)\]")
@@ -197,15 +197,10 @@ def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
         for word in text:
             if not isinstance(word, str) or len(word.split()) != 1:
                 raise UserError(f"{place}: {key!r} holds {word!r}, which is not one word")
-        return " ".join(text)
-    if not isinstance(text, str):
-        found = ", ".join(map(repr, sentences))
-        raise UserError(f"{place}: {key!r} holds no sentence; found {found}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {key!r} holds half of a surrogate pair at character {error.start + 1}") from error
-    return text
+        text = " ".join(text)
+    if key not in sentences:
+        raise UserError(f"{place}: {key!r} holds no sentence; found {', '.join(map(repr, sentences))}")
+    return check_text(text, key, place)
 
 
 def _open_to_write(path: Path) -> TextIO:

@@ -21,8 +21,7 @@ from reluformers.training.sources import (
     find_value,
     names_in,
     read_hub,
-    read_rows,
-    reason,
+    read_parquet,
     split_name,
     take_options,
     take_slice,
@@ -76,7 +75,7 @@ def load_image_split(
     if isinstance(location, Path):
         dataset = take_slice(_read_folder(location), split)
     elif isinstance(location, list):
-        dataset = take_slice(_read_parquet(location), split)
+        dataset = take_slice(read_parquet(location), split)
     else:
         dataset = read_hub(location, split, options)
     if not len(dataset):
@@ -208,13 +207,6 @@ def _read_folder(folder: Path) -> Dataset:
     paths, labels = zip(*rows, strict=True)
     features = Features({IMAGE: Image(decode=False), LABEL: ClassLabel(names=names)})
     return Dataset.from_dict({IMAGE: list(paths), LABEL: list(labels)}, features=features)
-
-
-def _read_parquet(files: list[str]) -> Dataset:
-    try:
-        return read_rows("parquet", files)
-    except Exception as error:
-        raise UserError(f"{_describe(files)}: could not be read as parquet ({reason(error)})") from error
 
 
 def _describe(location: str | list[str] | Path) -> str:

@@ -1,5 +1,6 @@
 """Where the rows of a split lie, for sentence pairs and for images alike: on the Hub, in a folder or in files."""
 
+import glob
 import logging
 import os
 import textwrap
@@ -8,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset, ReadInstruction, load_dataset
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, Features, IterableDataset, ReadInstruction, Value, load_dataset
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
@@ -191,10 +194,69 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
         ) from error
 
 
-def read_rows(kind: str, files: list[str], **options: Any) -> Dataset | IterableDataset:
-    """Load the rows of files of one kind: "json", "csv" or "parquet"."""
-    with _quiet():
-        return load_dataset(kind, data_files={"data": files}, split="data", **options)
+def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
+    """Load the rows of parquet files.
+
+    Raises:
+        UserError: one cannot be read, or has text where another has something else, which would be turned into it.
+    """
+    try:
+        _check_types(files)
+        # a name is no pattern
+        patterns = {"data": [glob.escape(path) for path in files]}
+        with _quiet():
+            return load_dataset("parquet", data_files=patterns, split="data", streaming=streaming)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
+
+
+def _check_types(files: list[str]) -> None:
+    """Refuse files of which a column is text in one and not in another."""
+    first: dict[str, pa.DataType] = {}
+    for path in files:
+        for field in pq.read_schema(path).empty_table().flatten().schema:
+            other = first.setdefault(field.name, field.type)
+            if _is_text(other) != _is_text(field.type):
+                raise UserError(
+                    f"{path}: column {field.name!r} is of type {field.type}, but {other} in {files[0]}; give both one"
+                )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def generate_rows(generate: Callable[..., Iterator[dict[str, str | int]]], *, files: Any, **options: Any) -> Dataset:
+    """Load the rows that a function reads out of files; it is called anew when the files have changed.
+
+    Args:
+        generate: Function of `files`, `stamps` (to be ignored) and the options.
+        files: Paths, or a dict of paths.
+        options: For the function.
+
+    Raises:
+        UserError: As the function raises it, or there are no rows.
+    """
+    # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
+    paths = files.values() if isinstance(files, dict) else files
+    stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}
+    options = {"files": files, "stamps": stamps, **options}
+    first = next(generate(**options), None)
+    if first is None:
+        raise UserError(f"{', '.join(paths)}: there are no rows; fetch or make it again")
+    kinds = {name: Value("int64" if isinstance(value, int) else "string") for name, value in first.items()}
+    try:
+        with _quiet():
+            return Dataset.from_generator(generate, features=Features(kinds), gen_kwargs=options)
+    except DatasetsError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        raise cause or UserError(f"{', '.join(paths)}: could not be read ({reason(error)})") from error
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:
