@@ -17,6 +17,8 @@ from datasets.exceptions import DatasetsError
 
 from reluformers.errors import UserError, describe_error
 
+from .tables import Tables
+
 logger = logging.getLogger(__name__)
 
 # more than any data set has
@@ -187,7 +189,12 @@ def names_in(folder: Path) -> str:
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub, or raise a UserError that says why it does not come."""
     try:
-        return load_dataset(name, split=split, **options)
+        dataset = load_dataset(name, split=split, **options)
+        if dataset.info.builder_name == "csv":  # whose cells would be guessed to be numbers or nothing
+            columns = dataset.column_names or next(iter(dataset))
+            text = Features(dict.fromkeys(columns, Value("string")))
+            dataset = load_dataset(name, split=split, features=text, keep_default_na=False, **options)
+        return dataset
     except (ValueError, RuntimeError, OSError, DatasetsError) as error:
         raise UserError(
             f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
@@ -230,33 +237,40 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def generate_rows(generate: Callable[..., Iterator[dict[str, str | int]]], *, files: Any, **options: Any) -> Dataset:
-    """Load the rows that a function reads out of files; it is called anew when the files have changed.
+def read_with(
+    read: Callable[..., Iterator[dict[str, Any]]], *, files: Any, features: Features | None = None, **options: Any
+) -> Dataset | IterableDataset:
+    """Load the rows that a function reads out of files, or open them as a stream.
 
     Args:
-        generate: Function of `files`, `stamps` (to be ignored) and the options.
+        read: Function of `files`, `stamps` (to be ignored) and the options.
         files: Paths, or a dict of paths.
+        features: Of the rows, for a stream; None to load them.
         options: For the function.
 
     Raises:
-        UserError: As the function raises it, or there are no rows.
+        UserError: As the function raises it, or there are no rows to load.
     """
-    # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
     paths = files.values() if isinstance(files, dict) else files
+    # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
     stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}
     options = {"files": files, "stamps": stamps, **options}
-    first = next(generate(**options), None)
+    if features is not None:
+        return Tables(read=read, options=options, features=features).as_streaming_dataset("data")
+    first = next(read(**options), None)
     if first is None:
         raise UserError(f"{', '.join(paths)}: there are no rows; fetch or make it again")
-    kinds = {name: Value("int64" if isinstance(value, int) else "string") for name, value in first.items()}
+    features = Features({name: Value("int64" if type(value) is int else "string") for name, value in first.items()})
+    builder = Tables(read=read, options=options, features=features)
     try:
         with _quiet():
-            return Dataset.from_generator(generate, features=Features(kinds), gen_kwargs=options)
+            builder.download_and_prepare()
     except DatasetsError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, UserError):
             cause = cause.__cause__
         raise cause or UserError(f"{', '.join(paths)}: could not be read ({reason(error)})") from error
+    return builder.as_dataset("data")
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:

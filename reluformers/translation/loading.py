@@ -14,10 +14,10 @@ from reluformers.files import iterate_lines
 from reluformers.training.sources import (
     check_file,
     find_value,
-    generate_rows,
     names_in,
     read_hub,
     read_parquet,
+    read_with,
     split_name,
     take_options,
     take_slice,
@@ -77,7 +77,7 @@ def load_translation_split(
         dataset = _read_parallel_text(location, split)
     elif isinstance(location, list) and _kind(location) != "parquet":
         columns = {"translation_column": translation_column, "document_column": document_column}
-        dataset = take_slice(generate_rows(row_pairs, files=location, languages=languages, **columns), split)
+        dataset = take_slice(read_with(row_pairs, files=location, languages=languages, **columns), split)
     else:
         if isinstance(location, list):
             dataset = take_slice(read_parquet(location), split)
@@ -115,11 +115,10 @@ def stream_translation_split(
     location, options = _resolve(source, split, languages)
     place = f"{_describe(location)}, split {split!r}"
     if isinstance(location, dict):
-        return IterableDataset.from_generator(_pairs, gen_kwargs={"files": location, "stamps": {}}), lambda rows: rows
+        return read_with(_pairs, files=location, features=_PAIRS), lambda rows: rows
     if isinstance(location, list) and _kind(location) != "parquet":
         columns = {"translation_column": translation_column, "languages": languages}
-        pairs = IterableDataset.from_generator(row_pairs, features=_PAIRS, gen_kwargs={"files": location, **columns})
-        return pairs, lambda rows: rows
+        return read_with(row_pairs, files=location, features=_PAIRS, **columns), lambda rows: rows
     if isinstance(location, list):
         dataset = read_parquet(location, streaming=True)
     else:
@@ -214,7 +213,7 @@ def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
             f"{files['source']} has {counts['source']} lines, but {files['target']} has {counts['target']}; "
             "line n of the one must be the translation of line n of the other"
         )
-    return take_slice(generate_rows(_pairs, files=files), split)
+    return take_slice(read_with(_pairs, files=files), split)
 
 
 def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:

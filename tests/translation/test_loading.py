@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from reluformers.analysis.parallel_text import ParallelText
 from reluformers.errors import UserError
+from reluformers.training.sources import read_hub
 from reluformers.translation.loading import load_translation_split, stream_translation_split
 
 PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
@@ -370,3 +371,11 @@ def test_torn_tables_are_refused_by_line(tmp_path, name, content, parts):
 def test_quoted_cells_keep_their_line_breaks(tmp_path):
     path = write(tmp_path / "x.csv", b'\xef\xbb\xbfen,de\r\n"a\r\nb","c\nd"\r\n')
     assert pairs_of(load(path)) == [("a\r\nb", "c\nd")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tables_on_the_hub_are_text_to_the_letter(tmp_path, streaming):
+    cells = ["word"] * 10_000 + ["007", "3.50", "NA", ""]
+    write_cells(tmp_path, "csv", cells)
+    dataset = read_hub(str(tmp_path), "train", {"streaming": streaming})
+    assert [row["de"] for row in dataset] == cells
