@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import textwrap
 import uuid
@@ -119,6 +120,7 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
+        check_name(path)
         if path in read and path.is_file():
             raise UserError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number]:
@@ -159,6 +161,24 @@ def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterat
         raise UserError(f"{path}: no such file; check the path") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
+
+
+def check_name(path: str | os.PathLike) -> str:
+    """Refuse the name of a file or folder whose bytes are no text, which tokenizers, Arrow and JSON cannot take.
+
+    Returns:
+        The name.
+
+    Raises:
+        UserError: It has such bytes; names it with them as `\\xff`.
+    """
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise UserError(f"{shown}: the name is not text in {sys.getfilesystemencoding()}; rename it") from None
+    return name
 
 
 def check_text(value: Any, name: str, place: str) -> str:

@@ -1,5 +1,6 @@
 """Labelled images from the Hub or from local files, checked before anything is trained on them."""
 
+import glob
 import hashlib
 import logging
 import os
@@ -16,6 +17,7 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
 
 from reluformers.errors import UserError
+from reluformers.files import check_name
 from reluformers.training.sources import (
     check_file,
     find_value,
@@ -163,8 +165,9 @@ def _check_files(files: str | os.PathLike | list) -> list[str]:
 
 
 def _find_in_folder(folder: Path, name: str) -> list[str] | Path:
+    escaped = glob.escape(name)
     for place in (folder, folder / "data"):
-        files = sorted([*place.glob(f"{name}.parquet"), *place.glob(f"{name}-*-of-*.parquet")])
+        files = sorted([*place.glob(f"{escaped}.parquet"), *place.glob(f"{escaped}-*-of-*.parquet")])
         if files:
             return _check_files(files)
     if (folder / name).is_dir():
@@ -202,7 +205,7 @@ def _read_folder(folder: Path) -> Dataset:
         files = _images_in(folder / name)
         if not files:
             raise UserError(f"{folder / name}: no images; there is {names_in(folder / name)}")
-        rows += [(path, label) for path in files]
+        rows += [(check_name(path), label) for path in files]
     random.Random(0).shuffle(rows)
     paths, labels = zip(*rows, strict=True)
     features = Features({IMAGE: Image(decode=False), LABEL: ClassLabel(names=names)})

@@ -16,6 +16,7 @@ from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
 from reluformers.errors import UserError, describe_error
+from reluformers.files import check_name
 
 from .tables import Tables
 
@@ -173,7 +174,7 @@ def take_split(source: dict, name: str) -> Any:
 
 def check_file(path: str | os.PathLike) -> str:
     """Check that a file is there and holds something; gives its path as str, with the home folder filled in."""
-    path = str(Path(path).expanduser())
+    path = check_name(Path(path).expanduser())
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such file; check the path")
     if os.path.getsize(path) == 0:

@@ -1,5 +1,7 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 from builders.commands import SCRIPTS, run_command
 from builders.saved_models import save_classifier
 from reluformers.cli import COMMANDS, build_parser
+from reluformers.errors import run_main
 
 
 def fails(capsys, *arguments) -> str:
@@ -114,3 +117,32 @@ def test_the_script_is_a_shim_of_the_command():
         for program in ([str(script)], ["-m", "reluformers", "train"])
     ]
     assert shown[0] == shown[1]
+
+
+ENCODINGS = ["ascii", "latin-1", "cp437", "cp932"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_help_and_messages_print_in_any_encoding(monkeypatch, encoding):
+    for arguments in [["--help"], *([command, "--help"] for command in COMMANDS)]:
+        output = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+        with pytest.raises(SystemExit) as caught:
+            run_command(*arguments)
+        assert caught.value.code == 0
+        assert b"usage: reluformers" in output.getvalue()
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+    text = "α … 😀 \udcff"
+    run_main(lambda: print(json.dumps(text, ensure_ascii=False)))
+    assert json.loads(output.getvalue().decode(encoding)) == text
+
+
+@pytest.mark.parametrize(
+    "locale", [{"PYTHONIOENCODING": "cp437"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_help_prints_in_any_locale(locale):
+    ended = subprocess.run(
+        [sys.executable, "-m", "reluformers", "--help"], env={**os.environ, **locale}, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
