@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for argument in (*arguments, os.getcwd()):
             check_name(argument)
         parser, run_command = build_parser(overview.parse_args(arguments[:1]).command)
-        # options may stand between the values of a list
-        run_command(parser.parse_intermixed_args(arguments[1:]))
+        # options may stand between the values of a list; behind "--", which that forgets, there are none
+        parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
+        run_command(parse(arguments[1:]))
 
     run_main(run)

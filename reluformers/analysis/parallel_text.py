@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -186,9 +187,9 @@ def split_slice(name: str) -> tuple[str, slice]:
     """A path and the rows of it that are meant, all if its name has no slice behind it."""
     match = _SLICE.fullmatch(name)
     if match is None or Path(name).exists():
-        return str(Path(name).expanduser()), slice(0, None)
+        return str(Path(os.path.expanduser(name))), slice(0, None)
     start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
-    return str(Path(match["path"]).expanduser()), slice(start or 0, stop)
+    return str(Path(os.path.expanduser(match["path"]))), slice(start or 0, stop)
 
 
 def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:

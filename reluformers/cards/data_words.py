@@ -1,5 +1,6 @@
 """What data are, in words: by what is known of them here, and by the README.md that lies beside them."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ def _read_beside(data: Mapping[str, Any]) -> DataWords:
         source = next(iter(source.values())) if isinstance(source, dict) else source[0]
     if not isinstance(source, str) or is_hub_id(source):
         return DataWords()
-    place = Path(source).expanduser()
+    place = Path(os.path.expanduser(source))
     readme = (place if place.is_dir() else place.parent) / "README.md"
     # a README beside a lone file of the working folder may be about anything
     if place.parent == Path() or not readme.is_file():

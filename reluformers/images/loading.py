@@ -144,12 +144,12 @@ def _resolve(source: Any, name: str) -> tuple[str | list[str] | Path, dict[str, 
     source, options = take_options(source)
     if isinstance(source, dict):
         source = take_split(source, name)
-        if not isinstance(source, list) and Path(source).expanduser().is_dir():
-            return Path(source).expanduser(), options
+        if not isinstance(source, list) and Path(os.path.expanduser(source)).is_dir():
+            return Path(os.path.expanduser(source)), options
         return _check_files(source), options
     if isinstance(source, list):
         return _check_files(source), options
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _find_in_folder(path, name), options
     looks_local = path.suffix == ".parquet" or str(source).startswith((".", "/", "~"))

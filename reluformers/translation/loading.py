@@ -145,7 +145,7 @@ def _resolve(
         return _check_files(source), options
     if isinstance(source, dict):
         return _check_files(take_split(source, name)), options
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _files_in_folder(path, name, languages), options
     looks_local = _format(path.name) is not None or str(source).startswith((".", "/", "~"))
