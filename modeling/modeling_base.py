@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.utils import logging
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
@@ -19,6 +20,8 @@ from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
     from .handler import EndpointHandler as EndpointHandler
+
+logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
@@ -107,8 +110,13 @@ class TransformerPreTrainedModel(PreTrainedModel):
         """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
         return self.training and self.config.has_regularizer
 
-    def regularize(self, sums: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate."""
+    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+
+        Warns once if the model is trained without labels, which it needs to have the regulariser in its loss: a loss
+        that is computed outside, as by the Trainer's `label_smoothing_factor` or `compute_loss_func`, lacks it unless
+        `regularization_loss` of the output is added. Without gradients, as in `generate`, nothing is trained.
+        """
         if sums is None:
             return None, None
         means = sums / sums[ROWS].clamp_min(1)
@@ -116,4 +124,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
             return None, means[NULL_ROWS].detach()
         loss = self.config.normalization_loss_weight * means[NORMALIZATION]
         loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: add "
+                "regularization_loss of the output, or give labels and set label_smoothing in the configuration "
+                "instead of label_smoothing_factor"
+            )
         return loss, means[NULL_ROWS].detach()

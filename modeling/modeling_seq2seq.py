@@ -508,7 +508,8 @@ class Seq2SeqTransformerForConditionalGeneration(
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
         it is plain cross-entropy, without smoothing and regulariser. Smoothing is `config.label_smoothing`: the
-        Trainer's `label_smoothing_factor` hides the labels from the model, and with them the regulariser.
+        Trainer's `label_smoothing_factor` hides the labels from the model, and with them the regulariser, of which it
+        then warns once.
 
         Args:
             input_ids: [batch, source_len].
@@ -544,7 +545,7 @@ class Seq2SeqTransformerForConditionalGeneration(
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)

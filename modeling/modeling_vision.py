@@ -223,7 +223,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)
-        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels)

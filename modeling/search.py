@@ -54,6 +54,19 @@ DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: wha
 class SearchMixin(GenerationMixin):
     """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source."""
 
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+    ):
+        """As transformers has it; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
+
+        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
+        """
+        if generation_config is None:
+            for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
+                if kwargs.get(name) is not None:
+                    kwargs.setdefault(other, None)
+        return super().generate(inputs, generation_config, *args, **kwargs)
+
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
         is_ours = _cache_of(model_kwargs) is None

@@ -6,11 +6,13 @@ when it is asked for, so that none needs the packages of another.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from .errors import run_main
+from .files import check_name
 
 # in the order in which they are used
 COMMANDS = {
@@ -73,8 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     overview.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of:")
 
     def run() -> None:
+        # paths among them would fail at the first file that is opened by a library, or when results are written
+        for argument in (*arguments, os.getcwd()):
+            check_name(argument)
         parser, run_command = build_parser(overview.parse_args(arguments[:1]).command)
-        # options may stand between the values of a list
-        run_command(parser.parse_intermixed_args(arguments[1:]))
+        # options may stand between the values of a list; behind "--", which that forgets, there are none
+        parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
+        run_command(parse(arguments[1:]))
 
     run_main(run)

@@ -1,7 +1,9 @@
 """Errors that a user can mend, and the frame in which every command line runs."""
 
+import codecs
 import errno
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -43,10 +45,19 @@ class _Terminated(KeyboardInterrupt):
     """The process was asked to end; libraries let it pass as they do Ctrl-C."""
 
 
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """What the encoding lacks, as JSON has it, so that a line of JSON stays one."""
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("reluformers.escape", _escape)
+
+
 def run_main(main: Callable[[], None]) -> None:
     """Run a command line and turn errors of its user into one line on stderr.
 
-    The traceback of such an error is logged at level DEBUG. Errors that are none of the user's propagate.
+    The traceback of such an error is logged at level DEBUG. Errors that are none of the user's propagate. Characters
+    that the encoding of stdout lacks are printed as `\\u2026`.
 
     Args:
         main: Function without arguments; its return value is ignored.
@@ -56,6 +67,8 @@ def run_main(main: Callable[[], None]) -> None:
             or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where whoever
             read the output has gone, as `head` does.
     """
+    if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
+        sys.stdout.reconfigure(errors="reluformers.escape")
     try:
         with _stopping_on_sigterm():
             try:

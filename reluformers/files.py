@@ -5,7 +5,9 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
+import textwrap
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -118,6 +120,7 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
+        check_name(path)
         if path in read and path.is_file():
             raise UserError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number]:
@@ -133,7 +136,7 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
             raise UserError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
 
 
-def iterate_lines(path: str | os.PathLike) -> Iterator[str]:
+def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
     r"""Read a UTF-8 text file line by line.
 
     Lines end at `\n` only, as other tools count them: a stray carriage return or Unicode line separator inside a
@@ -141,9 +144,10 @@ def iterate_lines(path: str | os.PathLike) -> Iterator[str]:
 
     Args:
         path: A text file, or one packed with gzip if its name ends in `.gz`.
+        keep_ends: Give the lines with their ends.
 
     Yields:
-        Each line without its end (`\n` or `\r\n`).
+        Each line, without its end (`\n` or `\r\n`) unless asked for.
 
     Raises:
         UserError: If the file is missing, is not UTF-8 (names the line) or is a damaged gzip file.
@@ -152,11 +156,51 @@ def iterate_lines(path: str | os.PathLike) -> Iterator[str]:
     try:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
-                yield _decode(line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+                yield _decode(line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
+
+
+def check_name(path: str | os.PathLike) -> str:
+    """Refuse the name of a file or folder whose bytes are no text, which tokenizers, Arrow and JSON cannot take.
+
+    Returns:
+        The name.
+
+    Raises:
+        UserError: It has such bytes; names it with them as `\\xff`.
+    """
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise UserError(f"{shown}: the name is not text in {sys.getfilesystemencoding()}; rename it") from None
+    return name
+
+
+def check_text(value: Any, name: str, place: str) -> str:
+    """Check that a value is text that can be written again.
+
+    Args:
+        value: What is checked.
+        name: Of its key or column, for the error.
+        place: Of its row, for the error.
+
+    Raises:
+        UserError: It is a number, a truth value or the like, which would have to be turned into text, or holds half of
+            a surrogate pair.
+    """
+    if not isinstance(value, str):
+        shown = textwrap.shorten(repr(value), 60)
+        raise UserError(f"{place}: {name!r} holds {shown}, not a sentence; correct or remove the row")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: {name!r} holds half of a surrogate pair at character {error.start + 1}") from error
+    return value
 
 
 def sync(path: str | os.PathLike) -> None:

@@ -7,6 +7,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .errors import UserError, describe_error
+from .files import check_name
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def load_model(
 
 def _checked_place(name_or_path: str | Path) -> Path:
     """The path, unless it can only be that of a folder and is none of a model."""
-    path = Path(name_or_path)
+    path = Path(check_name(name_or_path))
     if path.exists() and not (path / "config.json").is_file():
         raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
     if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from reluformers.errors import UserError
-from reluformers.files import atomic_write, iterate_lines
+from reluformers.files import atomic_write, check_text, iterate_lines
 
 KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
 _SLICE = re.compile(r"(?P<path>.+)\[(?P<start>\d*):(?P<stop>\d*)\]")
@@ -186,9 +187,9 @@ def split_slice(name: str) -> tuple[str, slice]:
     """A path and the rows of it that are meant, all if its name has no slice behind it."""
     match = _SLICE.fullmatch(name)
     if match is None or Path(name).exists():
-        return str(Path(name).expanduser()), slice(0, None)
+        return str(Path(os.path.expanduser(name))), slice(0, None)
     start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
-    return str(Path(match["path"]).expanduser()), slice(start or 0, stop)
+    return str(Path(os.path.expanduser(match["path"]))), slice(start or 0, stop)
 
 
 def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
@@ -197,15 +198,10 @@ def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
         for word in text:
             if not isinstance(word, str) or len(word.split()) != 1:
                 raise UserError(f"{place}: {key!r} holds {word!r}, which is not one word")
-        return " ".join(text)
-    if not isinstance(text, str):
-        found = ", ".join(map(repr, sentences))
-        raise UserError(f"{place}: {key!r} holds no sentence; found {found}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {key!r} holds half of a surrogate pair at character {error.start + 1}") from error
-    return text
+        text = " ".join(text)
+    if key not in sentences:
+        raise UserError(f"{place}: {key!r} holds no sentence; found {', '.join(map(repr, sentences))}")
+    return check_text(text, key, place)
 
 
 def _open_to_write(path: Path) -> TextIO:

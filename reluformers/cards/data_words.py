@@ -1,5 +1,6 @@
 """What data are, in words: by what is known of them here, and by the README.md that lies beside them."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,14 +53,14 @@ def _read_beside(data: Mapping[str, Any]) -> DataWords:
     if not isinstance(source, str) or is_hub_id(source):
         return DataWords()
     try:
-        place = Path(source).expanduser()
+        place = Path(os.path.expanduser(source))
         readme = (place if place.is_dir() else place.parent) / "README.md"
         # a README beside a lone file of the working folder may be about anything
         if place.parent == Path() or not readme.is_file():
             return DataWords()
         text = readme.read_text(encoding="utf-8")
         front = yaml.safe_load(found[1]) if (found := _FRONT.match(text)) else {}
-    except (OSError, ValueError, RuntimeError, yaml.YAMLError):  # there may be no such path, nor user
+    except (OSError, ValueError, yaml.YAMLError):  # there may be no such path
         return DataWords()
     if not isinstance(front, dict) or not front:  # that of a program or a project, not the card of data
         return DataWords()

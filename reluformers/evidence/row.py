@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 import time
 from argparse import Namespace
@@ -145,7 +146,7 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
         known = {"name": source_name(data.path), "split": source, "config": data.name, "revision": data.revision}
         return {name: value for name, value in known.items() if value is not None}
     files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
-    return {"name": source_name(source), "sha256": [_checksum(Path(file).expanduser()) for file in files]}
+    return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
 
 
 def check_data(job: Job) -> None:

@@ -1,5 +1,6 @@
 """Labelled images from the Hub or from local files, checked before anything is trained on them."""
 
+import glob
 import hashlib
 import logging
 import os
@@ -16,13 +17,13 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
 
 from reluformers.errors import UserError
+from reluformers.files import check_name
 from reluformers.training.sources import (
     check_file,
     find_value,
     names_in,
     read_hub,
-    read_rows,
-    reason,
+    read_parquet,
     split_name,
     take_options,
     take_slice,
@@ -76,7 +77,7 @@ def load_image_split(
     if isinstance(location, Path):
         dataset = take_slice(_read_folder(location), split)
     elif isinstance(location, list):
-        dataset = take_slice(_read_parquet(location), split)
+        dataset = take_slice(read_parquet(location), split)
     else:
         dataset = read_hub(location, split, options)
     if not len(dataset):
@@ -143,12 +144,12 @@ def _resolve(source: Any, name: str) -> tuple[str | list[str] | Path, dict[str, 
     source, options = take_options(source)
     if isinstance(source, dict):
         source = take_split(source, name)
-        if not isinstance(source, list) and Path(source).expanduser().is_dir():
-            return Path(source).expanduser(), options
+        if not isinstance(source, list) and Path(os.path.expanduser(source)).is_dir():
+            return Path(os.path.expanduser(source)), options
         return _check_files(source), options
     if isinstance(source, list):
         return _check_files(source), options
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _find_in_folder(path, name), options
     looks_local = path.suffix == ".parquet" or str(source).startswith((".", "/", "~"))
@@ -164,8 +165,9 @@ def _check_files(files: str | os.PathLike | list) -> list[str]:
 
 
 def _find_in_folder(folder: Path, name: str) -> list[str] | Path:
+    escaped = glob.escape(name)
     for place in (folder, folder / "data"):
-        files = sorted([*place.glob(f"{name}.parquet"), *place.glob(f"{name}-*-of-*.parquet")])
+        files = sorted([*place.glob(f"{escaped}.parquet"), *place.glob(f"{escaped}-*-of-*.parquet")])
         if files:
             return _check_files(files)
     if (folder / name).is_dir():
@@ -203,18 +205,11 @@ def _read_folder(folder: Path) -> Dataset:
         files = _images_in(folder / name)
         if not files:
             raise UserError(f"{folder / name}: no images; there is {names_in(folder / name)}")
-        rows += [(path, label) for path in files]
+        rows += [(check_name(path), label) for path in files]
     random.Random(0).shuffle(rows)
     paths, labels = zip(*rows, strict=True)
     features = Features({IMAGE: Image(decode=False), LABEL: ClassLabel(names=names)})
     return Dataset.from_dict({IMAGE: list(paths), LABEL: list(labels)}, features=features)
-
-
-def _read_parquet(files: list[str]) -> Dataset:
-    try:
-        return read_rows("parquet", files)
-    except Exception as error:
-        raise UserError(f"{_describe(files)}: could not be read as parquet ({reason(error)})") from error
 
 
 def _describe(location: str | list[str] | Path) -> str:

@@ -8,14 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset, ReadInstruction, load_dataset
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, Features, IterableDataset, ReadInstruction, Value, load_dataset
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 
 from reluformers.errors import UserError, describe_error
+from reluformers.files import check_name
+
+from .tables import Tables
 
 logger = logging.getLogger(__name__)
 
+# images of 100 KB of so many rows are held at once
+_PARQUET_ROWS = 1000
 # more than any data set has
 _MANY_ROWS = 10**12
 
@@ -58,7 +65,7 @@ def _parts(path: str | None, source: Any) -> set[str]:
     """Files of a source, or its splits as they are written."""
     if path is not None:
         return set(source.split("+"))
-    return {str(Path(file).expanduser().resolve()) for file in _files(source)}
+    return {str(Path(os.path.expanduser(file)).resolve()) for file in _files(source)}
 
 
 def _share_rows(*splits: str) -> bool:
@@ -110,8 +117,8 @@ def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
     if data.get(split) is None:
         return None
     if data.get("path") is not None:
-        return (data["path"], data[split]) if Path(data["path"]).expanduser().is_dir() else None
-    is_here = all(Path(file).expanduser().exists() for file in _files(data[split]))
+        return (data["path"], data[split]) if Path(os.path.expanduser(data["path"])).is_dir() else None
+    is_here = all(Path(os.path.expanduser(file)).exists() for file in _files(data[split]))
     return ({split: data[split]}, split) if is_here else None
 
 
@@ -168,7 +175,7 @@ def take_split(source: dict, name: str) -> Any:
 
 def check_file(path: str | os.PathLike) -> str:
     """Check that a file is there and holds something; gives its path as str, with the home folder filled in."""
-    path = str(Path(path).expanduser())
+    path = check_name(Path(os.path.expanduser(path)))
     if not os.path.isfile(path):
         raise UserError(f"{path}: no such file; check the path")
     if os.path.getsize(path) == 0:
@@ -184,17 +191,105 @@ def names_in(folder: Path) -> str:
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub, or raise a UserError that says why it does not come."""
     try:
-        return load_dataset(name, split=split, **options)
+        dataset = load_dataset(name, split=split, **options)
+        if dataset.info.builder_name == "csv":  # whose cells would be guessed to be numbers or nothing
+            columns = dataset.column_names or next(iter(dataset))
+            text = Features(dict.fromkeys(columns, Value("string")))
+            dataset = load_dataset(name, split=split, features=text, keep_default_na=False, **options)
+        return dataset
     except (ValueError, RuntimeError, OSError, DatasetsError) as error:
         raise UserError(
             f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
         ) from error
 
 
-def read_rows(kind: str, files: list[str], **options: Any) -> Dataset | IterableDataset:
-    """Load the rows of files of one kind: "json", "csv" or "parquet"."""
+def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
+    """Load the rows of parquet files.
+
+    Raises:
+        UserError: one cannot be read, or has text where another has something else, which would be turned into it.
+    """
+    try:
+        features = Features.from_arrow_schema(_check_types(files))
+        options = {"files": files, "stamps": _stamps(files)}
+        builder = Tables(read=_parquet_tables, options=options, features=features)
+        if not streaming and next(_parquet_tables(**options), None) is None:
+            raise UserError(f"{', '.join(files)}: there are no rows; fetch or make it again")
+        return builder.as_streaming_dataset("data") if streaming else _load(builder)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
+
+
+def _parquet_tables(files: list[str], stamps: dict) -> Iterator[pa.Table]:
+    for path in files:
+        with open(path, "rb") as file:
+            for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
+                yield pa.Table.from_batches([batch])
+
+
+def _check_types(files: list[str]) -> pa.Schema:
+    """Refuse files of which a column is text in one and not in another; gives the columns of the first."""
+    schemas, first = [], {}
+    for path in files:
+        with open(path, "rb") as file:
+            schemas.append(pq.read_schema(file))
+        for field in schemas[-1].empty_table().flatten().schema:
+            other = first.setdefault(field.name, field.type)
+            if _is_text(other) != _is_text(field.type):
+                raise UserError(
+                    f"{path}: column {field.name!r} is of type {field.type}, but {other} in {files[0]}; give both one"
+                )
+    return schemas[0]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def read_with(
+    read: Callable[..., Iterator[dict[str, Any]]], *, files: Any, features: Features | None = None, **options: Any
+) -> Dataset | IterableDataset:
+    """Load the rows that a function reads out of files, or open them as a stream.
+
+    Args:
+        read: Function of `files`, `stamps` (to be ignored) and the options.
+        files: Paths, or a dict of paths.
+        features: Of the rows, for a stream; None to load them.
+        options: For the function.
+
+    Raises:
+        UserError: As the function raises it, or there are no rows to load.
+    """
+    options = {"files": files, "stamps": _stamps(files), **options}
+    if features is not None:
+        return Tables(read=read, options=options, features=features).as_streaming_dataset("data")
+    first = next(read(**options), None)
+    if first is None:
+        raise UserError(f"{', '.join(options['stamps'])}: there are no rows; fetch or make it again")
+    features = Features({name: Value("int64" if type(value) is int else "string") for name, value in first.items()})
+    try:
+        return _load(Tables(read=read, options=options, features=features))
+    except DatasetsError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        raise cause or error from error
+
+
+def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:
+    """What tells files from others of these names, in a cache: a changed file is read again."""
+    paths = files.values() if isinstance(files, dict) else files
+    return {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}  # a list would mean shards
+
+
+def _load(builder: Tables) -> Dataset:
     with _quiet():
-        return load_dataset(kind, data_files={"data": files}, split="data", **options)
+        builder.download_and_prepare()
+    return builder.as_dataset("data")
 
 
 def take_slice(dataset: Dataset, split: str) -> Dataset:

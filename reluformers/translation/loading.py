@@ -1,7 +1,5 @@
 """Sentence pairs from the Hub or from local files, checked before anything is trained on them."""
 
-import csv
-import json
 import os
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from datasets import Dataset, IterableDataset, List, TranslationVariableLanguages
+from datasets import Dataset, Features, IterableDataset, List, TranslationVariableLanguages, Value
 
 from reluformers.errors import UserError
 from reluformers.files import iterate_lines
@@ -18,20 +16,19 @@ from reluformers.training.sources import (
     find_value,
     names_in,
     read_hub,
-    read_rows,
-    reason,
+    read_parquet,
+    read_with,
     split_name,
     take_options,
     take_slice,
     take_split,
 )
 
+from .rows import ADVICE, row_pairs
 from .tokenization import ROWS_PER_BLOCK
 
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
-# "NA" and "null" are words, and a quotation mark in a TSV file is a character
-CSV_OPTIONS = {"keep_default_na": False}
-TSV_OPTIONS = {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE}
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
+_PAIRS = Features({"source": Value("string"), "target": Value("string")})
 
 
 def load_translation_split(
@@ -48,7 +45,8 @@ def load_translation_split(
     Rows hold both sentences either in a dict under `translation_column`, keyed by language, or in two columns
     named like the languages; of a dict with the lists "language" and "translation" the rows with both languages
     are taken. Formats of local files: .jsonl, .json, .csv and .tsv (UTF-8, also .gz), .parquet, and pairs of plain
-    text files with a sentence per line. In .tsv files quotation marks are ordinary characters.
+    text files with a sentence per line. In .tsv files quotation marks are ordinary characters. A sentence is text to
+    the letter, be it `007` or `NA`; JSON that is no string is refused.
 
     Args:
         source: One of
@@ -77,12 +75,17 @@ def load_translation_split(
         if document_column is not None:
             raise UserError(f"{place}: plain text has no document ids; use a .jsonl file with them")
         dataset = _read_parallel_text(location, split)
+    elif isinstance(location, list) and _kind(location) != "parquet":
+        columns = {"translation_column": translation_column, "document_column": document_column}
+        dataset = take_slice(read_with(row_pairs, files=location, languages=languages, **columns), split)
     else:
-        is_local = isinstance(location, list)
-        dataset = _read_files(location, split) if is_local else read_hub(location, split, options)
+        if isinstance(location, list):
+            dataset = take_slice(read_parquet(location), split)
+        else:
+            dataset = read_hub(location, split, options)
         dataset, names = _find_columns(dataset, place, translation_column, languages, document_column)
         dataset = dataset.select_columns(list(names)).rename_columns(names)
-    _check_sentences(dataset, place, languages, location if isinstance(location, list) else None)
+    _check_sentences(dataset, place, languages)
     return dataset
 
 
@@ -112,17 +115,19 @@ def stream_translation_split(
     location, options = _resolve(source, split, languages)
     place = f"{_describe(location)}, split {split!r}"
     if isinstance(location, dict):
-        return IterableDataset.from_generator(_pairs, gen_kwargs={"files": location, "stamps": {}}), lambda rows: rows
+        return read_with(_pairs, files=location, features=_PAIRS), lambda rows: rows
+    if isinstance(location, list) and _kind(location) != "parquet":
+        columns = {"translation_column": translation_column, "languages": languages}
+        return read_with(row_pairs, files=location, features=_PAIRS, **columns), lambda rows: rows
     if isinstance(location, list):
-        kind, options = _kind(location)
-        dataset = read_rows(kind, location, streaming=True, **options)
+        dataset = read_parquet(location, streaming=True)
     else:
         dataset = read_hub(location, split, {**options, "streaming": True})
 
     def lay_out(rows: Dataset) -> Dataset:
         rows, names = _find_columns(rows, place, translation_column, languages, None)
         rows = rows.select_columns(list(names)).rename_columns(names)
-        _check_sentences(rows, place, languages, None)
+        _check_sentences(rows, place, languages)
         return rows
 
     return dataset, lay_out
@@ -140,7 +145,7 @@ def _resolve(
         return _check_files(source), options
     if isinstance(source, dict):
         return _check_files(take_split(source, name)), options
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _files_in_folder(path, name, languages), options
     looks_local = _format(path.name) is not None or str(source).startswith((".", "/", "~"))
@@ -193,26 +198,12 @@ def _describe(location: str | list[str] | dict[str, str]) -> str:
     return location if isinstance(location, str) else ", ".join(location)
 
 
-def _read_files(files: list[str], split: str) -> Dataset:
-    place, (kind, options) = _describe(files), _kind(files)
-    try:
-        dataset = read_rows(kind, files, **options)
-    except Exception as error:
-        if kind != "parquet":
-            _find_fault(files, kind)
-        raise UserError(f"{place}: could not be read as {kind} ({reason(error)})") from error
-    if kind == "csv" and "__index_level_0__" in dataset.column_names:
-        raise UserError(f"{place}: rows have more fields than the header; quote sentences that hold a comma")
-    return take_slice(dataset, split)
-
-
-def _kind(files: list[str]) -> tuple[str, dict[str, Any]]:
-    """Of files of rows, with the options of their reader."""
-    kind = _format(files[0])
-    tabs = [path.removesuffix(".gz").endswith(".tsv") for path in files]
-    if any(_format(path) != kind for path in files) or any(tabs) != all(tabs):
+def _kind(files: list[str]) -> str:
+    """Of files of rows."""
+    kinds = {_format(path) for path in files}
+    if len(kinds) > 1:
         raise UserError(f"{_describe(files)}: different kinds of files in one split; use one kind")
-    return kind, {} if kind != "csv" else TSV_OPTIONS if all(tabs) else CSV_OPTIONS
+    return kinds.pop()
 
 
 def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
@@ -222,10 +213,7 @@ def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
             f"{files['source']} has {counts['source']} lines, but {files['target']} has {counts['target']}; "
             "line n of the one must be the translation of line n of the other"
         )
-    # size and time are part of the key of the cache, so that a changed file is read again; a list would mean shards
-    stamps = {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in files.values()}
-    dataset = Dataset.from_generator(_pairs, gen_kwargs={"files": files, "stamps": stamps})
-    return take_slice(dataset, split)
+    return take_slice(read_with(_pairs, files=files), split)
 
 
 def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
@@ -234,33 +222,6 @@ def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
             shorter, longer = (files["source"], files["target"])[:: 1 if pair[0] is None else -1]
             raise UserError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
         yield dict(zip(("source", "target"), pair, strict=True))
-
-
-def _find_fault(files: list[str], kind: str) -> None:
-    """Read text files that a faster reader failed on line by line, for an error that names the line."""
-    rows = 0
-    for path in files:
-        is_array = kind == "json" and next(iterate_lines(path), "").lstrip().startswith("[")
-        lines = 0
-        for number, line in enumerate(iterate_lines(path), start=1):
-            if not line.strip():
-                continue
-            lines += 1
-            if kind == "json" and not is_array:
-                _check_json_line(line, path, number)
-        rows += lines if kind == "json" else lines - 1
-    if rows <= 0:
-        raise UserError(f"{_describe(files)}: there are no rows; fetch or make it again")
-
-
-def _check_json_line(line: str, path: str, number: int) -> None:
-    advice = "write one object per line"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {number}, character {error.colno}: not JSON ({error.msg}); {advice}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{path}, line {number}: not a JSON object; {advice}")
 
 
 def _find_columns(
@@ -332,17 +293,14 @@ def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: t
     raise UserError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
 
 
-def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str], files: list[str] | None) -> None:
+def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str]) -> None:
     """Check that every source and target is text."""
     if not len(dataset):
         raise UserError(f"{place}: there are no rows; check the file and the split")
     for column, language in zip(("source", "target"), languages, strict=True):
-        if _is_text(dataset, column):
-            continue
-        if files and _format(files[0]) != "parquet":
-            _find_fault(files, _format(files[0]))
-        row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
-        raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; correct or remove the row")
+        if not _is_text(dataset, column):
+            row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
+            raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; {ADVICE}")
 
 
 def _is_text(dataset: Dataset, column: str) -> bool:

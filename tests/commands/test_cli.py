@@ -1,14 +1,24 @@
 """The command line as a whole: what --help says, and errors of one line."""
 
+import io
+import json
 import os
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from builders.commands import SCRIPTS, run_command
-from builders.saved_models import save_classifier
+from builders.saved_models import save_classifier, save_translator
 from reluformers.cli import COMMANDS, build_parser
+from reluformers.errors import UserError, run_main
+from reluformers.files import check_output_files
+from reluformers.images.loading import load_image_split
+from reluformers.saved_models import load_config
+from reluformers.training.sources import check_file
 
 
 def fails(capsys, *arguments) -> str:
@@ -114,3 +124,99 @@ def test_the_script_is_a_shim_of_the_command():
         for program in ([str(script)], ["-m", "reluformers", "train"])
     ]
     assert shown[0] == shown[1]
+
+
+ENCODINGS = ["ascii", "latin-1", "cp437", "cp932"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_help_and_messages_print_in_any_encoding(monkeypatch, encoding):
+    for arguments in [["--help"], *([command, "--help"] for command in COMMANDS)]:
+        output = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+        with pytest.raises(SystemExit) as caught:
+            run_command(*arguments)
+        assert caught.value.code == 0
+        assert b"usage: reluformers" in output.getvalue()
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+    text = "α … 😀 \udcff"
+    run_main(lambda: print(json.dumps(text, ensure_ascii=False)))
+    assert json.loads(output.getvalue().decode(encoding)) == text
+
+
+@pytest.mark.parametrize(
+    "locale", [{"PYTHONIOENCODING": "cp437"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_help_prints_in_any_locale(locale):
+    ended = subprocess.run(
+        [sys.executable, "-m", "reluformers", "--help"], env={**os.environ, **locale}, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+ROWS = [{"source": "a man", "target": "ein Mann"}] * 3
+NAMES = [
+    "a b",
+    "[x]",
+    "a[1:2]",
+    "100%s",
+    "#1",
+    "what?",
+    "*",
+    "-dash",
+    "~x",
+    "a::b",
+    "$HOME",
+    "new\nline",
+    "\x07\x1b[31m",
+]
+
+
+def write_rows(path):
+    if path.suffix == ".parquet":
+        with path.open("wb") as file:
+            pq.write_table(pa.Table.from_pylist(ROWS), file)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    else:
+        path.write_text("".join("\t".join(row) + "\n" for row in [ROWS[0], *(row.values() for row in ROWS)]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
+    model = save_translator(tmp_path / f"{name} model")
+    monkeypatch.chdir(tmp_path)
+    for ending in ("jsonl", "tsv", "parquet"):
+        data = f"{name}.{ending}"
+        write_rows(tmp_path / data)
+        languages = ["--source_lang=source", "--target_lang=target"]
+        run_command("evaluate", f"--data={data}", f"--output={name}.json", *languages, "--", f"{name} model")
+        assert json.loads((tmp_path / f"{name}.json").read_text())["data"]["source"] == data
+        if ending != "parquet":
+            run_command("align", f"--output={name}.align", "--", f"{name} model", data)
+            assert len((tmp_path / f"{name}.align").read_text().splitlines()) == 3
+            run_command("filter", f"--output={name}-scored.{ending}", "--", model.name, data)
+            assert (tmp_path / f"{name}-scored.{ending}").is_file()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_that_are_no_text_are_refused_by_name_before_the_work(capsys, tmp_path, command):
+    name = os.fsdecode(b"m\xff")
+    assert r"m\xff" in fails(capsys, command, tmp_path / name)
+    assert r"m\xff" in fails(capsys, command, f"--output={tmp_path / name}")
+
+
+def test_files_and_folders_that_are_no_text_are_refused_by_name(capsys, monkeypatch, tmp_path):
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    folder.mkdir()
+    for read in (load_config, check_file, check_output_files):
+        with pytest.raises(UserError, match=r"m\\xff"):
+            read(folder)
+    image = tmp_path / "classes" / "cat" / os.fsdecode(b"m\xff.png")
+    image.parent.mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save(image)
+    with pytest.raises(UserError, match=r"m\\xff\.png"):
+        load_image_split(tmp_path / "classes", "train")
+    monkeypatch.chdir(folder)
+    assert r"m\xff" in fails(capsys, "env")

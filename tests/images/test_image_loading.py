@@ -261,7 +261,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (tmp_path / "y.parquet").write_bytes(b"")
     assert "y.parquet: the file is empty" in fault(tmp_path / "y.parquet")
     write_plain(tmp_path / "z.parquet", image=[], label=[])
-    assert "z.parquet: could not be read as parquet" in fault(tmp_path / "z.parquet")
+    assert "z.parquet: there are no rows" in fault(tmp_path / "z.parquet")
 
 
 def test_hub_sets_are_asked_for_with_their_options(monkeypatch):

@@ -1,5 +1,7 @@
 """Greedy and beam search give the tokens of transformers' own."""
 
+import logging
+import warnings
 from unittest import mock
 
 import pytest
@@ -223,3 +225,17 @@ def test_unit_rows_are_made_once_for_a_search_and_anew_for_the_next(beams, monke
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
     assert not torch.equal(model.generate(**inputs), before)
     assert sum(made) == 2
+
+
+@pytest.mark.parametrize("saved", [{}, {"max_length": 30}, {"max_new_tokens": 30}])
+@pytest.mark.parametrize("asked", [{"max_new_tokens": 4}, {"max_length": 5}])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}])
+def test_the_length_that_is_asked_for_holds_without_a_warning(saved, asked, options, caplog):
+    model = build_model("relu")
+    model.generation_config.update(**saved)
+    model.generation_config.eos_token_id = None
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokens = model.generate(**draw_sources(), eos_token_id=None, **asked, **options)
+    assert tokens.shape[1] == 5
+    assert not caplog.messages

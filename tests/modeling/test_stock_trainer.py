@@ -1,12 +1,14 @@
 """Our models under the stock `Seq2SeqTrainer`, as someone fine-tunes who has never heard of this library."""
 
+import logging
+
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from builders.models import build_model
+from builders.models import build_model, draw_images, draw_pairs
 from reluformers.translation.tokenization import train_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
@@ -94,3 +96,43 @@ def test_accumulation_gives_the_loss_of_the_whole_batch(preset, tokenizer, tmp_p
         logs.append(trainer.state.log_history[0])
     assert logs[0]["loss"] == pytest.approx(logs[1]["loss"], rel=1e-4)
     assert logs[0]["grad_norm"] == pytest.approx(logs[1]["grad_norm"], rel=1e-3)
+
+
+def regularizer_warnings(caplog) -> int:
+    return sum("regularization_loss" in message for message in caplog.messages)
+
+
+@pytest.fixture
+def warn_anew(caplog):
+    logging.getLogger("transformers").warning_once.cache_clear()
+    caplog.set_level(logging.WARNING)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_a_regulariser_that_is_left_out_is_told_once(
+    preset, smoothing, tokenizer, dataset, tmp_path, caplog, warn_anew
+):
+    options = {"max_steps": 2, "save_strategy": "no", "eval_strategy": "steps", "eval_steps": 1}
+    model = build_model(preset, vocab_size=len(tokenizer))
+    make_trainer(model, tokenizer, dataset, tmp_path, label_smoothing_factor=smoothing, **options).train()
+    assert regularizer_warnings(caplog) == (preset == "reluformer" and smoothing > 0)
+
+
+def test_a_model_that_is_not_trained_tells_nothing(caplog, warn_anew):
+    model, batch = build_model("reluformer"), draw_pairs()
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    model.eval()(**inputs, decoder_input_ids=batch["labels"].clamp_min(0))
+    model.train().generate(**inputs, max_new_tokens=3)
+    model(**batch)
+    assert not regularizer_warnings(caplog)
+    model(**inputs, decoder_input_ids=batch["labels"].clamp_min(0))
+    assert regularizer_warnings(caplog) == 1
+
+
+def test_an_image_model_that_is_trained_without_labels_tells_it(caplog, warn_anew):
+    weights = {"normalization_loss_weight": 0.1, "entropy_loss_weight": 0.1}
+    model, images = build_model("relu-vit", "vision", **weights).train(), draw_images()["pixel_values"]
+    for _ in range(2):
+        model(images)
+    assert regularizer_warnings(caplog) == 1

@@ -1,5 +1,6 @@
 """Loading sentence pairs: every format, and one clear line for every fault."""
 
+import csv
 import gzip
 import json
 
@@ -7,8 +8,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
+from reluformers.analysis.parallel_text import ParallelText
 from reluformers.errors import UserError
+from reluformers.training.sources import read_hub
 from reluformers.translation.loading import load_translation_split, stream_translation_split
 
 PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
@@ -48,6 +52,7 @@ def write(path, content):
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(content), path)
     else:
+        content = content.encode() if isinstance(content, str) else content
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return str(path)
 
@@ -161,7 +166,7 @@ def test_unequal_parallel_text_of_a_stream_names_the_line(tmp_path, english, ger
         ("x.jsonl", jsonl([{"translation": {"en": "a", "fr": "b"}}]), ["x.jsonl", "'de'", "found 'en', 'fr'"]),
         ("x.jsonl", jsonl([{"english": "a", "de": "b"}]), ["x.jsonl", "'en'", "found 'english', 'de'"]),
         ("x.jsonl", jsonl(translations([("a", "b"), ("a", None)])), ["x.jsonl", "row 2", "'de' holds None"]),
-        ("x.jsonl", jsonl([*translations(), {"other": 1}]), ["x.jsonl", "row 4", "holds None"]),
+        ("x.jsonl", jsonl([*translations(), {"other": 1}]), ["x.jsonl", "row 4", "'en'"]),
         ("x.jsonl", jsonl(translations([("a", "b"), (5, "c")])), ["x.jsonl", "row 2", "'en' holds 5"]),
         ("x.jsonl", jsonl(translations([(4, "b"), (5, "c")])), ["x.jsonl", "row 1", "'en' holds 4"]),
         ("x.jsonl", jsonl(translations([("a", "b"), ("c", ["d"])])), ["x.jsonl", "row 2", "'de' holds ['d']"]),
@@ -170,7 +175,7 @@ def test_unequal_parallel_text_of_a_stream_names_the_line(tmp_path, english, ger
         ("x.jsonl", jsonl([{"translation": {"de": "a"}}, *FLAT_TRANSLATIONS]), ["x.jsonl", "row 1", "the key 'en'"]),
         ("x.jsonl", jsonl(translations()) + b'{"translation":\n', ["x.jsonl, line 4", "not JSON"]),
         ("x.jsonl", jsonl(translations()) + b'"text"\n', ["x.jsonl, line 4", "not a JSON object"]),
-        ("x.json", b'[{"en": "a"},\n', ["x.json", "could not be read as json"]),
+        ("x.json", b'[{"en": "a"},\n', ["x.json", "line 1", "not JSON"]),
         ("x.jsonl", jsonl(FLAT) + '{"de": "ü", "en": "u"}'.encode("latin-1"), ["x.jsonl, line 4", "not UTF-8"]),
         ("x.jsonl.gz", jsonl(FLAT) + b'{"de": "\xfc", "en": "u"}', ["x.jsonl.gz, line 4", "not UTF-8"]),
         ("x.csv", CSV + b"\xfc,u\n", ["x.csv, line 5", "not UTF-8"]),
@@ -254,3 +259,123 @@ def test_hub_features_of_translation_sets():
         dataset = load({"path": "wmt/wmt14", "name": "de-en", "revision": "abc"}, "train[:3]")
     assert pairs_of(dataset) == PAIRS
     assert calls == [(("wmt/wmt14",), {"split": "train[:3]", "name": "de-en", "revision": "abc"})]
+
+
+CELLS = [
+    *("007", "3.50", "4e5", "+493", "1e3", "-0", "0x1F", "1_000", "inf", "NaN", "True", "false", "NA", "null", "None"),
+    *("", " ", " a ", "2024-05-01", "2024-05-01T12:30:00", "2024-05-01T12:30:00Z", "2024-05-01 12:30:00+02:00"),
+    *("12:30:00", '"', "'", "#", "{}", "[1]", "\\n", "\x00", "ü", "\u2028", "😀"),
+]
+# words before, behind and around any number of them; 10,000 rows are what `datasets` guesses from
+POSITIONS = {
+    "alone": lambda cells: cells,
+    "words first": lambda cells: ["word"] * 10_001 + cells,
+    "words last": lambda cells: cells * 400 + ["word"],
+    "mixed": lambda cells: ["word", *cells, "word"],
+}
+
+
+def write_cells(folder, form, cells):
+    """A file of rows whose both sentences are a cell; None where the format cannot hold one of them."""
+    rows = [{"en": cell, "de": cell} for cell in cells]
+    name = f"x.{form.partition(' ')[0]}"
+    if form == "parquet":
+        return write(folder / name, rows)
+    if form == "csv":
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["en", "de"])
+            writer.writeheader()
+            writer.writerows(rows)
+        return str(folder / name)
+    if form == "tsv":
+        return write(
+            folder / name, "".join(f"{cell}\t{cell}\n" for cell in ["en", *cells]).replace("en\ten", "en\tde")
+        )
+    nested = rows if form.endswith("flat") else [{"translation": row} for row in rows]
+    return write(folder / name, json.dumps(nested) if form == "json array" else jsonl(nested).decode())
+
+
+def read_stream(path):
+    rows, lay_out = stream_translation_split([path], "train", source_lang="en", target_lang="de")
+    blocks = (lay_out(Dataset(block)) for block in rows.with_format("arrow").iter(10_000))
+    return [pair for block in blocks for pair in pairs_of(block)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl flat", "jsonl nested", "json array", "parquet"])
+def test_a_cell_is_text_to_the_letter(tmp_path, form, position, streaming):
+    columns = [[cell] for cell in CELLS if form != "csv" or cell != "\x00"] if position == "alone" else [CELLS]
+    for number, column in enumerate(columns):
+        cells = [cell for cell in POSITIONS[position](column) if form != "csv" or cell != "\x00"]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = write_cells(folder, form, cells)
+        read = read_stream(path) if streaming else pairs_of(load(path))
+        assert read == [(cell, cell) for cell in cells]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl flat", "jsonl nested"])
+def test_align_and_filter_read_cells_to_the_letter(tmp_path, form):
+    path = write_cells(tmp_path, form, CELLS)
+    assert [row.texts for row in ParallelText([path], "en", "de")] == [(cell, cell) for cell in CELLS]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("value", [7, 3.5, True, None, ["a"], {"a": "b"}, float("nan"), "\ud800"])
+@pytest.mark.parametrize("row", [1, 2, 10_002])
+def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row, streaming):
+    rows = [{"en": "a", "de": "b"}] * (row - 1) + [{"en": "a", "de": value}]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(content) + "\n" for content in rows))
+    read = read_stream if streaming else load
+    with pytest.raises(UserError, match=rf"x\.jsonl, row {row}: 'de'"):
+        read(str(path))
+    if value != ["a"]:  # which is a list of words there
+        with pytest.raises(UserError, match=rf"x\.jsonl, line {row}: 'de'"):
+            list(ParallelText([str(path)], "en", "de"))
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(["007", "2024-05-01"], None), ([7, 7], None), ([7, "007"], "row 2")])
+def test_document_ids_are_to_the_letter(tmp_path, ids, expected):
+    rows = [{"en": "a", "de": "b", "doc": value} for value in ids]
+    path = write(tmp_path / "x.jsonl", jsonl(rows))
+    if expected is None:
+        assert load(path, document_column="doc")["document"][:] == ids
+    else:
+        assert expected in fault(path, document_column="doc")
+
+
+def test_text_and_numbers_in_parquet_files_of_one_split_are_refused(tmp_path):
+    files = [write(tmp_path / f"{name}.parquet", [{"en": name, "de": cell}]) for name, cell in (("a", "7"), ("b", 7))]
+    for order in (files, files[::-1]):
+        message = fault(order)
+        assert "'de'" in message
+        assert order[1] in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("x.csv", b'en,de\na,"b\n', ["line 2"]),
+        ("x.csv", b"en,de\na\n", ["line 2"]),
+        ("x.tsv", b"en\tde\na\tb\n\na\tb\tc\n", ["line 4"]),
+        ("x.tsv", b"en\tde\tde\na\tb\tc\n", ["'de'"]),
+    ],
+)
+def test_torn_tables_are_refused_by_line(tmp_path, name, content, parts):
+    message = fault(write(tmp_path / name, content))
+    assert all(part in message for part in [name, *parts])
+
+
+def test_quoted_cells_keep_their_line_breaks(tmp_path):
+    path = write(tmp_path / "x.csv", b'\xef\xbb\xbfen,de\r\n"a\r\nb","c\nd"\r\n')
+    assert pairs_of(load(path)) == [("a\r\nb", "c\nd")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tables_on_the_hub_are_text_to_the_letter(tmp_path, streaming):
+    cells = ["word"] * 10_000 + ["007", "3.50", "NA", ""]
+    write_cells(tmp_path, "csv", cells)
+    dataset = read_hub(str(tmp_path), "train", {"streaming": streaming})
+    assert [row["de"] for row in dataset] == cells
