@@ -185,7 +185,9 @@ def without_code(monkeypatch):
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_a_folder_computes_what_the_model_did(number, tmp_path):
     draw = random.Random(number)
-    walks = [[step] for step in STEPS[number % 4 :: 4]] + [draw.choices(STEPS, k=length) for length in (2, 4)]
+    walks = [[tie_head, grow], *([step] for step in STEPS[number % 4 :: 4])] + [
+        draw.choices(STEPS, k=length) for length in (2, 4)
+    ]
     try_walks(number, walks, tmp_path)
 
 
@@ -194,7 +196,7 @@ def test_a_folder_computes_what_the_model_did(number, tmp_path):
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_a_folder_computes_what_the_model_did_after_many_steps(number, tmp_path):
     draw = random.Random(-number)
-    walks = [[step] for step in STEPS] + [draw.choices(STEPS, k=draw.randint(2, 6)) for _ in range(25)]
+    walks = [[step] for step in STEPS] + [draw.choices(STEPS, k=draw.randint(2, 6)) for _ in range(15)]
     try_walks(number, walks, tmp_path)
 
 
