@@ -127,6 +127,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        # what was measured of a layer or head goes with it
+        if name == "decoder_layers" and self.alignment_layer is not None and self.alignment_layer >= value:
+            self.alignment_layer, self.alignment_head, self.alignment_shifted = None, None, False
+        elif name == "decoder_attention_heads" and self.alignment_head is not None and self.alignment_head >= value:
+            self.alignment_head = None
         if name == "tying":
             super().__setattr__("tie_word_embeddings", value != "none")
         elif name == "tie_word_embeddings" and value is False:
@@ -136,6 +141,12 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         if self.tie_word_embeddings is None:
             self.tie_word_embeddings = self.tying != "none"
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers; numbers of layers and heads first, so that alignments that are given are of these."""
+        counts = {name: kwargs[name] for name in ("decoder_layers", "decoder_attention_heads") if name in kwargs}
+        return super().from_dict(config_dict, **{**counts, **kwargs})
 
     @property
     def target_vocab_size(self) -> int:

@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all models share: abilities, the initialisation of shared modules, attention options and the regulariser."""
 
+import copy
 import math
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.pytorch_utils import id_tensor_storage
 from transformers.utils import logging
 
 from ..configuration.configuration_base import TransformerConfig
@@ -26,6 +30,26 @@ logger = logging.get_logger(__name__)
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
 _JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+_SHOWN_DIFFERENCES = 3
+
+
+def is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
+    if first is None or second is None or "meta" in (first.device.type, second.device.type):
+        return True
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
+
+
+def _pushed_folder() -> str | None:
+    """The folder that the Trainer which saves now pushes; it copies all of a checkpoint there but the code."""
+    trainer, frame = sys.modules.get("transformers.trainer"), sys._getframe()
+    while trainer is not None and (frame := frame.f_back) is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, trainer.Trainer):
+            return owner.args.output_dir if owner.args.push_to_hub else None
+    return None
 
 
 class TransformerPreTrainedModel(PreTrainedModel):
@@ -33,6 +57,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
     config: TransformerConfig
     supports_gradient_checkpointing = True
+    _folder_with_code: str | None = None
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
@@ -46,6 +71,77 @@ class TransformerPreTrainedModel(PreTrainedModel):
         through `transformers.initialization`, which leaves loaded weights alone.
         """
         super()._initialize_weights(module)
+
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *args,
+        **kwargs,
+    ) -> None:
+        """As in transformers, but the folder computes what the model does, whatever was replaced, tied or untied.
+
+        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
+        number of labels). Adapters and quantised models are saved as transformers does it.
+
+        Raises:
+            ValueError: the model is another than its configuration builds; the message names what differs.
+        """
+        if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
+            state_dict = self._weights_to_save(state_dict)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        if is_main_process and (pushed := _pushed_folder()) not in (None, self._folder_with_code):
+            self._folder_with_code = pushed
+            if self.is_remote_code():
+                custom_object_save(self, pushed)
+            elif self.config.payload_writer is not None:
+                self.config.payload_writer(self.config, pushed)
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        """Fields of the configuration that must be others for it to build a model of these weights."""
+        return {}
+
+    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
+        weights = dict(self.state_dict() if state_dict is None else state_dict)
+        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
+        config.update(changes)
+        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+            opened = type(self)(config)
+        modules, differences = dict(self.named_modules(remove_duplicate=False)), []
+        for name, module in opened.named_modules(remove_duplicate=False):
+            found = modules.get(name, module)
+            if type(found).forward is not type(module).forward:
+                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
+        expected = opened.state_dict()
+        for name, tensor in expected.items():
+            owner, _, kind = name.rpartition(".")
+            if state_dict is None and kind == "bias" and getattr(modules.get(owner), kind, tensor) is None:
+                weights[name] = torch.zeros_like(tensor, device="cpu", dtype=modules[owner].weight.dtype)
+            if name in weights and weights[name].shape != tensor.shape:
+                differences.append(f"{name} is {list(weights[name].shape)}, not {list(tensor.shape)}")
+            elif name not in weights and state_dict is None:
+                differences.append(f"{name} is missing")
+        if state_dict is None:
+            differences += [f"{name} has no place in it" for name in weights if name not in expected]
+        if differences:
+            more = f" and {len(differences) - _SHOWN_DIFFERENCES} more" * (len(differences) > _SHOWN_DIFFERENCES)
+            raise ValueError(
+                f"{type(self).__name__} is not what its configuration builds, and would not open again: "
+                f"{'; '.join(differences[:_SHOWN_DIFFERENCES])}{more}; change its configuration, or the model back"
+            )
+        self.config.update(changes)
+        self.all_tied_weights_keys = opened.all_tied_weights_keys
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and is_same(weights[source], weights[target]):
+                del weights[target]
+        storages = set()
+        for name, tensor in weights.items():  # what else is shared opens as weights of their own
+            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
+                weights[name] = tensor.clone()
+            storages.add(id_tensor_storage(tensor))
+        return weights
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -4,7 +4,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from .embeddings import SinusoidalPositions, drop_words
 from .generation_check import CheckedGenerationMixin
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
-from .modeling_base import TransformerPreTrainedModel
+from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
 from .search import SearchMixin
@@ -102,17 +102,46 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
         head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
+        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
+        if decoder is not None and self.config.tying != "all":
+            parts = [self.get_input_embeddings(), decoder.embed_tokens]
+            if head is not None and self.config.tying == "none":
+                parts.append(head)
+            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
+                if any(part.weight is other.weight for other in parts[:count]):
+                    part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
             self.config.decoder_vocab_size = self.config.vocab_size
-        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
             size = self.config.target_vocab_size
             decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
-            if head is not None and self.config.tying == "none":
+            if head is not None and (self.config.tying == "none" or size != self.config.vocab_size):
                 self.set_output_embeddings(self._get_resized_lm_head(head, size))
             self.tie_weights()
         return embeddings
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+        source, target, head = (
+            next((tensor for key, tensor in weights.items() if key.endswith(name)), None) for name in names
+        )
+        config, fields = self.config, {}
+        if source is not None and target is not None:
+            sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+            if config.decoder_vocab_size is None and len(source) == len(target):
+                del sizes["decoder_vocab_size"]
+            fields = {name: size for name, size in sizes.items() if size != getattr(config, name)}
+        tying = config.tying
+        if tying == "all" and not (is_same(source, target) and is_same(source, head)):
+            tying = "decoder"
+        if tying == "decoder" and not is_same(target, head):
+            tying = "none"
+        if tying != config.tying:
+            fields["tying"] = tying
+        if "lm_head.bias" in weights and not config.output_bias:
+            fields["output_bias"] = True
+        return fields
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -366,12 +395,14 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         super().__init__(config)
-        self._tied_weights_keys = None
-        if config.tying == "all":
-            self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
         self.encoder = Seq2SeqTransformerEncoder(config)
         self.decoder = Seq2SeqTransformerDecoder(config)
         self.post_init()
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        is_one = self.config.tying == "all"
+        return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if is_one else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Embeddings of the source, and of the target too where they are tied."""
@@ -454,13 +485,15 @@ class Seq2SeqTransformerForConditionalGeneration(
 
     def __init__(self, config: Seq2SeqTransformerConfig):
         super().__init__(config)
-        sources = {"all": "model.encoder.embed_tokens.weight", "decoder": "model.decoder.embed_tokens.weight"}
-        source = sources.get(config.tying)
-        self._tied_weights_keys = {"lm_head.weight": source} if source else None
         self.model = Seq2SeqTransformerModel(config)
         linear = UnitLinear if config.embedding_norm == "fix_norm" else nn.Linear
         self.lm_head = linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
         self.post_init()
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        side = {"all": "encoder", "decoder": "decoder"}.get(self.config.tying)
+        return {"lm_head.weight": f"model.{side}.embed_tokens.weight"} if side else None
 
     def set_output_embeddings(self, value: nn.Linear) -> None:
         """Replace the output layer; a plain one, as resizing makes it, gets rows of unit length under FixNorm."""

@@ -4,12 +4,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -28,6 +30,8 @@ from .modeling_base import TransformerPreTrainedModel
 from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -101,6 +105,15 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
             lecun_normal_(module.representation.weight if is_representation else module.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        rows = len(weights.get("classifier.weight", self.config.id2label))
+        if rows == self.config.num_labels:
+            return {}
+        logger.warning(
+            "The classifier has %d rows for %d classes: they lose their names", rows, self.config.num_labels
+        )
+        return {"num_labels": rows}
 
 
 class VisionTransformerModel(VisionTransformerPreTrainedModel):

@@ -37,6 +37,7 @@ MODULES = {
     "transformers",
     "transformers.modeling_layers",
     "transformers.modeling_outputs",
+    "transformers.pytorch_utils",
     "transformers.utils",
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
@@ -69,6 +70,10 @@ LOADERS = {"from_pretrained", "pipeline", "save_pretrained", "push_to_hub"}
 MAY_LOAD = {
     "compiled.py": {"from os import environ", "from kernels import get_kernel"},  # what the user's variable names
     "configuration_base.py": {"save_pretrained", "push_to_hub"},
+    # what a Trainer pushes gets the code that transformers copies into a saved folder
+    "modeling_base.py": {
+        *("import sys", "save_pretrained", "from transformers.dynamic_module_utils import custom_object_save"),
+    },
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
     "handler.py": {"from_pretrained", "pipeline"},
 }

@@ -15,7 +15,6 @@ from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
@@ -81,12 +80,6 @@ def shard_tied_weights(model: nn.Module, accelerator: Accelerator) -> None:
             mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
             offload_policy=plugin.cpu_offload,
         )
-
-
-def whole_weights(model: PreTrainedModel, accelerator: Accelerator) -> dict[str, Tensor]:
-    """Weights gathered from all processes, each of which must call it; tied ones once, as they are saved."""
-    state = accelerator.get_state_dict(model)
-    return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
 
 
 def read_sharded_weights(checkpoint: str | Path) -> dict[str, Tensor]:

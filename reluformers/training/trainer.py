@@ -33,7 +33,7 @@ from reluformers.errors import DivergenceError, UserError, describe_error
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint, rotate_checkpoints
 from .meter import TrainingMeter
-from .sharding import check_sharding, shard_tied_weights, whole_weights
+from .sharding import check_sharding, shard_tied_weights
 from .streaming import BatchStream, load_position, save_position
 from .weight_average import WeightAverage
 
@@ -250,7 +250,7 @@ class TaskTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights, and of FSDP the weights in pieces."""
         if self.accelerator.is_fsdp2:
-            weights = {} if _internal_call else whole_weights(self.model, self.accelerator)
+            weights = {} if _internal_call else self.accelerator.get_state_dict(self.model)
             if self.args.should_save:
                 self._save(output_dir, state_dict=weights)
             if self.args.should_save and _internal_call:

@@ -288,12 +288,13 @@ def test_generation_ends_at_any_end_or_at_none(eos):
 @pytest.mark.parametrize("target_size", [30, 60])
 @pytest.mark.parametrize("tying", ["decoder", "none"])
 def test_resizing_separate_vocabularies_leaves_the_target_side(tying, target_size, tmp_path):
-    model = build_model("rela-g", decoder_vocab_size=target_size, tying=tying)
+    model = build_model("rela-g", decoder_vocab_size=target_size, tying=tying, output_bias=True)
     batch = draw_pairs()
     batch["labels"] = batch["labels"].clamp_max(29)
     before = model(**batch).logits
     model.resize_token_embeddings(45)
     torch.testing.assert_close(model(**batch).logits, before)
+    assert model.lm_head.out_features == target_size
     for part in (model, model.model):
         part.save_pretrained(tmp_path)
         loaded = type(part).from_pretrained(tmp_path)

@@ -1,0 +1,147 @@
+"""Names of classes in a configuration, and what it keeps when a saved model is opened with fewer layers or heads."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+
+from builders.models import TINY_VISION, build_config, build_model, logits_of
+from reluformers import vision_config
+
+NAMES = ["cat", "dog", "eel"]
+NUMBERED = dict(enumerate(NAMES))
+INVERSE = {name: number for number, name in enumerate(NAMES)}
+
+
+def change(config, fields):
+    config.update(fields)
+    config.validate()
+
+
+def test_names_alone_give_their_numbers():
+    config = vision_config("relu-vit", id2label=NUMBERED)
+    assert (config.num_labels, config.label2id) == (3, INVERSE)
+    config.id2label = {0: "owl", 1: "rat"}
+    assert config.label2id == {"owl": 0, "rat": 1}
+
+
+def test_numbers_alone_give_their_names():
+    config = vision_config("relu-vit", label2id=INVERSE)
+    assert (config.num_labels, config.id2label) == (3, NUMBERED)
+
+
+def test_both_may_be_set_in_either_order():
+    for order in (("id2label", "label2id"), ("label2id", "id2label")):
+        config, fields = vision_config("relu-vit"), {"id2label": NUMBERED, "label2id": INVERSE}
+        change(config, {name: fields[name] for name in order})
+        assert (config.id2label, config.label2id) == (NUMBERED, INVERSE)
+    with pytest.raises(ValueError, match="label2id"):
+        change(vision_config("relu-vit"), {"label2id": {"cat": 1, "dog": 0}, "id2label": {0: "cat", 1: "dog"}})
+
+
+def test_names_given_on_opening_give_their_numbers(tmp_path):
+    build_model("relu-vit", "vision", id2label=NUMBERED, num_labels=3).save_pretrained(tmp_path)
+    names = {"2": "owl", "0": "rat", "1": "yak"}  # as JSON has them
+    for auto_class in (AutoConfig, AutoModelForImageClassification):
+        opened = auto_class.from_pretrained(tmp_path, id2label=names)
+        config = getattr(opened, "config", opened)
+        assert config.id2label == {0: "rat", 1: "yak", 2: "owl"}
+        assert config.label2id == {"rat": 0, "yak": 1, "owl": 2}
+    both = {"label2id": {"rat": 0, "yak": 1, "owl": 2}, "id2label": names}
+    assert AutoConfig.from_pretrained(tmp_path, **both).label2id == both["label2id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"id2label": {0: "cat", 2: "dog"}}, "id2label.*2"),
+        ({"id2label": {1: "cat", 2: "dog"}}, "id2label.*2"),
+        ({"id2label": {-1: "cat", 0: "dog"}}, "id2label.*-1"),
+        ({"id2label": {0: "cat", 1: "cat"}}, "id2label.*'cat'"),
+        ({"id2label": {}}, "id2label"),
+        ({"id2label": {"one": "cat"}}, "id2label.*'one'"),
+        ({"id2label": {0.5: "cat", 1: "dog"}}, "id2label.*0.5"),
+        ({"label2id": {"cat": 0, "dog": 0}}, "label2id.*0"),
+        ({"label2id": {"cat": 0, "dog": 2}}, "id2label.*2"),
+        ({"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 1, "dog": 0}}, "label2id.*'cat'"),
+        ({"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0}}, "label2id.*'dog'"),
+        ({"id2label": {0: "cat", 1: "dog"}, "num_labels": 3}, "num_labels is 3"),
+        *(({"num_labels": count}, f"num_labels is {count!r}") for count in (-1, 0, True, False, 2.0, "3")),
+    ],
+)
+def test_labels_that_number_no_classes_are_refused(fields, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        vision_config("relu-vit", **fields)
+    vision_config("relu-vit", id2label=NUMBERED).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        AutoConfig.from_pretrained(tmp_path, **fields).validate()
+    if len(fields) == 2 and "num_labels" in fields:  # one after the other they are two changes
+        return
+    with pytest.raises(ValueError, match=named):
+        change(vision_config("relu-vit", id2label=NUMBERED), fields)
+
+
+def test_another_number_of_classes_on_opening_has_other_names(tmp_path):
+    vision_config("relu-vit", id2label=NUMBERED).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=5)
+    assert (config.num_labels, config.label2id["LABEL_4"]) == (5, 4)
+
+
+@pytest.mark.parametrize("numbers", [{"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}, {"cat": 2, "dog": 1}, None])
+def test_folders_open_whose_labels_were_saved_before_they_were_checked(numbers, tmp_path):
+    vision_config("relu-vit", id2label=NUMBERED).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    saved = {**json.loads(file.read_text()), "id2label": {"0": "cat", "1": "dog", "2": "cat"}, "label2id": numbers}
+    file.write_text(json.dumps(saved))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.id2label == {0: "cat", 1: "dog", 2: "cat (2)"}
+    assert config.label2id == {"cat": 0, "dog": 1, "cat (2)": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"decoder_layers": 1}, (None, None, False)),
+        ({"decoder_layers": 2}, (1, 3, True)),
+        ({"decoder_attention_heads": 2}, (1, None, True)),
+        ({"encoder_layers": 1}, (1, 3, True)),
+        ({"num_hidden_layers": 1}, (1, 3, True)),  # another name of encoder_layers
+        ({"decoder_layers": 1, "alignment_layer": 0}, (0, None, False)),
+        ({"alignment_layer": 0, "decoder_layers": 1}, (0, None, False)),
+    ],
+)
+def test_fewer_layers_and_heads_open_without_what_was_measured_of_the_others(changes, kept, tmp_path):
+    measured = {"alignment_layer": 1, "alignment_head": 3, "alignment_shifted": True}
+    build_model("reluformer", **measured).save_pretrained(tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **changes)
+    config = model.config
+    assert (config.alignment_layer, config.alignment_head, config.alignment_shifted) == kept
+    logits = logits_of(model.eval())
+    model.save_pretrained(tmp_path / "fewer")
+    torch.testing.assert_close(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "fewer")), logits)
+
+
+def test_a_layer_that_is_asked_for_and_missing_is_an_error(tmp_path):
+    build_model("reluformer", alignment_layer=2).save_pretrained(tmp_path)
+    for given in ({"decoder_layers": 1, "alignment_layer": 2}, {"alignment_layer": 2, "decoder_layers": 1}):
+        with pytest.raises(ValueError, match="alignment_layer is 2"):
+            AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **given)
+    with pytest.raises(ValueError, match="alignment_layer is 2"):
+        build_config("seq2seq", "reluformer", alignment_layer=2, decoder_layers=2)
+
+
+def test_a_configuration_that_loses_layers_loses_what_was_measured_of_them():
+    config = build_config("seq2seq", "reluformer", alignment_layer=2, alignment_head=1)
+    config.decoder_layers = 2
+    config.validate()
+    assert (config.alignment_layer, config.alignment_head) == (None, None)
+
+
+def test_fewer_layers_of_a_vision_model_open(tmp_path):
+    model = build_model("relu-vit", "vision")
+    model.save_pretrained(tmp_path)
+    fewer = AutoModelForImageClassification.from_pretrained(tmp_path, num_hidden_layers=1).eval()
+    assert len(fewer.vit.layers) == 1 < TINY_VISION["num_hidden_layers"]
+    model.vit.layers = model.vit.layers[:1]
+    torch.testing.assert_close(logits_of(fewer), logits_of(model))

@@ -1,0 +1,366 @@
+"""What `save_pretrained` writes computes what the model did, whatever was done to its embeddings and its head."""
+
+import copy
+import random
+from collections.abc import Callable
+
+import peft
+import pytest
+import torch
+from reluformers.modeling.normalization import UnitLinear
+from torch import nn
+from torch.nn.utils import parametrizations
+from transformers import PreTrainedModel
+
+from builders.clean_processes import run_clean
+from builders.models import TINY, TINY_VISION, build_model, draw_pairs, logits_of
+from reluformers.families import FAMILIES
+
+FEW_LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
+SIZE, WIDTH = TINY["vocab_size"], TINY["d_model"]
+
+
+def moved(weight: torch.Tensor) -> nn.Parameter:
+    """Another weight of its own."""
+    return nn.Parameter(weight.detach() + torch.randn_like(weight) / 4)
+
+
+def untie_head(model):
+    model.lm_head.weight = moved(model.lm_head.weight)
+    return model
+
+
+def untie_decoder(model):
+    model.model.decoder.embed_tokens.weight = moved(model.model.decoder.embed_tokens.weight)
+    return model
+
+
+def tie_head(model):
+    model.lm_head.weight = model.get_decoder().embed_tokens.weight
+    return model
+
+
+def share_memory(model):
+    encoder, decoder = model.get_encoder().embed_tokens, model.get_decoder().embed_tokens
+    if len(encoder.weight) == len(decoder.weight):
+        decoder.weight = nn.Parameter(encoder.weight.data)
+    return model
+
+
+def replace_head(model):
+    old = model.lm_head.weight
+    head = nn.Linear(WIDTH, len(old), dtype=old.dtype)  # with a bias
+    model.set_output_embeddings(head)
+    return model
+
+
+def replace_embeddings(model):
+    old = model.get_input_embeddings().weight
+    model.set_input_embeddings(nn.Embedding(len(old), WIDTH, dtype=old.dtype))
+    return model
+
+
+def replace_decoder_embeddings(model):
+    old = model.get_decoder().embed_tokens.weight
+    model.get_decoder().set_input_embeddings(nn.Embedding(len(old), WIDTH, dtype=old.dtype))
+    return model
+
+
+def grow(model):
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    return model
+
+
+def cut_ties_by_name(model):
+    model.config.tie_word_embeddings = False
+    return model
+
+
+def tie_all_again(model):
+    if model.config.target_vocab_size == model.config.vocab_size:
+        model.config.tying = "all"
+        model.tie_weights()
+    return model
+
+
+def tie_decoder_by_name(model):
+    model.config.tying = "decoder"
+    return model
+
+
+def to_bf16(model):
+    return model.to(torch.bfloat16)
+
+
+def adapt(model, **options):
+    config = peft.LoraConfig(r=2, init_lora_weights=False, **options)
+    return peft.get_peft_model(model, config).merge_and_unload()
+
+
+def adapt_head(model):
+    return adapt(model, target_modules=["lm_head", "q_proj"])
+
+
+def adapt_embeddings(model):
+    return adapt(model, target_modules=["embed_tokens"])
+
+
+def adapt_whole_head(model):
+    return adapt(model, target_modules=["q_proj"], modules_to_save=["lm_head"])
+
+
+STEPS = [
+    untie_head,
+    untie_decoder,
+    tie_head,
+    share_memory,
+    replace_head,
+    replace_embeddings,
+    replace_decoder_embeddings,
+    grow,
+    cut_ties_by_name,
+    tie_all_again,
+    tie_decoder_by_name,
+    to_bf16,
+    adapt_head,
+    adapt_embeddings,
+    adapt_whole_head,
+]
+
+
+def logits(model) -> torch.Tensor:
+    batch = draw_pairs()
+    batch["labels"] = batch["labels"].clamp_max(29)
+    with torch.no_grad():
+        return model.eval()(**batch).logits
+
+
+def save_and_open(model: PreTrainedModel, folder) -> PreTrainedModel:
+    model.save_pretrained(folder)
+    opened, report = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return opened.eval()
+
+
+def walk(model: PreTrainedModel, steps: list[Callable], folder) -> None:
+    """Save after all steps, compare, and once more what was opened."""
+    torch.manual_seed(3)
+    for step in steps:
+        model = step(model)
+    for name in ("first", "second"):
+        before = logits(model)
+        model = save_and_open(model, folder / name)
+        torch.testing.assert_close(logits(model), before, rtol=0, atol=0)
+
+
+FORMS = [
+    *({"tying": tying} for tying in ("all", "decoder", "none")),
+    *({"tying": tying, "decoder_vocab_size": 30} for tying in ("decoder", "none")),
+    {"tying": "all", "decoder_vocab_size": SIZE},
+    {"tying": "all", "tie_word_embeddings": False},
+    {"tying": "decoder", "tie_word_embeddings": False, "output_bias": True},
+]
+CASES = [(form, norm) for form in FORMS for norm in ("none", "fix_norm", "layer_norm")]
+
+
+def try_walks(number: int, walks: list[list[Callable]], folder) -> None:
+    form, norm = CASES[number]
+    model = build_model("rela-g", **form, embedding_norm=norm, position_embedding_type="learned", **FEW_LAYERS)
+    for count, steps in enumerate(walks):
+        try:
+            walk(copy.deepcopy(model), steps, folder / str(count))
+        except Exception as error:
+            error.add_note(f"{form}, {norm}, after {[step.__name__ for step in steps]}")
+            raise
+
+
+@pytest.fixture
+def without_code(monkeypatch):
+    """Leaves the files of code out, which take longer to write than all else."""
+    for config_class in FAMILIES:
+        monkeypatch.setattr(config_class, "payload_writer", None)
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_folder_computes_what_the_model_did(number, tmp_path):
+    draw = random.Random(number)
+    walks = [[tie_head, grow], *([step] for step in STEPS[number % 4 :: 4])] + [
+        draw.choices(STEPS, k=length) for length in (2, 4)
+    ]
+    try_walks(number, walks, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_folder_computes_what_the_model_did_after_many_steps(number, tmp_path):
+    draw = random.Random(-number)
+    walks = [[step] for step in STEPS] + [draw.choices(STEPS, k=draw.randint(2, 6)) for _ in range(15)]
+    try_walks(number, walks, tmp_path)
+
+
+def give_plain_head(model):
+    model.lm_head = nn.Linear(WIDTH, SIZE)
+
+
+def give_unit_head(model):
+    model.lm_head = UnitLinear(WIDTH, SIZE, bias=False)
+
+
+def give_bigger_head(model):
+    model.set_output_embeddings(nn.Linear(WIDTH, SIZE + 1))
+
+
+def give_deep_head(model):
+    model.lm_head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, SIZE))
+
+
+def give_bigger_table(model):
+    model.get_decoder().embed_positions = nn.Embedding(40, WIDTH)
+
+
+def drop_layer(model):
+    del model.get_decoder().layers[-1]
+
+
+def parametrize_head(model):
+    parametrizations.weight_norm(model.lm_head)
+
+
+def adapt_without_merging(model):
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"]))
+
+
+@pytest.mark.parametrize(
+    ("norm", "spoil", "named"),
+    [
+        ("fix_norm", give_plain_head, "lm_head is a Linear"),
+        ("none", give_unit_head, "lm_head is a UnitLinear"),
+        ("none", give_bigger_head, r"lm_head.weight is \[41, 16\], not \[40, 16\]"),
+        ("none", give_deep_head, "lm_head is a Sequential"),
+        ("none", give_bigger_table, r"decoder.embed_positions.weight is \[40, 16\], not \[32, 16\]"),
+        ("none", drop_layer, r"decoder.layers.2\S* is missing"),
+        ("none", parametrize_head, "lm_head"),
+        ("none", adapt_without_merging, "lm_head"),
+    ],
+)
+def test_what_no_configuration_builds_is_not_saved(norm, spoil, named, tmp_path):
+    model = build_model("softmax", embedding_norm=norm, position_embedding_type="learned")
+    before = model.config.to_dict()
+    spoil(model)
+    with pytest.raises(ValueError, match=named):
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    assert model.config.to_dict() == before
+
+
+def test_embeddings_of_another_size_are_saved(tmp_path):
+    model = build_model("softmax", tying="decoder")
+    model.set_input_embeddings(nn.Embedding(50, WIDTH))
+    before = logits(model)
+    opened = save_and_open(model, tmp_path)
+    torch.testing.assert_close(logits(opened), before)
+    assert (opened.config.vocab_size, opened.config.decoder_vocab_size, opened.config.tying) == (50, SIZE, "decoder")
+
+
+def test_a_model_that_is_not_replaced_keeps_its_ties_and_its_random_numbers(tmp_path):
+    model = build_model("softmax")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    opened = save_and_open(model, tmp_path)
+    assert opened.config.tying == "all"
+    assert opened.lm_head.weight is opened.get_input_embeddings().weight
+    torch.manual_seed(5)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_weights_that_layers_share_by_hand_are_saved(tmp_path):
+    model = build_model("softmax")
+    first, second = model.get_encoder().layers
+    second.mlp.fc1.weight = first.mlp.fc1.weight
+    before = logits(model)
+    torch.testing.assert_close(logits(save_and_open(model, tmp_path)), before)
+
+
+def test_parts_of_a_model_are_saved_alone(tmp_path):
+    model = build_model("softmax")
+    untie_decoder(model)
+    for part in (model.model, model.get_encoder(), model.get_decoder()):
+        opened = save_and_open(part, tmp_path / type(part).__name__)
+        for name, weight in part.state_dict().items():
+            assert torch.equal(opened.state_dict()[name], weight), name
+    assert model.config.tying == "decoder"  # which says nothing wrong of the parts
+
+
+def test_ties_follow_the_configuration():
+    model = build_model("softmax", tying="none")
+    model.config.tying = "all"
+    model.tie_weights()
+    assert model.lm_head.weight is model.get_decoder().embed_tokens.weight is model.get_input_embeddings().weight
+
+
+def test_resizing_what_both_sides_share_without_saying_so_keeps_the_target():
+    model = build_model("softmax", decoder_vocab_size=SIZE)
+    model.config.tie_word_embeddings = False
+    before = logits(model)
+    model.resize_token_embeddings(SIZE + 5)
+    torch.testing.assert_close(logits(model), before)
+    sides = (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens)
+    assert [(side.num_embeddings, len(side.weight)) for side in sides] == [(SIZE + 5,) * 2, (SIZE,) * 2]
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_classifier_of_other_classes_is_saved(rows, bias, tmp_path):
+    names = ["cat", "dog", "horse", "owl", "rat"]
+    model = build_model("relu-vit", "vision", id2label=dict(enumerate(names)))
+    model.classifier = nn.Linear(TINY_VISION["hidden_size"], rows, bias=bias)
+    before = logits_of(model, labels=None)
+    opened = save_and_open(model, tmp_path)
+    torch.testing.assert_close(logits_of(opened, labels=None), before)
+    assert list(opened.config.label2id.items()) == [(f"LABEL_{row}", row) for row in range(rows)]
+
+
+def test_a_deep_classifier_is_not_saved(tmp_path):
+    model = build_model("relu-vit", "vision")
+    model.classifier = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    with pytest.raises(ValueError, match="classifier is a Sequential"):
+        model.save_pretrained(tmp_path)
+
+
+def test_adapters_are_saved_as_transformers_does_it(tmp_path):
+    model = build_model("softmax")
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    model.save_pretrained(tmp_path)
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+
+
+CLEAN = """
+    import torch
+    from torch import nn
+    from transformers import AutoModelForSeq2SeqLM
+
+    batch = {"input_ids": torch.arange(4, 12)[None], "labels": torch.arange(5, 9)[None]}
+    model = AutoModelForSeq2SeqLM.from_pretrained("first", trust_remote_code=True)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1)
+    model.save_pretrained("second")
+    opened = AutoModelForSeq2SeqLM.from_pretrained("second", trust_remote_code=True)
+    with torch.no_grad():
+        torch.testing.assert_close(opened(**batch).logits, model(**batch).logits)
+    model.lm_head = nn.Identity()
+    try:
+        model.save_pretrained("third")
+    except ValueError as error:
+        assert "lm_head" in str(error)
+    else:
+        raise AssertionError("an identity was saved")
+    print("done")
+"""
+
+
+def test_the_code_of_a_folder_does_the_same_by_itself(tmp_path):
+    build_model("softmax").save_pretrained(tmp_path / "first")
+    assert run_clean(CLEAN, tmp_path).endswith("done\n")
