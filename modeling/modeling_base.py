@@ -3,8 +3,10 @@
 """What all models share: abilities, the initialisation of shared modules, attention options and the regulariser."""
 
 import copy
+import inspect
 import math
-import sys
+import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,22 +44,11 @@ def is_same(first: Tensor | None, second: Tensor | None) -> bool:
     return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
 
 
-def _pushed_folder() -> str | None:
-    """The folder that the Trainer which saves now pushes; it copies all of a checkpoint there but the code."""
-    trainer, frame = sys.modules.get("transformers.trainer"), sys._getframe()
-    while trainer is not None and (frame := frame.f_back) is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, trainer.Trainer):
-            return owner.args.output_dir if owner.args.push_to_hub else None
-    return None
-
-
 class TransformerPreTrainedModel(PreTrainedModel):
     """Abilities of all models, and the initialisation of every module that several of them have."""
 
     config: TransformerConfig
     supports_gradient_checkpointing = True
-    _folder_with_code: str | None = None
     _can_compile_fullgraph = True
 
     def __init__(self, config: TransformerConfig):
@@ -83,7 +74,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
         """As in transformers, but the folder computes what the model does, whatever was replaced, tied or untied.
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
-        number of labels). Adapters and quantised models are saved as transformers does it.
+        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
 
         Raises:
             ValueError: the model is another than its configuration builds; the message names what differs.
@@ -91,12 +83,12 @@ class TransformerPreTrainedModel(PreTrainedModel):
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
-        if is_main_process and (pushed := _pushed_folder()) not in (None, self._folder_with_code):
-            self._folder_with_code = pushed
+        folder = PurePath(save_directory)
+        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
             if self.is_remote_code():
-                custom_object_save(self, pushed)
+                custom_object_save(self, folder.parent)
             elif self.config.payload_writer is not None:
-                self.config.payload_writer(self.config, pushed)
+                self.config.payload_writer(self.config, folder.parent)
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
         """Fields of the configuration that must be others for it to build a model of these weights."""
@@ -112,7 +104,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
         modules, differences = dict(self.named_modules(remove_duplicate=False)), []
         for name, module in opened.named_modules(remove_duplicate=False):
             found = modules.get(name, module)
-            if type(found).forward is not type(module).forward:
+            # a class that FSDP or transformers has put around it has the same forward inside
+            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
         expected = opened.state_dict()
         for name, tensor in expected.items():

@@ -24,6 +24,7 @@ MODULES = {
     "difflib",
     "functools",
     "hashlib",
+    "inspect",
     "huggingface_hub.dataclasses",
     "huggingface_hub.errors",
     "io",
@@ -48,7 +49,6 @@ MODULES = {
 }
 NAMES_OF_MODULES = {
     "pathlib": {"PurePath"},
-    "packaging.version": {"Version"},
     "entmax": {"entmax15", "sparsemax"},
     "PIL": {"Image", "ImageOps"},
 }
@@ -72,7 +72,7 @@ MAY_LOAD = {
     "configuration_base.py": {"save_pretrained", "push_to_hub"},
     # what a Trainer pushes gets the code that transformers copies into a saved folder
     "modeling_base.py": {
-        *("import sys", "save_pretrained", "from transformers.dynamic_module_utils import custom_object_save"),
+        *("save_pretrained", "from transformers.dynamic_module_utils import custom_object_save"),
     },
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
     "handler.py": {"from_pretrained", "pipeline"},

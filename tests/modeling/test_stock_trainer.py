@@ -138,17 +138,12 @@ def test_an_image_model_that_is_trained_without_labels_tells_it(caplog, warn_ane
     assert regularizer_warnings(caplog) == 1
 
 
-@pytest.mark.parametrize("pushes", [True, False])
-def test_the_folder_that_a_trainer_pushes_has_the_code_of_its_checkpoints(
-    pushes, tokenizer, dataset, tmp_path, monkeypatch
-):
-    for name in ("init_hf_repo", "_push_from_checkpoint"):
-        monkeypatch.setattr(Seq2SeqTrainer, name, lambda *arguments, **options: None)
+def test_the_folder_around_a_checkpoint_has_its_code(tokenizer, dataset, tmp_path):
     model = build_model("reluformer", vocab_size=len(tokenizer))
-    options = {"max_steps": 1, "save_steps": 1, "push_to_hub": pushes, "hub_strategy": "every_save"}
-    make_trainer(model, tokenizer, dataset, tmp_path, **options).train()
+    make_trainer(model, tokenizer, dataset, tmp_path, max_steps=1, save_steps=1).train()
     code = {path.name for path in (tmp_path / "checkpoint-1").glob("*.py")}
     assert "modeling_seq2seq.py" in code
-    assert {path.name for path in tmp_path.glob("*.py")} == (code if pushes else set())
-    model.save_pretrained(tmp_path / "other" / "checkpoint-2")
-    assert not list((tmp_path / "other").glob("*.py"))
+    assert {path.name for path in tmp_path.glob("*.py")} == code
+    for name in (".hidden/checkpoint-2", "other/model"):
+        model.save_pretrained(tmp_path / name)
+        assert not list((tmp_path / name).parent.glob("*.py"))
