@@ -90,6 +90,18 @@ def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | Non
     return past_key_values if cache is None else cache
 
 
+def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero states [batch, length, width] of padding, whose weights are 0: 0 · NaN would reach the real tokens.
+
+    Args:
+        states: that a caller has made.
+        mask: 1 = real [batch, length or more]; another one, or none, changes nothing.
+    """
+    if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
+        return states
+    return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
+
+
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     """Abilities, and the initialisation of embeddings, of all encoder–decoder families."""
 
@@ -206,13 +218,21 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
                 f"{self.config.max_position_embeddings}: truncate it"
             )
 
-    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        positions: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped."""
         config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
                 input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
+        else:
+            inputs_embeds = without_padding(inputs_embeds, mask)
         if config.embedding_norm == "fix_norm":
             inputs_embeds = unit_length(inputs_embeds)
         if config.scale_embedding:
@@ -258,7 +278,9 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         mask = padding_mask(attention_mask, length, length, device)
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
         options = self.attention_options(mask, query_mask, output_attentions, output_null_rate)
-        hidden_states = self.embed(input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device))
+        hidden_states = self.embed(
+            input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device), attention_mask
+        )
         sums = []
         for layer in self.layers:
             hidden_states, layer_sums = layer(hidden_states, options)
@@ -327,7 +349,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.check_length(past_len + length)
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
-        hidden_states = self.embed(input_ids, inputs_embeds, positions)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         sources, source_len = encoder_hidden_states.shape[:2]
         rows = given.shape[0]
         if not sources or rows % sources:
@@ -445,21 +467,25 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         Raises:
             TypeError: a keyword is none of these.
         """
-        encoder_sums = None
+        encoder_sums, cache = None, one_cache(past_key_values, cache)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
             # those of an earlier call do not count again; `generate` also repeats them like rows
-            encoder_sums = encoder_outputs.regularizer_sums
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
+            encoder_sums, encoder_states = encoder_outputs.regularizer_sums, encoder_outputs.last_hidden_state
+        else:
+            if not isinstance(encoder_outputs, BaseModelOutput):
+                encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
+            encoder_states = encoder_outputs.last_hidden_state
+            if not getattr(cache, "is_updated", {}).get(0):  # later steps have keys and values of it
+                encoder_states = without_padding(encoder_states, attention_mask)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_states,
             encoder_attention_mask=attention_mask,
-            past_key_values=one_cache(past_key_values, cache),
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             query_mask=decoder_query_mask,

@@ -414,3 +414,31 @@ def test_mask_of_four_dimensions_and_embeddings_as_input(preset):
         torch.testing.assert_close(logits_of(model, attention_mask=mask), expected)
     embeddings = model.get_input_embeddings()(batch["input_ids"])
     torch.testing.assert_close(logits_of(model, input_ids=None, inputs_embeds=embeddings), expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "fused"])
+@all_presets
+def test_states_of_padding_reach_no_real_token(preset, backend, value):
+    model, batch = build_model(preset), draw_pairs()
+    model.set_attn_implementation(backend)
+    mask, target = batch["attention_mask"], batch["labels"].clamp_min(0)
+    target_mask = batch["labels"].ne(-100).long()
+    source = {"inputs_embeds": model.get_input_embeddings()(batch["input_ids"]), "decoder_input_ids": target}
+    encoded = {"encoder_outputs": model.get_encoder()(batch["input_ids"], mask)[:1], "decoder_input_ids": target}
+    decoded = {
+        "input_ids": batch["input_ids"],
+        "decoder_inputs_embeds": model.get_decoder().embed_tokens(target),
+        "decoder_attention_mask": target_mask,
+    }
+    for inputs, name, padding in (
+        (source, "inputs_embeds", mask == 0),
+        (encoded, "encoder_outputs", mask == 0),
+        (decoded, "decoder_inputs_embeds", target_mask == 0),
+    ):
+        expected = model(attention_mask=mask, **inputs).logits
+        states = inputs[name][0] if name == "encoder_outputs" else inputs[name]
+        states = states.detach().masked_fill(padding[..., None], value)
+        given = {**inputs, name: (states,) if name == "encoder_outputs" else states}
+        is_real = target_mask.bool() if name == "decoder_inputs_embeds" else torch.ones_like(target_mask).bool()
+        assert torch.equal(model(attention_mask=mask, **given).logits[is_real], expected[is_real]), name
