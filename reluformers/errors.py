@@ -93,7 +93,10 @@ def run_main(main: Callable[[], None]) -> None:
         if not is_said and not missing and not is_disk_full(error):
             raise
         logger.debug("the error in full", exc_info=True)
-        sys.stderr.write(f"error: {missing or describe_error(error)}\n")
+        message = missing or describe_error(error)
+        # a name may hold what a terminal obeys
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        sys.stderr.write(f"error: {shown}\n")
         sys.exit(EXIT_ERROR)
 
 

@@ -200,6 +200,10 @@ def test_names_are_read_as_what_they_are(tmp_path, monkeypatch, name):
             assert (tmp_path / f"{name}-scored.{ending}").is_file()
 
 
+def test_a_name_does_not_command_the_terminal(capsys):
+    assert r"\x1b[31m" in fails(capsys, "evaluate", "./\x1b[31m", "--data", "x")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_names_that_are_no_text_are_refused_by_name_before_the_work(capsys, tmp_path, command):
     name = os.fsdecode(b"m\xff")

@@ -275,3 +275,14 @@ def test_hub_sets_are_asked_for_with_their_options(monkeypatch):
     assert calls == [(("uoft-cs/cifar10",), {"split": "test[:6]", "name": "plain_text", "revision": "abc"})]
     assert dataset.column_names == ["image", "label", "place"]
     np.testing.assert_array_equal(dataset["label"][:], LABELS)
+
+
+def test_classes_that_are_text_stay_so(tmp_path):
+    names = ["007", "1.0", "NA", "True", "1e3", ""]
+    path = write_plain(tmp_path / "a.parquet", label=names)
+    assert load_image_split(path, "train").features["label"].names == sorted(names)
+    other = write_plain(tmp_path / "b.parquet", label=list(range(len(names))))
+    for files in ([path, other], [other, path]):
+        message = fault(files)
+        assert "'label'" in message
+        assert files[1] in message

@@ -238,4 +238,4 @@ def test_the_length_that_is_asked_for_holds_without_a_warning(saved, asked, opti
         warnings.simplefilter("error")
         tokens = model.generate(**draw_sources(), eos_token_id=None, **asked, **options)
     assert tokens.shape[1] == 5
-    assert not caplog.messages
+    assert not [message for message in caplog.messages if "max_" in message]
