@@ -47,11 +47,7 @@ MODULES = {
     "types",
     "typing",
 }
-NAMES_OF_MODULES = {
-    "pathlib": {"PurePath"},
-    "entmax": {"entmax15", "sparsemax"},
-    "PIL": {"Image", "ImageOps"},
-}
+NAMES_OF_MODULES = {"pathlib": {"PurePath"}, "entmax": {"entmax15", "sparsemax"}, "PIL": {"Image", "ImageOps"}}
 # what runs text, opens a file or reaches the interpreter's insides
 NAMES = {"__builtins__", "__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open"}
 ATTRIBUTES = {
