@@ -27,7 +27,7 @@ from .feed_forward import FeedForward
 from .layers import EncoderLayer
 from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
-from .normalization import build_norm
+from .normalization import build_norm, is_watched
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
 
@@ -255,9 +255,10 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only.
 
         Raises:
-            ValueError: the labels are neither [batch] nor [batch, num_labels].
+            ValueError: the labels are neither [batch] nor [batch, num_labels], or, where they lie in the memory of a
+                processor, one is that of no class or a target outside of [0, 1].
         """
-        labels, logits = labels.to(logits.device), logits.float()
+        given, labels, logits = labels, labels.to(logits.device), logits.float()
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
             if labels.numel() != logits.numel() or len(labels) != len(logits):
@@ -268,6 +269,11 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
                 f"floats {list(logits.shape)}"
             )
+        if given.device.type == "cpu" and not is_watched():  # elsewhere to look at them would be to wait for them
+            largest = config.num_labels - 1 if labels.dim() == 1 else 1
+            wrong = given[~((given >= 0) & (given <= largest + 1e-3))]  # shares may be rounded
+            if len(wrong):
+                raise ValueError(f"labels has {wrong[0].item()}, but must be from 0 to {largest}")
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
             targets = labels if labels.dim() == 1 else labels.to(logits.dtype)

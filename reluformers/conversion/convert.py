@@ -45,7 +45,7 @@ CARD_FILE = "README.md"
 # of an attention module, what only some variants have
 VARIANT_WEIGHTS = re.compile(r"(?:_attn|\.attention)\.(?!(?:q|k|v|out)_proj\.)")
 # of a configuration, what belongs to the file that it was in
-_OF_A_FILE = {"architectures", "dtype", "transformers_version"}
+_OF_A_FILE = {"architectures", "dtype", "transformers_version", "label2id"}
 # fields that come with a preset's family
 _OF_AN_ATTENTION = ("normalization_loss_weight", "entropy_loss_weight")
 PIPELINE_TAGS = {AutoModelForSeq2SeqLM: "translation", AutoModelForImageClassification: "image-classification"}

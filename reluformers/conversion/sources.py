@@ -15,7 +15,7 @@ from transformers import (
     ViTConfig,
 )
 
-from reluformers.configuration.configuration_base import TransformerConfig
+from reluformers.configuration.configuration_base import TransformerConfig, distinct_names
 from reluformers.errors import UserError
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
@@ -217,6 +217,8 @@ def fields_of(config: PreTrainedConfig, place: str) -> dict[str, Any]:
     fields |= _activation(getattr(config, "activation_function" if is_seq2seq(source) else "hidden_act"), place)
     if is_seq2seq(source):
         return fields | _seq2seq_fields(config)
+    del fields["label2id"]  # follows from the names
+    fields["id2label"] = distinct_names(config.id2label)
     return fields | _vision_fields(config, place)
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 
+from reluformers.configuration.configuration_base import distinct_names
 from reluformers.errors import UserError
 
 from .names import TIMM_NAMES, rename
@@ -78,8 +79,7 @@ def timm_fields(config: Mapping[str, Any], weights: State, place: str, given: Ma
         "initialization": "normal",
         "label_smoothing": 0.0,
         "multi_label_reduction": "mean",
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: number for number, label in enumerate(labels)},
+        "id2label": distinct_names(dict(enumerate(labels))),
         **_ACTIVATIONS[activation],
     }
 

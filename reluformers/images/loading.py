@@ -5,13 +5,13 @@ import hashlib
 import logging
 import os
 import random
+import re
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
@@ -33,6 +33,9 @@ from reluformers.training.sources import (
 logger = logging.getLogger(__name__)
 
 ROWS_PER_BLOCK = 1000
+
+# in a column of strings: none at all, or what marks images without a label
+_NO_CLASS = re.compile(r"\s*(-\d+(\.\d*)?)?\s*")
 
 IMAGE = "image"
 LABEL = "label"
@@ -61,8 +64,8 @@ def load_image_split(
         split: Name of the split, perhaps with a slice: "train" or "train[:5000]". Images out of folders come in a
             fixed random order, so that a slice holds all classes.
         image_column: Column of the images; None for the only one of that type.
-        label_column: Column of the labels, classes, strings or integers; None for the only one with classes, else the
-            only one with strings or integers. Of several columns the one named "image" or "label" is taken.
+        label_column: Column of the labels, classes, strings or integers from 0 on; None for the only one with classes,
+            else the only one with strings or integers. Of several columns the one named "image" or "label" is taken.
         classes: Names that the labels are to number, such as those of a model or of the training split; None for those
             of this split: as declared, else the sorted values.
 
@@ -241,7 +244,8 @@ def _find_column(
         if wanted not in features:
             raise UserError(f"{place}: no column {wanted!r} of {what}; found {names}")
         if not any(fits(features[wanted]) for fits in kinds):
-            raise UserError(f"{place}: column {wanted!r} is of type {features[wanted]}, which holds no {what}")
+            shown = _least_number(dataset, wanted)
+            raise UserError(f"{place}: column {wanted!r} is of type {features[wanted]}{shown}, which holds no {what}")
         return wanted
     usual = what.removesuffix("s")
     for fits in kinds:
@@ -252,7 +256,17 @@ def _find_column(
             raise UserError(
                 f"{place}: several columns may hold {what} ({', '.join(map(repr, found))}); set {usual}_column to one"
             )
+    names = ", ".join(f"{name!r}{_least_number(dataset, name)}" for name in dataset.column_names)
     raise UserError(f"{place}: no column holds {what}; found {names}")
+
+
+def _least_number(dataset: Dataset, column: str) -> str:
+    """The least value of a column of floats or truth values, in words; nothing of another."""
+    kind = getattr(dataset.features[column], "dtype", None)
+    if not isinstance(dataset.features[column], Value) or not ("float" in kind or kind == "bool"):
+        return ""
+    values = dataset.select_columns([column]).with_format("arrow")[:][column]
+    return f" ({kind} such as {pc.min_max(values)['min']})"
 
 
 def _check_images(images: Dataset, place: str, column: str) -> None:
@@ -276,10 +290,12 @@ def _number_labels(
     declared = feature.names if _is_class(feature) else None
 
     def is_wrong(value: Any) -> bool:
-        return value is None or (declared is not None and not 0 <= value < len(declared))
+        if isinstance(value, str):
+            return _NO_CLASS.fullmatch(value) is not None
+        return value is None or value < 0 or (declared is not None and value >= len(declared))
 
     allowed = "a label" if declared is None else f"a label from 0 to {len(declared) - 1}"
-    if values.null_count or (declared is not None and _exceeds(values, len(declared))):
+    if any(map(is_wrong, pc.unique(values).to_pylist())):
         row, shown = find_value(dataset, column, place, is_wrong, "labels")
         raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not {allowed}; correct or remove the row")
     if declared is None:
@@ -292,11 +308,6 @@ def _number_labels(
         numbers, names = _renumber(numbers, names, classes, place), list(classes)
     _warn_of_absent(numbers, names, place)
     return numbers, names
-
-
-def _exceeds(values: pa.Array, classes: int) -> bool:
-    limits = pc.min_max(values).as_py()
-    return limits["min"] < 0 or limits["max"] >= classes
 
 
 def _renumber(numbers: np.ndarray, names: list[str], classes: list[str], place: str) -> np.ndarray:

@@ -129,7 +129,7 @@ def predict(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, 
         Logits and labels in the order of the batches, on the CPU, and the loss.
 
     Raises:
-        UserError: there are no batches, or the model computes NaN or infinite logits.
+        UserError: there are no batches, a label is that of no class, or the model computes NaN or infinite logits.
     """
     logits, labels, loss = [], [], 0.0
     training = model.training
@@ -137,9 +137,12 @@ def predict(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, 
     try:
         with torch.inference_mode():
             for batch in tqdm(batches, unit=" batches", disable=not progress):
+                given, classes = batch["labels"], model.config.num_labels
+                if len(wrong := given[(given < 0) | (given >= classes)]):
+                    raise UserError(f"the label {wrong[0]} is none of the model's, from 0 to {classes - 1}")
                 outputs = model(**{name: tensor.to(model.device) for name, tensor in batch.items()})
                 logits.append(outputs.logits.float().cpu())
-                labels.append(batch["labels"].cpu())
+                labels.append(given.cpu())
                 loss += float(outputs.loss) * len(logits[-1])
     finally:
         model.train(training)

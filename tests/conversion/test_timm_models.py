@@ -135,6 +135,12 @@ def test_names_and_pixels_come_along(tmp_path):
     assert list(processor.image_mean) == [0.485, 0.456, 0.406]
 
 
+def test_names_of_two_classes_become_distinct(tmp_path):
+    save(tmp_path, timm_weights(**PLAIN), label_names=["crane", "cat", "crane", "newt", "owl"])
+    names = convert(tmp_path, tmp_path / "ours").config.id2label
+    assert list(names.values()) == ["crane", "cat", "crane (2)", "newt", "owl"]
+
+
 def test_heads_can_be_given(tmp_path):
     weights = timm_weights(**PLAIN)
     save(tmp_path, weights, architecture="vit_odd_patch4_8")

@@ -178,6 +178,11 @@ def test_columns_are_found_by_type_or_named(tmp_path):
         ({"label": [0, 1, None, 0, 1, 2]}, ["row 3", "'label' holds None, not a label"]),
         ({"label": ["a", "b", "a", None, "b", "a"]}, ["row 4", "'label' holds None, not a label"]),
         ({"label": [0.5] * 6}, ["no column holds labels", "found 'image', 'label'"]),
+        ({"label": [1.0, -1.0, 0.0, 1.0, 2.0, 0.0]}, ["no column holds labels", "-1.0"]),
+        ({"label": [True, False] * 3}, ["no column holds labels", "bool", "False"]),
+        ({"label": [0, 1, -1, 0, 1, -2]}, ["row 3", "'label' holds -1, not a label"]),
+        ({"label": ["a", "b", "-1", "a", "b", "a"]}, ["row 3", "'label' holds '-1', not a label"]),
+        ({"label": ["a", "b", "a", " ", "b", "a"]}, ["row 4", "'label' holds ' ', not a label"]),
         ({"label": [[0, 1]] * 6}, ["no column holds labels"]),
         ({"image": [*images(4), None, *images(1)]}, ["row 5", "'image' holds no image"]),
         ({"image": [*images(1), {"bytes": None, "path": None}, *images(4)]}, ["row 2", "'image' holds no image"]),
@@ -188,6 +193,13 @@ def test_faults_of_values_are_named(tmp_path, columns, parts):
     message = fault(write_plain(tmp_path / "x.parquet", **columns))
     for part in ["x.parquet, split 'train'", *parts]:
         assert part in message
+
+
+def test_a_column_of_numbers_that_are_no_classes_is_named_with_one_of_them(tmp_path):
+    write_plain(tmp_path / "x.parquet", score=[1.0, -1.0] * 3)
+    message = fault(tmp_path / "x.parquet", label_column="score")
+    assert "column 'score' is of type" in message
+    assert "-1.0" in message
 
 
 @pytest.mark.parametrize("label", [-1, 3])

@@ -231,6 +231,16 @@ def test_unusable_folders_are_named_in_one_line(copy, damage, message):
     assert str(copy) in str(caught.value)
 
 
+@pytest.mark.parametrize("label", [-1, -100, 1000])
+def test_a_label_of_no_class_is_named(folder, label):
+    model, _ = load_image_model(folder)
+    size = model.config.image_size
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    batch = {"pixel_values": torch.zeros(2, 3, height, width), "labels": torch.tensor([0, label])}
+    with pytest.raises(UserError, match=f"label {label} "):
+        predict(model, [batch])
+
+
 def test_two_classes_of_one_name_are_refused():
     config = ViTConfig(id2label={0: "crane", 1: "cat", 2: "crane"}, label2id={"crane": 2, "cat": 1})
     with pytest.raises(UserError, match="several classes 'crane'"):

@@ -433,3 +433,21 @@ def test_exports_with_dynamic_batch(preset):
     program = torch.export.export(model, (draw_images()["pixel_values"],), dynamic_shapes=(rows,), strict=False)
     pixels = draw_images(rows=7)["pixel_values"]
     torch.testing.assert_close(program.module()(pixels), model(pixels))
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+@pytest.mark.parametrize("wrong", [-1, -100, 5])
+def test_a_label_of_no_class_is_named(problem, wrong):
+    model, batch = build_model("relu-vit", "vision", problem_type=problem), draw_images()
+    batch["labels"][1] = wrong
+    with pytest.raises(ValueError, match=f"labels has {wrong},"):
+        model(**batch)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1.5, float("nan")])
+def test_a_target_that_is_no_share_is_named(wrong):
+    model, batch = build_model("relu-vit", "vision", problem_type="multi_label_classification"), draw_images()
+    batch["labels"] = torch.rand(3, 5)
+    batch["labels"][2, 0] = wrong
+    with pytest.raises(ValueError, match=f"labels has {wrong},"):
+        model(**batch)
