@@ -39,6 +39,7 @@ from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.scorer import check_at_least
 from reluformers.terminal import shows_progress, silence_transformers
+from reluformers.training.checkpoints import check_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> None:
     check_at_least(options, max_tokens=1)
     read = [*data.paths, *(development.paths if development else []), config_file]
     check_output_files(options.output, options.report, inputs=read)
+    check_model(options.model)
     model, tokenizers = open_translator(options.model, trust_remote_code=options.trust_remote_code)
 
     def align(text: ParallelText) -> Iterator[tuple[ParallelRow, WordAlignments]]:

@@ -26,6 +26,7 @@ from reluformers.files import check_output_files, write_json, write_text
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.terminal import shows_progress, silence_transformers
+from reluformers.training.checkpoints import check_model
 
 from .compare import run_names
 from .evaluate import check_options_of_others
@@ -76,6 +77,7 @@ def common_task(options: argparse.Namespace) -> Task:
     """
     tasks = {}
     for model in options.models:
+        check_model(model)
         task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
         check_options_of_others(argparse.Namespace(**vars(options), model=model), task)
         tasks.setdefault(task.name, (task, model))

@@ -12,6 +12,7 @@ from typing import Any
 from reluformers.cards.card import write_card
 from reluformers.cards.data_words import DataWords
 from reluformers.terminal import silence_transformers
+from reluformers.training.checkpoints import check_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,7 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> None:
     """Write the card."""
     silence_transformers()
+    check_model(options.folder)
     print(
         write_card(
             options.folder,

@@ -20,6 +20,7 @@ from reluformers.hub.errors import hub_errors
 from reluformers.hub.files import CHECK_FILE, read_config, refuse_foreign_code, select_files
 from reluformers.tasks import task_of_model_type
 from reluformers.terminal import silence_transformers
+from reluformers.training.checkpoints import check_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> None:
         api = HfApi()
         with hub_errors(api, options.model):
             folder = Path(api.snapshot_download(options.model, revision=options.revision))
+    check_model(folder)
     task = task_of_model_type(read_config(folder)["model_type"])
     select_files(folder)
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)

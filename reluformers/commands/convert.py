@@ -19,6 +19,7 @@ from reluformers.conversion.convert import convert, convert_back
 from reluformers.errors import UserError
 from reluformers.families import FAMILIES
 from reluformers.terminal import silence_transformers
+from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> None:
     take_changes(options, "fields", FIELD_CHANGE, "sites")
     if options.sites and options.preset is None:
         raise UserError("--sites says where, but there is no --preset to say what comes there")
+    check_model(options.source)
     if options.back:
         if options.preset is not None or options.fields:
             raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")

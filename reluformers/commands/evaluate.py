@@ -20,6 +20,7 @@ from reluformers.results import METRICS, Evaluation
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.terminal import silence_transformers
+from reluformers.training.checkpoints import check_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
             f"evaluate runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without a launcher"
         )
     silence_transformers()
+    check_model(options.model)
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
     options.task = task.name

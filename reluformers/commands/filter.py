@@ -31,6 +31,7 @@ from reluformers.errors import UserError
 from reluformers.files import check_output_files
 from reluformers.scorer import check_at_least
 from reluformers.terminal import shows_progress, silence_transformers
+from reluformers.training.checkpoints import check_model
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> None:
     if options.max_score is not None and math.isnan(options.max_score):
         raise UserError("max_score is nan, but must be a number")
     silence_transformers()
+    check_model(options.model)
     translator = open_translator(options.model, trust_remote_code=options.trust_remote_code)
     scores = ScoreFile(scores_path, {"score": options.score, **identity_of(options.model, text)})
     score_rest(options, translator, text, scores)

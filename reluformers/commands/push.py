@@ -18,6 +18,7 @@ from reluformers.hub.collection import add_to_collection
 from reluformers.hub.push import push_to_hub, snippet
 from reluformers.hub.space import push_space
 from reluformers.terminal import silence_transformers
+from reluformers.training.checkpoints import check_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     disable_progress_bars()
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
+    check_model(options.folder)
     release = push_to_hub(
         options.folder,
         options.repo_id,

@@ -3,18 +3,21 @@
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
 
-from .checkpoints import TRAINING_FILES, checkpoints_of
+from .checkpoints import MANIFEST_FILE, TRAINING_FILES, check_finite, check_model, checkpoints_of, step_of
 
 # beside them what holds the weights in another form
 _LEFT_BEHIND = shutil.ignore_patterns(
@@ -58,8 +61,8 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
         Path of the written folder.
 
     Raises:
-        UserError: a file is missing or damaged, the checkpoints hold different tensors, or `output` is, holds or lies
-            in a checkpoint.
+        UserError: a file is missing or not what a manifest says, the checkpoints hold different tensors, ones that
+            are not finite or one step twice, or `output` is, holds or lies in a checkpoint.
 
     Source: Vaswani et al. 2017, §6.1 (last 5 checkpoints); ReLA's recipe averages the last 5 as well.
     """
@@ -67,6 +70,9 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     if not folders:
         raise ValueError("There are no checkpoints to average.")
     check_output_folder(output, *folders)
+    for folder in folders:
+        check_model(folder)
+    _check_distinct(folders)
     layouts = [_weight_files(folder) for folder in folders]
     with ExitStack() as stack:
         readers = [_open_all(stack, layout) for layout in layouts]
@@ -76,6 +82,21 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
             for path in layouts[-1]:
                 _write_average(path, readers, temporary / path.name)
     return output
+
+
+def _check_distinct(folders: list[Path]) -> None:
+    """Refuse one checkpoint twice: itself, a link to it, or a copy, which the count of updates gives away."""
+    first: dict[Any, Path] = {}
+    for folder in folders:
+        manifest, state = folder / MANIFEST_FILE, folder / TRAINER_STATE_NAME
+        same = first.setdefault(manifest.read_bytes() if manifest.is_file() else folder.resolve(), folder)
+        if same is not folder:
+            raise UserError(f"{folder}: is the same as {same}; leave one out.")
+        step = step_of(folder)
+        with suppress(OSError, ValueError, TypeError, KeyError):  # what is no state of the Trainer tells nothing
+            step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
+        if step_of(folder) not in (None, step):
+            raise UserError(f"{folder}: is a copy of {PREFIX_CHECKPOINT_DIR}-{step}; leave one out.")
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -138,9 +159,11 @@ def _write_average(path: Path, readers: list[dict[str, tuple[Path, safe_open]]],
 def _mean(key: str, readers: list[dict[str, tuple[Path, safe_open]]]) -> torch.Tensor:
     """Return the mean of one tensor, or its last value where a mean makes no sense."""
     last = readers[-1][key][1].get_tensor(key)
-    if not (last.is_floating_point() or last.is_complex()) or len(readers) == 1:
+    if not (last.is_floating_point() or last.is_complex()):
         return last
     total = torch.zeros_like(last, dtype=torch.promote_types(last.dtype, torch.float32))
     for tensors in readers:
-        total += tensors[key][1].get_tensor(key)
+        path, reader = tensors[key]
+        total += (value := reader.get_tensor(key).to(total.dtype))
+        check_finite({key: value}, path)
     return (total / len(readers)).to(last.dtype)

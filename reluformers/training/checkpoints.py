@@ -7,12 +7,15 @@ folder beside, brought to the disk and renamed, so that no kill leaves a part of
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
+from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reluformers.errors import UserError
@@ -85,8 +88,12 @@ def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> 
     sync(target.parent)
 
 
-def check_checkpoint(folder: str | Path) -> dict[str, Any]:
+def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[str, Any]:
     """Make sure that every file of a checkpoint is as it was written.
+
+    Args:
+        folder: `checkpoint-<step>`.
+        for_training: whether a run is to go on from it; without, what belongs to training alone may be gone.
 
     Returns:
         The record of its run.
@@ -101,6 +108,8 @@ def check_checkpoint(folder: str | Path) -> dict[str, Any]:
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():
+            if not for_training and any(path.match(pattern) for pattern in TRAINING_FILES):
+                continue
             raise _damaged(path, "is missing")
         if (size := path.stat().st_size) != expected["size"]:
             what = "is cut short" if size < expected["size"] else "is too long"
@@ -108,6 +117,35 @@ def check_checkpoint(folder: str | Path) -> dict[str, Any]:
         if _fingerprint(path) != expected:
             raise _damaged(path, "is not what was written (another SHA-256)")
     return manifest["run"]
+
+
+def check_model(place: str | Path) -> None:
+    """Verify what a model is read from, if it is a checkpoint `checkpoint-<step>` of a run of ours, or a link to one.
+
+    Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over.
+
+    Raises:
+        UserError: a file of the model is missing, or one is not as it was written.
+    """
+    for folder in (Path(place), Path(os.path.realpath(place))):
+        if step_of(folder) is not None and (folder / MANIFEST_FILE).is_file():
+            check_checkpoint(folder, for_training=False)
+            return
+
+
+def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        weights: by name.
+        place: where they come from, for the error.
+
+    Raises:
+        UserError: names the first one.
+    """
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise UserError(f"{place}: {name} holds weights that are not finite; take another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -214,4 +252,4 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: {what}; resume from another checkpoint, or from the newest whole one by --resume alone")
+    return UserError(f"{path}: {what}; take another checkpoint; --resume alone goes on from the newest whole one")

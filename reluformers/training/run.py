@@ -28,7 +28,7 @@ from reluformers.plotting import plot_training_curves
 from .averaging import average_checkpoints
 from .checkpoints import (
     UNFINISHED_FOLDER,
-    check_checkpoint,
+    check_model,
     checkpoint_to_resume,
     checkpoints_of,
     read_manifest,
@@ -202,6 +202,8 @@ class TaskRun(ABC):
         """Where the run goes on and its record, as the first process sees it."""
         found: list[Any] = [None, {}]
         if self.args.process_index == 0:
+            if self.recipe.start is not None:
+                check_model(self.recipe.start)
             checkpoint = checkpoint_to_resume(self.output_dir, resume)
             found = [checkpoint, {} if checkpoint is None else read_manifest(checkpoint)["run"]]
         return tuple(broadcast_object_list(found))
@@ -322,8 +324,6 @@ def _load_average(trainer: TaskTrainer) -> None:
         folders = folders[-count:]
         if len(folders) < count:
             logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
-        for folder in folders:
-            check_checkpoint(folder)
         if folders:
             average_checkpoints(folders, averaged, overwrite=True)
     trainer.accelerator.wait_for_everyone()

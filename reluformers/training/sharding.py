@@ -21,7 +21,7 @@ from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config
 
 from .arguments import TaskTrainingArguments
-from .checkpoints import TRAINING_FILES, check_checkpoint
+from .checkpoints import TRAINING_FILES, check_checkpoint, check_finite
 
 SHARDED_WEIGHTS = f"{FSDP_MODEL_NAME}_0"
 _LEFT_BEHIND = shutil.ignore_patterns(*TRAINING_FILES, SHARDED_WEIGHTS, "optimizer_0")
@@ -102,7 +102,7 @@ def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: typ
         Path of the written folder.
 
     Raises:
-        UserError: the checkpoint is damaged or not in pieces, or `output` is, holds or lies in one.
+        UserError: the checkpoint is damaged, not finite or not in pieces, or `output` is, holds or lies in one.
     """
     checkpoint = Path(checkpoint)
     if not (checkpoint / SHARDED_WEIGHTS).is_dir():
@@ -110,7 +110,9 @@ def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: typ
     check_output_folder(output, checkpoint)
     check_checkpoint(checkpoint)
     model = auto_class.from_config(load_config(checkpoint))
-    model.load_state_dict(read_sharded_weights(checkpoint))
+    weights = read_sharded_weights(checkpoint)
+    check_finite(weights, checkpoint)
+    model.load_state_dict(weights)
     with atomic_directory(output, overwrite=overwrite) as temporary:
         model.save_pretrained(temporary)
         shutil.copytree(checkpoint, temporary, ignore=_LEFT_BEHIND, dirs_exist_ok=True)

@@ -1,6 +1,7 @@
 """Averaged checkpoints: values, types, shards, files beside the weights, damaged input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 from builders.commands import refusal_of, run_command
 from reluformers.errors import UserError
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
+from reluformers.training.checkpoints import complete_checkpoint
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -259,3 +261,85 @@ def test_command_line(capsys, tmp_path):
 def test_a_number_of_checkpoints_is_needed(capsys, tmp_path):
     line = refusal_of(capsys, "average", tmp_path, "--last", 0, "--output", tmp_path / "average")
     assert line == "error: last must be at least 1, got 0"
+
+
+def sealed(run: Path, step: int) -> Path:
+    """A checkpoint as our trainer leaves it."""
+    folder = run / f"checkpoint-{step}"
+    complete_checkpoint(checkpoint(run / "unfinished", step), folder, {})
+    return folder
+
+
+def change_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def not_finite(value: float):
+    return with_change(**{**tensors(2), "half": torch.tensor([1, 1, value, 1, 1]).bfloat16()})
+
+
+def change_config(folder: Path) -> None:
+    (folder / "config.json").write_text("config.json of 9")
+
+
+def remove_code(folder: Path) -> None:
+    (folder / "modeling_x.py").unlink()
+
+
+def change_optimizer(folder: Path) -> None:
+    (folder / "optimizer.pt").write_text("learning")
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("damage", [change_weights, change_config, remove_code, change_optimizer])
+def test_what_the_manifest_does_not_name_is_not_averaged(capsys, tmp_path, damage, place):
+    for step in (1, 2):
+        sealed(tmp_path / "run", step)
+    damage(tmp_path / "run" / f"checkpoint-{place}")
+    line = refusal_of(capsys, "average", tmp_path / "run", "--last", 2, "--output", tmp_path / "average")
+    assert f"checkpoint-{place}" in line
+    assert not (tmp_path / "average").exists()
+
+
+def test_what_belongs_to_training_alone_may_be_gone(tmp_path):
+    for step in (1, 2):
+        (sealed(tmp_path / "run", step) / "optimizer.pt").unlink()
+    run_command("average", tmp_path / "run", "--last", 2, "--output", tmp_path / "average")
+    assert_same(load_file(tmp_path / "average" / "model.safetensors"), expected_mean([1, 2]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_that_are_not_finite_are_not_averaged(capsys, tmp_path, value, count):
+    for step in (1, 2):
+        checkpoint(tmp_path / "run" / f"checkpoint-{step}", step)
+    not_finite(value)(tmp_path / "run" / "checkpoint-2")
+    line = refusal_of(capsys, "average", tmp_path / "run", "--last", count, "--output", tmp_path / "average")
+    assert "checkpoint-2/model.safetensors" in line
+    assert "half" in line
+    assert not (tmp_path / "average").exists()
+
+
+@pytest.mark.parametrize("kind", ["sealed", "stock"])
+@pytest.mark.parametrize("way", ["copy", "link"])
+def test_one_step_is_not_averaged_twice(capsys, tmp_path, kind, way):
+    run = tmp_path / "run"
+    if kind == "sealed":
+        first = sealed(run, 1)
+    else:
+        first = checkpoint(run / "checkpoint-1", 1)
+        (first / "trainer_state.json").write_text('{"global_step": 1}')
+    if way == "copy":
+        shutil.copytree(first, run / "checkpoint-2")
+    else:
+        (run / "checkpoint-2").symlink_to("checkpoint-1")
+    line = refusal_of(capsys, "average", run, "--last", 2, "--output", tmp_path / "average")
+    assert "checkpoint-2" in line
+    assert "checkpoint-1" in line
+    shutil.copytree(first, tmp_path / "best")
+    for other in (first, tmp_path / "best") if kind == "sealed" else (first,):
+        with pytest.raises(UserError, match="checkpoint-1"):
+            average_checkpoints([first, other], tmp_path / "average")
+    assert not (tmp_path / "average").exists()
