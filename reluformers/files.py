@@ -213,8 +213,8 @@ def sync(path: str | os.PathLike) -> None:
 
 
 def replace_directory(new: Path, target: Path) -> None:
-    """Let a folder take the place of another, which may be missing, on the same disk."""
-    if not target.exists():
+    """Let a folder take the place of another, which may be missing, on the same disk; what is behind a link stays."""
+    if not os.path.lexists(target):
         new.rename(target)
         return
     old = _beside(target)
@@ -224,7 +224,10 @@ def replace_directory(new: Path, target: Path) -> None:
     except BaseException:
         old.rename(target)
         raise
-    shutil.rmtree(old)
+    if old.is_symlink():
+        old.unlink()
+    else:
+        shutil.rmtree(old)
 
 
 def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
 # where checkpoints lie until they are whole
 UNFINISHED_FOLDER = ".unfinished"
+# folders of what training did not go on from
+_ASIDE = "set_aside"
 # patterns of what belongs to the training of one checkpoint and not to its model
 TRAINING_FILES = ("*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE)
 # all that a run writes before its first checkpoint
@@ -50,19 +53,30 @@ def step_of(folder: str | Path) -> int | None:
 
 
 def checkpoints_of(run_folder: str | Path) -> list[Path]:
-    """The folders `checkpoint-<step>` of a run, by step; whoever copies one to another name keeps the copy."""
-    folders = [path for path in Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()]
+    """The folders `checkpoint-<step>` of a run, by step, also links, wherever they lead, be it to nothing.
+
+    Whoever copies one to another name keeps the copy.
+    """
+    found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    folders = [path for path in found if path.is_dir() or path.is_symlink()]
     return sorted((path for path in folders if step_of(path) is not None), key=step_of)
 
 
 def rotate_checkpoints(run_folder: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints above the limit, but neither the last nor the best one."""
+    """Delete the oldest checkpoints above the limit, but neither the last nor the best one.
+
+    Of a link the link alone: another run may use what is behind it.
+    """
     if limit is None or limit <= 0:
         return
     folders = checkpoints_of(run_folder)
     old = [folder for folder in folders[:-1] if best is None or folder != Path(best)]
     for folder in old[: max(0, len(folders) - limit)]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_symlink():
+            logger.warning("%s: the link is removed, but not %s behind it", folder, os.path.realpath(folder))
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> None:
@@ -154,6 +168,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is missing, damaged or of a later version.
     """
+    if not folder.is_dir():
+        raise _damaged(folder, f"is a link to {os.path.realpath(folder)}, which is no folder")
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise _damaged(path, "is missing")
@@ -203,6 +219,8 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         return None
     if str(resume) not in ("last", "auto"):
         path = Path(resume)
+        if path.is_symlink() and step_of(path) is None:
+            path = Path(os.path.realpath(path))
         if not path.is_dir() or step_of(path) is None:
             raise UserError(
                 f"{resume}: is no checkpoint; --resume takes a folder checkpoint-<step> of a run, or no value for the "
@@ -211,8 +229,14 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         check_checkpoint(path)
         return path
     found = last_intact_checkpoint(output_dir) if output_dir.exists() else None
-    if found is None and resume == "last":
-        raise UserError(f"{output_dir}: holds no complete checkpoint to resume from")
+    if found is None:
+        left = [*checkpoints_of(output_dir), *sorted(output_dir.glob(f"{_ASIDE}-*/{PREFIX_CHECKPOINT_DIR}-*"))]
+        shown = textwrap.shorten(", ".join(str(path.relative_to(output_dir)) for path in left), 200)
+        if resume == "last":
+            others = f", but {shown}" if left else ""
+            raise UserError(f"{output_dir}: holds no complete checkpoint to resume from{others}")
+        if left:
+            logger.warning("%s: training starts anew, though there are checkpoints: %s", output_dir, shown)
     return found
 
 
@@ -228,17 +252,22 @@ def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | N
     """
     output_dir = Path(output_dir)
     shutil.rmtree(output_dir / UNFINISHED_FOLDER, ignore_errors=True)
-    is_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
+    folders = checkpoints_of(output_dir)
+    is_here = checkpoint is not None and any(folder.is_dir() and folder.samefile(checkpoint) for folder in folders)
     last = step_of(checkpoint) if is_here else -1
-    later = [folder for folder in checkpoints_of(output_dir) if step_of(folder) > last]
+    later = [folder for folder in folders if step_of(folder) > last]
     if not later:
         return None
     number = 1
-    while (aside := output_dir / f"set_aside-{number}").exists():
+    while os.path.lexists(aside := output_dir / f"{_ASIDE}-{number}"):
         number += 1
     aside.mkdir()
     for folder in later:
-        folder.rename(aside / folder.name)
+        if folder.is_symlink():  # which may be relative to where it lies
+            (aside / folder.name).symlink_to(os.path.realpath(folder))
+            folder.unlink()
+        else:
+            folder.rename(aside / folder.name)
     return aside
 
 

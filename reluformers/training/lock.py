@@ -30,8 +30,9 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     Raises:
         UserError: another run is there; names its process and machine.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file, but the output must be a folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        what = "a file" if folder.exists() else f"a link to {os.path.realpath(folder)}, which is not there"
+        raise UserError(f"{folder}: is {what}, but the output must be a folder")
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     owner = folder / OWNER_FILE

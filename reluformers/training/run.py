@@ -22,7 +22,7 @@ from reluformers.circumstances import current_circumstances
 from reluformers.conversion.convert import build_model, origin
 from reluformers.conversion.start import open_start
 from reluformers.errors import UserError, describe_error
-from reluformers.files import write_json
+from reluformers.files import replace_directory, write_json
 from reluformers.plotting import plot_training_curves
 
 from .averaging import average_checkpoints
@@ -224,9 +224,10 @@ class TaskRun(ABC):
         (unfinished / "training_args.bin").unlink(missing_ok=True)
         for path in sorted(unfinished.iterdir()):
             target = self.output_dir / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            path.replace(target)
+            if path.is_dir():
+                replace_directory(path, target)
+            else:
+                path.replace(target)
         unfinished.rmdir()
         self._save_log(trainer)
         write_json(self.output_dir / RESULTS_FILE, results)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import make_recipe, write_toy_files
 from reluformers.errors import UserError
+from reluformers.files import replace_directory
 from reluformers.images import train_image_classification
 from reluformers.training import checkpoints, trainer
 from reluformers.training.averaging import average_checkpoints
@@ -261,3 +262,132 @@ def test_the_best_checkpoint_is_named_by_its_place(files, tmp_path):
     train_translation(make_recipe(files, **options), tmp_path / "run")
     [best] = (tmp_path / "run").glob("checkpoint-*")
     assert json.loads((best / "trainer_state.json").read_text())["best_model_checkpoint"] == str(best)
+
+
+def link(place: Path, big: Path, way: str) -> None:
+    """Move a folder to a bigger disk and leave a link behind."""
+    big.mkdir(exist_ok=True)
+    target = shutil.move(place, big / place.name)
+    if way == "relative":
+        target = os.path.relpath(target, place.parent)
+    elif way == "of a link":
+        (big / "other").symlink_to(target)
+        target = big / "other"
+    place.symlink_to(target)
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory):
+    """A run with checkpoints 1 to 4."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train_translation(make_recipe(files, max_steps=4, **EACH_STEP), folder)
+    return folder
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The same, stopped behind its second update."""
+    shutil.copytree(whole, tmp_path / "run")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("linked", "way", "resume"),
+    [
+        ("checkpoint-2", "absolute", "auto"),
+        ("checkpoint-2", "relative", "last"),
+        ("checkpoint-2", "of a link", "auto"),
+        ("checkpoint-2", "relative", "run/checkpoint-2"),
+        ("checkpoint-2", "of a link", "big/checkpoint-2"),
+        ("", "absolute", "auto"),
+        ("", "absolute", "big/run/checkpoint-2"),
+        ("checkpoint-1", "relative", "auto"),
+    ],
+)
+def test_a_run_goes_on_from_a_link(files, whole, stopped, tmp_path, linked, way, resume):
+    link(stopped / linked, tmp_path / "big", way)
+    resume = tmp_path / resume if "/" in resume else resume
+    train_translation(make_recipe(files, max_steps=4, **EACH_STEP), stopped, resume=resume)
+    weights = load_file(stopped / "model.safetensors")
+    for name, weight in load_file(whole / "model.safetensors").items():
+        assert torch.equal(weights[name], weight), name
+    assert [step_of(folder) for folder in checkpoints_of(stopped)] == [1, 2, 3, 4]
+    for folder in checkpoints_of(stopped):
+        check_checkpoint(folder)
+    assert not list(stopped.glob("set_aside-*"))
+
+
+@pytest.mark.parametrize("way", ["absolute", "relative", "of a link"])
+def test_links_that_are_set_aside_lead_where_they_led(stopped, tmp_path, way):
+    link(stopped / "checkpoint-2", tmp_path / "big", way)
+    aside = set_aside_later(stopped, stopped / "checkpoint-1")
+    assert [folder.name for folder in checkpoints_of(stopped)] == ["checkpoint-1"]
+    check_checkpoint(aside / "checkpoint-2")
+    assert (aside / "checkpoint-2").samefile(tmp_path / "big" / "checkpoint-2")
+
+
+def test_a_link_to_nothing_is_named_and_makes_room(files, stopped, tmp_path, caplog):
+    for name, target in (("checkpoint-3", tmp_path / "gone"), ("checkpoint-4", "checkpoint-4")):
+        (stopped / name).symlink_to(target)
+        assert checkpoint_to_resume(stopped, "auto") == stopped / "checkpoint-2"
+        assert str(stopped / name) in caplog.text
+        with pytest.raises(UserError, match=name):
+            checkpoint_to_resume(stopped, stopped / name)
+    train_translation(make_recipe(files, max_steps=4, **EACH_STEP), stopped, resume="auto")
+    for step in (3, 4):
+        check_checkpoint(stopped / f"checkpoint-{step}")
+    assert {path.name for path in (stopped / "set_aside-1").iterdir()} == {"checkpoint-3", "checkpoint-4"}
+
+
+def test_a_link_by_another_name_is_followed(stopped):
+    (stopped / "latest").symlink_to("checkpoint-1")
+    assert checkpoint_to_resume(stopped, stopped / "latest").samefile(stopped / "checkpoint-1")
+
+
+def test_a_start_anew_beside_checkpoints_is_said(stopped, tmp_path, caplog):
+    flip(stopped / "checkpoint-1" / "model.safetensors")
+    link(stopped / "checkpoint-2", tmp_path / "big", "absolute")
+    shutil.rmtree(tmp_path / "big")
+    for place in ("checkpoint-", "set_aside-1/checkpoint-"):
+        caplog.clear()
+        assert checkpoint_to_resume(stopped, "auto") is None
+        line = caplog.records[-1].getMessage()
+        assert all(f"{place}{step}" in line for step in (1, 2))
+        with pytest.raises(UserError, match=f"{place}2"):
+            checkpoint_to_resume(stopped, "last")
+        set_aside_later(stopped, None)
+    caplog.clear()
+    assert checkpoint_to_resume(tmp_path / "new", "auto") is None
+    assert not caplog.records
+
+
+def test_rotation_removes_a_link_and_says_what_stays(stopped, tmp_path, caplog):
+    link(stopped / "checkpoint-1", tmp_path / "big", "relative")
+    rotate_checkpoints(stopped, 1, None)
+    assert [folder.name for folder in checkpoints_of(stopped)] == ["checkpoint-2"]
+    check_checkpoint(tmp_path / "big" / "checkpoint-1")
+    assert str(tmp_path / "big" / "checkpoint-1") in caplog.text
+
+
+def test_a_folder_takes_the_place_of_a_link(tmp_path):
+    for target in ("old", "gone"):
+        (tmp_path / "old").mkdir(exist_ok=True)
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "file").touch()
+        place = tmp_path / f"to_{target}"
+        place.symlink_to(tmp_path / target)
+        replace_directory(tmp_path / "new", place)
+        assert (place / "file").exists()
+        assert not place.is_symlink()
+    assert (tmp_path / "old").is_dir()
+    assert not (tmp_path / "old" / "file").exists()
+
+
+def test_an_output_folder_that_leads_nowhere_is_refused(files, tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "gone")
+    for resume in (None, "auto"):
+        with pytest.raises(UserError, match="gone"):
+            train_translation(make_recipe(files), tmp_path / "run", resume=resume)
+    assert not (tmp_path / "gone").exists()
