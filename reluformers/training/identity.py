@@ -43,6 +43,9 @@ MAY_CHANGE = frozenset(
 )
 # sections all of whose keys may change
 MAY_CHANGE_SECTIONS = frozenset({"decoding"})
+# of the description of a split: what is known of each of its files
+FILES = "files"
+_FILE = " (file "
 _VERSIONS = ("torch", "transformers", "reluformers")
 _ROWS_PER_BLOCK = 100_000
 
@@ -78,7 +81,9 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
     earlier, asked = _flat(before, owner), _flat(now, owner)
     if "data" not in now:
         earlier = {key: value for key, value in earlier.items() if key not in _flat_data(before)}
-    for key in sorted(earlier.keys() | asked.keys()):
+    # of files the run may know less, or something else where they were moved from or to the Hub
+    unknown = {key for key in earlier.keys() ^ asked.keys() if _FILE in key}
+    for key in sorted((earlier.keys() | asked.keys()) - unknown, key=lambda key: (_FILE in key, key)):
         if key in MAY_CHANGE or key.partition(".")[0] in MAY_CHANGE_SECTIONS:
             continue
         was, wanted = (values.get(key, _default(owner, key)) for values in (earlier, asked))
@@ -88,6 +93,8 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
                 f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for; go on with the same, or "
                 "choose another output folder"
             )
+    if unknown:
+        logger.warning("%s: does not say all of the files, which may be others: %s", checkpoint, min(unknown))
     if "data" not in now and (others := _other_versions(before, now)):
         logger.warning("%s was written by %s: weights will differ in their last digits", checkpoint, others)
 
@@ -114,11 +121,12 @@ def _flat(record: dict[str, Any], owner: type) -> dict[str, Any]:
 
 
 def _flat_data(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"data.{split} ({what})": value
-        for split, description in record.get("data", {}).items()
-        for what, value in description.items()
-    }
+    values = {}
+    for split, description in record.get("data", {}).items():
+        values.update({f"data.{split} ({what})": value for what, value in description.items() if what != FILES})
+        for number, file in enumerate(description.get(FILES, ()), start=1):
+            values.update({f"data.{split}{_FILE}{number}: {what})": value for what, value in file.items()})
+    return values
 
 
 def _default(owner: type, key: str) -> Any:

@@ -14,6 +14,7 @@ from reluformers.files import iterate_lines
 from reluformers.training.sources import (
     check_file,
     find_value,
+    hub_files,
     names_in,
     read_hub,
     read_parquet,
@@ -131,6 +132,18 @@ def stream_translation_split(
         return rows
 
     return dataset, lay_out
+
+
+def split_files(source: str | os.PathLike | list | dict, split: str, source_lang: str, target_lang: str) -> list[str]:
+    """The files of one split, paths or addresses on the Hub; see `load_translation_split`.
+
+    Raises:
+        UserError: If files are missing, or the Hub does not list them.
+    """
+    location, options = _resolve(source, split, (source_lang, target_lang))
+    if isinstance(location, str):
+        return hub_files(location, split, options)
+    return list(location.values()) if isinstance(location, dict) else location
 
 
 def _resolve(

@@ -1,6 +1,6 @@
 """Sentence pairs that are read while they are trained on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,8 @@ from datasets import Dataset, IterableDataset
 
 from reluformers.errors import UserError
 from reluformers.training.batching import TokenBudgetBatchSampler
-from reluformers.training.identity import describe_tokens
+from reluformers.training.identity import FILES, describe_tokens
+from reluformers.training.sources import describe_file
 from reluformers.training.streaming import BatchStream, BlockStream
 
 from .tokenization import token_lengths
@@ -26,6 +27,7 @@ class PairStream:
         rows: as they lie in the shards.
         lay_out: makes of some of them rows with the texts `source` and `target`.
         buffer_rows: how many are tokenised, mixed and sorted into batches together.
+        files: where the rows lie, as far as it is known.
         tokenise: makes of texts rows with `input_ids` and `labels`, cleaned, perhaps none; None until there are
             tokenizers.
     """
@@ -33,6 +35,7 @@ class PairStream:
     rows: IterableDataset
     lay_out: Callable[[Dataset], Dataset]
     buffer_rows: int
+    files: Sequence[str] = ()
     tokenise: Callable[[Dataset], Dataset] | None = None
 
     def prepare(self, rows: Dataset) -> Dataset:
@@ -73,11 +76,11 @@ class PairStream:
         return rows
 
     def describe(self) -> dict[str, Any]:
-        """Number of shards and the first rows of the first and the last one, by which streams are told apart."""
+        """Number of shards, first rows of the first and the last one, and each file as `describe_file` has it."""
         shards = self.rows.num_shards
         ends = (self.rows.shard(shards, shard).with_format("arrow") for shard in (0, shards - 1))
         first, last = (self._checksum(next(end.iter(_SAMPLE), None)) for end in ends)
-        return {"shards": shards, "first": first, "last": last}
+        return {"shards": shards, "first": first, "last": last, FILES: [describe_file(file) for file in self.files]}
 
     def _checksum(self, rows: Any) -> str | None:
         """Of the token ids of an Arrow table; None where a shard has no rows."""

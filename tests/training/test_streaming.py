@@ -1,26 +1,34 @@
 """Streams: every row exactly once an epoch, for any number of shards and processes, wherever one stops."""
 
+import copy
 import gzip
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import time
 from itertools import chain
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, load_dataset
+from huggingface_hub import HfFileSystem
 from safetensors.torch import load_file
 
 from builders.translation_runs import make_recipe, training_logs, write_pairs
 from reluformers.errors import UserError
-from reluformers.training import streaming
+from reluformers.training import checkpoints, streaming
 from reluformers.training.batching import TokenBudgetBatchSampler
+from reluformers.training.checkpoints import MANIFEST_FILE, read_manifest
+from reluformers.training.identity import check_same_run
+from reluformers.training.sources import describe_file, hub_files
 from reluformers.training.streaming import BatchStream, BlockStream
 from reluformers.translation import TranslationTrainer, train_translation
+from reluformers.translation.loading import split_files
 
 KILLS = 20
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house"]
@@ -149,6 +157,124 @@ def test_a_streamed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     other.data.train = other.data.train[::-1]
     with pytest.raises(UserError, match=r"the run has data.train \(first\)"):
         train_translation(other, tmp_path / "whole", resume="last")
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    """A recipe of five shards, and its run."""
+    folder = tmp_path_factory.mktemp("streamed")
+    recipe = streaming_recipe(folder, max_steps=2, evaluate_bleu=False)
+    train_translation(recipe, folder / "run")
+    return recipe, folder / "run"
+
+
+def in_other_place(recipe, folder: Path):
+    """The recipe with copies of its shards under other names."""
+    recipe = copy.deepcopy(recipe)
+    recipe.data.train = [shutil.copy(path, f"{folder}/part-{Path(path).name}") for path in recipe.data.train]
+    return recipe
+
+
+def swap(files: list[str]) -> None:
+    files[1], files[3] = files[3], files[1]
+
+
+def double(files: list[str]) -> None:
+    path = Path(files[2])
+    path.write_text(2 * path.read_text())
+
+
+def replace(files: list[str]) -> None:
+    path = Path(files[2])
+    path.write_text(path.read_text().replace(WORDS[0], WORDS[0][::-1]))
+
+
+def replace_by_another(files: list[str]) -> None:
+    files[2] = files[1]
+
+
+def change_the_last_row(files: list[str]) -> None:
+    path = Path(files[2])
+    path.write_text(path.read_text()[:-4] + "?" + path.read_text()[-3:])
+
+
+@pytest.mark.parametrize("change", [swap, double, replace, replace_by_another, change_the_last_row])
+def test_other_shards_in_the_middle_are_refused(streamed, tmp_path, change):
+    recipe = in_other_place(streamed[0], tmp_path)
+    change(recipe.data.train)
+    with pytest.raises(UserError, match=r"data\.train \(file [234]"):
+        train_translation(recipe, streamed[1], resume="last")
+
+
+def test_the_same_shards_under_other_names_go_on(streamed, tmp_path, caplog):
+    recipe = in_other_place(streamed[0], tmp_path)
+    assert train_translation(recipe, streamed[1], resume="last")["steps"] == 2
+    assert "files" not in caplog.text
+
+
+def test_checkpoints_that_know_nothing_of_files_go_on(streamed, tmp_path, caplog):
+    """As those of earlier versions, which had the other fields."""
+    run = tmp_path / "run"
+    shutil.copytree(streamed[1], run)
+    manifest = read_manifest(run / "checkpoint-2")
+    del manifest["run"]["data"]["train"]["files"]
+    (run / "checkpoint-2" / MANIFEST_FILE).unlink()
+    checkpoints.complete_checkpoint(run / "checkpoint-2", tmp_path / "checkpoint-2", manifest["run"])
+    (tmp_path / "checkpoint-2").rename(run / "checkpoint-2")
+    assert train_translation(streamed[0], run, resume="last")["steps"] == 2
+    assert "checkpoint-2" in caplog.text
+    assert "files" in caplog.text
+    recipe = in_other_place(streamed[0], tmp_path)
+    recipe.data.train.pop(2)
+    with pytest.raises(UserError, match=r"data\.train \(shards\) 5, but 4"):
+        train_translation(recipe, run, resume="last")
+
+
+def test_two_files_of_parallel_text_are_told_apart(tmp_path):
+    files = write_pairs(tmp_path, "train", 50)
+    options = {"source_lang": "en", "target_lang": "de"}
+    assert split_files({"train": files}, "train", **options) == list(files.values())
+    before = describe_file(files["target"])
+    Path(files["target"]).write_text(Path(files["target"]).read_text()[:-2] + "?\n")
+    assert describe_file(files["target"])["size"] == before["size"]
+    assert describe_file(files["target"]) != before
+
+
+def test_files_on_the_hub_are_told_apart_by_what_it_says(tmp_path, monkeypatch):
+    """By size and id of the content, not by commit and name, which may change."""
+    names = [Path(path).name for path in write_shards(tmp_path, [3, 2])]
+    files = hub_files(str(tmp_path), "train", {})
+    assert [Path(file).name for file in files] == names
+    assert hub_files(str(tmp_path), "train+train", {}) == 2 * files
+    with pytest.raises(UserError, match="nothing"):
+        hub_files(str(tmp_path / "nothing"), "train", {})
+    listing = {
+        "datasets/a/b@1/x.jsonl": {"size": 7, "blob_id": "abc", "lfs": None, "last_commit": "1"},
+        "datasets/a/b@2/y.jsonl": {"size": 7, "blob_id": "abc", "lfs": None, "last_commit": "2"},
+        "datasets/a/b@2/x.jsonl": {"size": 7, "blob_id": "def", "lfs": None, "last_commit": "2"},
+        "buckets/a/b/x.jsonl": {"size": 7, "xet_hash": "f00"},
+    }
+    monkeypatch.setattr(HfFileSystem, "info", lambda system, path: listing[path])
+    same, moved, other, bucket = (describe_file(f"hf://{path}") for path in listing)
+    assert same == moved == {"size": 7, "id": "abc"}
+    assert other == {"size": 7, "id": "def"}
+    assert bucket == {"size": 7, "id": "f00"}
+    monkeypatch.setattr(HfFileSystem, "info", mock.Mock(side_effect=FileNotFoundError("gone")))
+    with pytest.raises(UserError, match=r"x\.jsonl"):
+        describe_file("hf://datasets/a/b@1/x.jsonl")
+
+
+def test_files_that_moved_to_or_from_the_hub_are_compared_as_far_as_they_can_be(streamed, caplog):
+    before = read_manifest(streamed[1] / "checkpoint-2")["run"]
+    now = copy.deepcopy(before)
+    for file in now["data"]["train"]["files"]:
+        file["id"] = file.pop("sha256")
+    owner = type(streamed[0]).arguments_class
+    check_same_run(streamed[1], before, now, owner)
+    assert "files" in caplog.text
+    now["data"]["train"]["files"][2]["size"] += 1
+    with pytest.raises(UserError, match=r"data\.train \(file 3: size\)"):
+        check_same_run(streamed[1], before, now, owner)
 
 
 def test_a_shard_may_be_empty(tmp_path):
