@@ -11,11 +11,14 @@ import sys
 
 from reluformers.app import FOLDER
 from reluformers.app.app import add_arguments, open_page
+from reluformers.training.checkpoints import check_model
 
 __all__ = ["add_arguments", "run"]
 
 
 def run(options: argparse.Namespace) -> None:
     """Open the page as a Space does: its files lie flat and import each other by their names."""
+    for model in filter(None, (options.model, options.compare)):
+        check_model(model)
     sys.path.insert(0, str(FOLDER))
     open_page(options)

@@ -19,6 +19,8 @@ COMMANDS = [
     "convert {folder} {place}/converted --back",
     "card {folder} --repo_id a/b --output {place}/card",
     "check {folder}",
+    "app {folder}",
+    "app ORG/NAME --compare {folder}",
     "push {folder} a/b",
     "average {folder}/.. --last 1 --output {place}/averaged",
     "train {place}/recipe.yaml model.start={folder} --output_dir {place}/trained",
