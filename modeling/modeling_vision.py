@@ -148,6 +148,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         self,
         pixel_values: Tensor,
         interpolate_pos_encoding: bool = True,
+        use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
@@ -158,6 +159,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
             pixel_values: [batch, num_channels, height, width], as the image processor makes them.
             interpolate_pos_encoding: whether images may have another size than `config.image_size`; n_i, and with it
                 the divisor of the weights, follows the number of their patches.
+            use_cache: what a Trainer tells every model; this one has no cache.
+            output_attentions, output_hidden_states, output_null_rate: what else to return.
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens

@@ -8,12 +8,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.utils import _http
 
-from builders.hub_folders import save_translation_run
+from builders.hub_folders import CHECKED, save_translation_run
 from builders.hub_server import serve_hub
 from reluformers.hub import push
-from reluformers.hub.check import FolderCheck
-
-CHECKED = FolderCheck("translation", "Model", 0.0, [], is_stored=True)
 
 
 @pytest.fixture(scope="session")

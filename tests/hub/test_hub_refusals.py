@@ -4,7 +4,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import HfApi
 
-from builders.hub_folders import REPO, client
+from builders.hub_folders import CHECKED, REPO, client
 from reluformers.errors import UserError
 from reluformers.hub import push
 from reluformers.hub.push import check_names, push_to_hub
@@ -49,6 +49,7 @@ def test_names_that_are_taken(saved, hub, unchecked):
 def test_somebody_else_commits_meanwhile(saved, hub, monkeypatch):
     def commit_meanwhile(folder):
         client(hub).upload_file(repo_id=REPO, path_in_repo="LICENSE", path_or_fileobj=b"text")
+        return CHECKED
 
     client(hub).create_repo(REPO, private=False)
     monkeypatch.setattr(push, "check_folder", commit_meanwhile)

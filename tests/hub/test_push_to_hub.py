@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM
 
-from builders.hub_folders import CARD, PRIVATE, REPO, client, environment
+from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
 from builders.saved_models import save_classifier, save_translator
 from reluformers.errors import UserError
@@ -175,7 +175,7 @@ def test_code_that_is_not_ours_is_named_and_not_run(folder, hub, unchecked, monk
     assert sum(str(error.value).count(other) for other in ("attention.py", "configuration_seq2seq.py")) == 0
     assert not hub.repos
     lines = []
-    monkeypatch.setattr(push, "check_folder", lambda folder: None)
+    monkeypatch.setattr(push, "check_folder", lambda folder: CHECKED)
     assert push_to_hub(folder, REPO, api=client(hub), trust_code=True, report=lines.append).is_new
     assert name in lines[0]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
@@ -146,9 +147,9 @@ def test_beam_search_keeps_the_source_in_place():
     output = model.generate(
         input_ids=batch["input_ids"], num_beams=3, max_new_tokens=6, return_dict_in_generate=True, output_scores=True
     )
-    assert type(output.past_key_values.cross_attention_cache).__name__ == "SourceCache"
+    assert type(output[CACHE_NAME].cross_attention_cache).__name__ == "SourceCache"
     given = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
-    model.generate(input_ids=batch["input_ids"], max_new_tokens=3, past_key_values=given)
+    model.generate(input_ids=batch["input_ids"], max_new_tokens=3, **{CACHE_NAME: given})
     assert type(given.cross_attention_cache) is DynamicCache
 
 
@@ -357,7 +358,7 @@ def test_a_static_cache_is_no_longer_than_the_positions():
         model.generate(**inputs, cache_implementation="static")
     given = EncoderDecoderCache(StaticCache(model.config, max_cache_len=40), StaticCache(model.config, 7))
     with pytest.raises(ValueError, match=message):
-        model.generate(**inputs, past_key_values=given)
+        model.generate(**inputs, **{CACHE_NAME: given})
     any_token = list(range(model.config.vocab_size))
     for options in ({}, {"cache_implementation": "static", "use_cache": False}):
         assert model.generate(**inputs, **options, eos_token_id=any_token).shape == (3, 2)
