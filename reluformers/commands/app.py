@@ -11,11 +11,18 @@ import sys
 
 from reluformers.app import FOLDER
 from reluformers.app.app import add_arguments, open_page
+from reluformers.saved_models import check_indices
 
 __all__ = ["add_arguments", "run"]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Open the page as a Space does: its files lie flat and import each other by their names."""
+    """Open the page as a Space does: its files lie flat and import each other by their names.
+
+    Raises:
+        UserError: a folder has an index of weights that names files elsewhere.
+    """
+    for folder in filter(None, (options.model, options.compare)):
+        check_indices(folder)
     sys.path.insert(0, str(FOLDER))
     open_page(options)

@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import UserError
+from reluformers.saved_models import opening
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +113,12 @@ def load_tokenizers(
         UserError: If there is no tokenizer.
     """
     name = str(name_or_path)
-    try:
+    with opening(name, "its tokenizer"):
         source = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name}: no tokenizer could be opened ({describe_error(error)})") from error
-    if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
-        return source, source
-    return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, trust_remote_code=trust_remote_code)
+        if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
+            return source, source
+        folder = {"subfolder": TARGET_FOLDER}
+        return source, AutoTokenizer.from_pretrained(name, **folder, trust_remote_code=trust_remote_code)
 
 
 def required_files(config: Mapping[str, Any]) -> list[str]:
