@@ -20,7 +20,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
 _SHARD = re.compile(r"[\w-][\w.-]*\.(?:safetensors|bin)")
-_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+_DEPTHS = ("encoder_layers", "decoder_layers", "num_hidden_layers")
 # A model may have more parameters than its files hold numbers, where these are packed, tied or for another head; what
 # goes beyond both bounds would take memory that nothing fills.
 _MOST_PER_STORED = 10

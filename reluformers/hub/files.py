@@ -208,7 +208,7 @@ def _code(folder: Path, config: dict[str, Any]) -> list[str]:
     """The files that config.json names and what they import, as transformers follows it."""
     classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
     needed = custom_pipelines(config_class_of(config["model_type"]))
-    if not classes or not needed.keys() <= pipelines.keys():
+    if not classes or not isinstance(pipelines, dict) or not needed.keys() <= pipelines.keys():
         raise UserError(
             f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
         )

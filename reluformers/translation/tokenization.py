@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
+from reluformers.configuration.configuration_base import MOST_TOKENS
 from reluformers.errors import UserError
 from reluformers.saved_models import opening
 
@@ -63,8 +64,10 @@ def train_tokenizer(
         The tokenizer; its size is below `vocab_size` if the texts have no more pairs to merge.
 
     Raises:
-        UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
+        UserError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
     """
+    if vocab_size > MOST_TOKENS:  # room for all is taken at once
+        raise UserError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
     tokenizer = _untrained(max_digits)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
     trainer = trainers.BpeTrainer(

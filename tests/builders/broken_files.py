@@ -22,15 +22,15 @@ _QUANTIZATION = [
     for more in ({}, {"bits": "x", "modules_to_not_convert": 3}, {"load_in_8bit": True, "config_groups": []})
 ]
 INDEX = "model.safetensors.index.json"
-_WEIGHTS, _SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
+_WEIGHTS, SHARD = "model.safetensors", "model-00001-of-00001.safetensors"
 
 
-def split_weights(folder: Path, shard: str = _SHARD) -> Path:
+def split_weights(folder: Path, shard: str = SHARD) -> Path:
     """Give a folder an index in place of its one file of weights; returns the index."""
     data = (folder / _WEIGHTS).read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     names = [name for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"]
-    (folder / _WEIGHTS).rename(folder / _SHARD)
+    (folder / _WEIGHTS).rename(folder / SHARD)
     index = {"metadata": {"total_size": len(data) - 8 - size}, "weight_map": dict.fromkeys(names, shard)}
     (folder / INDEX).write_text(json.dumps(index))
     return folder / INDEX
