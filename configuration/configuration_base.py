@@ -17,6 +17,17 @@ logger = logging.get_logger(__name__)
 
 FORMAT_VERSION = 1
 
+# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun: depths
+# reach 1,000 layers (DeepNet), widths 18,432 (PaLM), inner widths 73,728, vocabularies 10⁶ tokens (XLM-V), and classes
+# 10⁷ (faces). A table of positions, which is computed when a model is built, may have 2¹⁷ of width 4,096.
+MOST_LAYERS = 10_000
+MOST_CHANNELS = 2**16
+MOST_INNER_CHANNELS = 2**20
+MOST_TOKENS = 2**24
+MOST_LABELS = 2**24
+MOST_POSITIONS = 2**20
+MOST_POSITION_VALUES = 2**29
+
 FeedForwardActivation = Literal[
     "relu",
     "gelu",
@@ -119,7 +130,7 @@ class TransformerConfig(PreTrainedConfig):
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         if name == "num_labels":
-            check_number(type(self).__name__, name, value, minimum=1, integer=True)
+            check_number(type(self).__name__, name, value, minimum=1, maximum=MOST_LABELS, integer=True)
         elif name == "id2label" and isinstance(value, dict):
             value = {_number(key): label for key, label in value.items()}
             if self.label2id == _inverse(self.id2label):  # else it was set before, and the two are checked together
@@ -175,7 +186,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def _check_number_of_labels(self, count: int) -> None:
         owner = type(self).__name__
-        check_number(owner, "num_labels", count, minimum=1, integer=True)
+        check_number(owner, "num_labels", count, minimum=1, maximum=MOST_LABELS, integer=True)
         if self.id2label is not None and count != len(self.id2label):
             raise ValueError(f"{owner}.num_labels is {count}, but id2label has {len(self.id2label)} names")
 
@@ -228,6 +239,15 @@ class TransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
                 f"negative weights; the activations are {activations}"
+            )
+
+    def _check_sizes_of_tables(self, positions: int, name: str) -> None:
+        """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
+        values = positions * self.hidden_size
+        if positions > MOST_POSITIONS or values > MOST_POSITION_VALUES:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is {getattr(self, name)}, which makes {positions} positions of width "
+                f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
             )
 
     def _own_name(self, name: str) -> str:

@@ -6,7 +6,15 @@ import copy
 from typing import Any, ClassVar, Literal
 
 from .configuration_attention import ATTENTION_PRESETS
-from .configuration_base import FeedForwardActivation, TransformerConfig
+from .configuration_base import (
+    MOST_CHANNELS,
+    MOST_INNER_CHANNELS,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    FeedForwardActivation,
+    TransformerConfig,
+)
 from .field_checks import check_choice, check_number, strict_fields
 
 SITES = ("encoder", "decoder", "cross")
@@ -14,17 +22,17 @@ PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_m
 EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 
-_POSITIVE_INTEGERS = (
-    "vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "max_position_embeddings",
-)
+_LARGEST = {
+    "vocab_size": MOST_TOKENS,
+    "d_model": MOST_CHANNELS,
+    "encoder_layers": MOST_LAYERS,
+    "decoder_layers": MOST_LAYERS,
+    "encoder_attention_heads": MOST_CHANNELS,
+    "decoder_attention_heads": MOST_CHANNELS,
+    "encoder_ffn_dim": MOST_INNER_CHANNELS,
+    "decoder_ffn_dim": MOST_INNER_CHANNELS,
+    "max_position_embeddings": MOST_POSITIONS,
+}
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
 
@@ -165,11 +173,13 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         super().validate_fields()
         owner = type(self).__name__
-        for name in _POSITIVE_INTEGERS:
-            check_number(owner, name, getattr(self, name), minimum=1, integer=True)
-        check_number(owner, "position_offset", self.position_offset, minimum=0, integer=True)
+        for name, largest in _LARGEST.items():
+            check_number(owner, name, getattr(self, name), minimum=1, maximum=largest, integer=True)
+        check_number(owner, "position_offset", self.position_offset, minimum=0, maximum=MOST_POSITIONS, integer=True)
+        self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
         if self.decoder_vocab_size is not None:
-            check_number(owner, "decoder_vocab_size", self.decoder_vocab_size, minimum=1, integer=True)
+            size = self.decoder_vocab_size
+            check_number(owner, "decoder_vocab_size", size, minimum=1, maximum=MOST_TOKENS, integer=True)
         for name in ("embedding_dropout", "word_dropout"):
             if getattr(self, name) is not None:
                 check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)

@@ -5,7 +5,13 @@
 from typing import Any, ClassVar, Literal
 
 from .configuration_attention import ATTENTION_PRESETS
-from .configuration_base import FeedForwardActivation, TransformerConfig
+from .configuration_base import (
+    MOST_CHANNELS,
+    MOST_INNER_CHANNELS,
+    MOST_LAYERS,
+    FeedForwardActivation,
+    TransformerConfig,
+)
 from .field_checks import check_choice, check_number, strict_fields
 
 # widths and depths as big_vision names them; behind the slash the patch size in pixels
@@ -23,14 +29,15 @@ VISION_SIZES: dict[str, dict[str, int]] = {
     },
 }
 
-_POSITIVE_INTEGERS = (
-    "patch_size",
-    "num_channels",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
+_MOST_PIXELS = 2**16  # of a side
+_LARGEST = {
+    "patch_size": _MOST_PIXELS,
+    "num_channels": MOST_CHANNELS,
+    "hidden_size": MOST_CHANNELS,
+    "num_hidden_layers": MOST_LAYERS,
+    "num_attention_heads": MOST_CHANNELS,
+    "intermediate_size": MOST_INNER_CHANNELS,
+}
 
 
 @strict_fields
@@ -140,11 +147,12 @@ class VisionTransformerConfig(TransformerConfig):
         owner = type(self).__name__
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        for name in _POSITIVE_INTEGERS:
-            check_number(owner, name, getattr(self, name), minimum=1, integer=True)
-        if self.representation_size is not None:
-            check_number(owner, "representation_size", self.representation_size, minimum=1, integer=True)
-        check_number(owner, "num_register_tokens", self.num_register_tokens, minimum=0, integer=True)
+        for name, largest in _LARGEST.items():
+            check_number(owner, name, getattr(self, name), minimum=1, maximum=largest, integer=True)
+        if (size := self.representation_size) is not None:
+            check_number(owner, "representation_size", size, minimum=1, maximum=MOST_CHANNELS, integer=True)
+        tokens = self.num_register_tokens
+        check_number(owner, "num_register_tokens", tokens, minimum=0, maximum=MOST_CHANNELS, integer=True)
         check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
         check_number(owner, "head_bias_init", self.head_bias_init)
         if self.norm_after_pooling and self.norm_position == "post":
@@ -163,12 +171,13 @@ class VisionTransformerConfig(TransformerConfig):
         if len(sides) != 2:
             raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
         for side in sides:
-            check_number(owner, "image_size", side, minimum=1, integer=True)
+            check_number(owner, "image_size", side, minimum=1, maximum=_MOST_PIXELS, integer=True)
             if side % self.patch_size:
                 raise ValueError(
                     f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "
                     f"({self.patch_size})"
                 )
+        self._check_sizes_of_tables(self.num_tokens, "image_size")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"{owner}.num_attention_heads is {self.num_attention_heads}, but must divide hidden_size "

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, describe_error
 
 
 @contextmanager
@@ -82,6 +82,25 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         content: What JSON can hold, and numbers of numpy.
     """
     write_text(path, json.dumps(_as_json(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
+    """Content of a JSON file.
+
+    Args:
+        path: The file.
+        kind: What it must hold.
+
+    Raises:
+        UserError: If it is missing, no JSON in UTF-8, or holds something else.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # the last is that of brackets without end
+        raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+    if not isinstance(content, kind):
+        raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
+    return content
 
 
 def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:

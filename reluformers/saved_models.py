@@ -1,15 +1,30 @@
 """Loads saved models, and says in one line what is wrong with those that cannot be."""
 
 import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .errors import UserError, describe_error
-from .files import check_name
+from .files import check_name, read_json
 
 logger = logging.getLogger(__name__)
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_INDICES = (INDEX, "pytorch_model.bin.index.json")
+_SHARD = re.compile(r"[\w-][\w.-]*\.(?:safetensors|bin)")
+_DEPTHS = ("encoder_layers", "decoder_layers", "num_hidden_layers")
+# A model may have more parameters than its files hold numbers, where these are packed, tied or for another head; what
+# goes beyond both bounds would take memory that nothing fills.
+_MOST_PER_STORED = 10
+_FEW_PARAMETERS = 2**24
 
 # what tokenizers of all kinds save
 TOKENIZER_FILES = (
@@ -39,10 +54,8 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
     """
     path = _checked_place(name_or_path)
     what = "its config.json" if path.exists() else "there is no such folder, and as a Hub model it"
-    try:
+    with opening(name_or_path, what):
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
 
 
 def can_open(auto_class: type, config: PreTrainedConfig) -> bool:
@@ -70,7 +83,11 @@ def load_model(
     """
     path = _checked_place(name_or_path)
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
-    try:
+    if path.exists():
+        config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+        with opening(name_or_path, what):
+            _check_stored_size(auto_class, config, path)
+    with opening(name_or_path, what):
         model, info = auto_class.from_pretrained(
             name_or_path,
             trust_remote_code=trust_remote_code,
@@ -78,14 +95,102 @@ def load_model(
             ignore_mismatched_sizes=True,  # reported below, in one line
             **kwargs,
         )
-    except SafetensorError as error:
-        raise UserError(
-            f"{name_or_path}: a file of weights is damaged or cut short ({error}); copy it again."
-        ) from error
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise UserError(f"{name_or_path}: {what} cannot be loaded: {describe_error(error)}") from error
     _check_weights(name_or_path, info)
+    model.config.return_dict = True  # outputs are read by their names here
     return model.eval()
+
+
+@contextmanager
+def opening(place: str | Path, what: str) -> Iterator[None]:
+    """Say in one line, with the place, why something of a saved model cannot be loaded.
+
+    Args:
+        place: folder or Hub id.
+        what: is loaded in the block.
+
+    Raises:
+        UserError: in place of any error: on broken files, each library has errors of its own.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise error if str(place) in str(error) else UserError(f"{place}: {error}") from error
+    except SafetensorError as error:
+        raise UserError(f"{place}: a file of weights is damaged or cut short ({error}); copy it again.") from error
+    except Exception as error:
+        says_all = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
+        reason = describe_error(error) if says_all else f"{type(error).__name__}: {describe_error(error)}"
+        raise UserError(f"{place}: {what} cannot be loaded: {reason}") from error
+
+
+def read_index(index: str | Path) -> list[str]:
+    """Names of the files that an index of weights names, all of them in its folder.
+
+    Raises:
+        UserError: it is none, or names something elsewhere, be it by a link.
+    """
+    index = Path(index)
+    content = read_json(index)
+    names, metadata = content.get("weight_map"), content.get("metadata", {})
+    if not isinstance(names, dict) or not names or not isinstance(metadata, dict):
+        raise UserError(f"{index}: is no index of weights; save the model again")
+    for name in names.values():
+        if not isinstance(name, str) or not _SHARD.fullmatch(name) or not _is_inside(index.parent, name):
+            raise UserError(f"{index}: names {name!r}, which is no file of weights in the folder")
+    return sorted(set(names.values()))
+
+
+def check_indices(folder: str | Path) -> None:
+    """Refuse a folder with an index of weights that `read_index` refuses."""
+    for index in (Path(folder, name) for name in _INDICES):
+        if index.is_file():
+            read_index(index)
+
+
+def check_size(
+    place: str | Path, config: PreTrainedConfig, build: Callable[[], torch.nn.Module], stored: Iterable[int]
+) -> None:
+    """Refuse a configuration of a far bigger model than its weights are, before it takes memory and time.
+
+    Args:
+        place: of the model, for errors.
+        config: of the model.
+        build: makes it, here without memory.
+        stored: numbers in each of the stored tensors.
+
+    Raises:
+        UserError: there are fewer tensors than layers, or far fewer numbers than parameters.
+    """
+    stored = list(stored)
+    for name in _DEPTHS:
+        if (depth := getattr(config, name, 0) or 0) > len(stored):
+            raise UserError(f"{place}: {name} of config.json is {depth}, but the weights are {len(stored)} tensors.")
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build().parameters())
+    if count > max(_MOST_PER_STORED * sum(stored), _FEW_PARAMETERS):
+        raise UserError(
+            f"{place}: by config.json the model has {count} parameters, but the weights hold {sum(stored)} numbers."
+        )
+
+
+def _check_stored_size(auto_class: type, config: PreTrainedConfig, folder: Path) -> None:
+    """`check_size` by the headers of safetensors, of models whose code is installed."""
+    is_whole, is_split = (folder / WEIGHTS).is_file(), (folder / INDEX).is_file()
+    files = [WEIGHTS] if is_whole else read_index(folder / INDEX) if is_split else []
+    if not files or type(config) not in auto_class._model_mapping:
+        return
+    stored = []
+    for file in files:
+        with safe_open(folder / file, framework="pt") as tensors:
+            stored += [prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()]  # noqa: SIM118 (no dict)
+    check_size(folder, config, lambda: auto_class.from_config(config), stored)
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a file is one of the folder; in the Hub's cache all are links to its blobs."""
+    target, folder = (folder / name).resolve(), folder.resolve()
+    is_cache = folder.parent.name == "snapshots"
+    return target.is_relative_to(folder) or (is_cache and target.is_relative_to(folder.parents[1] / "blobs"))
 
 
 def _checked_place(name_or_path: str | Path) -> Path:
@@ -95,6 +200,7 @@ def _checked_place(name_or_path: str | Path) -> Path:
         raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
     if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
         raise UserError(f"{name_or_path}: no such folder.")
+    check_indices(path)
     return path
 
 

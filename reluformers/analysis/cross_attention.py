@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.batches import PairCollator, length_batches
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import UserError
 from reluformers.modeling.pipeline_translation import TranslationPipeline, eager_attention
-from reluformers.saved_models import can_open, load_config, load_model
+from reluformers.saved_models import can_open, load_config, load_model, opening
 
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
@@ -57,11 +57,9 @@ def open_translator(
         raise UserError(f"{name_or_path}: is a model of type {config.model_type!r}, which does not translate")
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
     model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
-    try:
+    with opening(name_or_path, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         pipe = TranslationPipeline(model, tokenizer)
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"{name_or_path}: no tokenizer could be opened ({describe_error(error)})") from error
     return model, (pipe.tokenizer, pipe.target_tokenizer)
 
 

@@ -1,15 +1,16 @@
 """What the files of a finished run know about its model; what they do not know stays unknown."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from reluformers.errors import UserError, describe_error
+from reluformers.files import read_json
 from reluformers.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
+from reluformers.saved_models import load_config
 from reluformers.tasks import Task, task_of
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
 
@@ -76,10 +77,7 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: is not the folder of a saved model, it has no config.json")
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)  # None would ask
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: cannot be read ({describe_error(error)})") from error
+    config = load_config(folder)
     if not hasattr(config, "attention_for"):
         raise UserError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
@@ -135,10 +133,11 @@ def _read(path: Path, kind: type) -> Any:
     """Content of a YAML or JSON file; an empty one if there is none."""
     if not path.is_file():
         return kind()
+    if path.suffix != ".yaml":
+        return read_json(path, kind)
     try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
         raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")

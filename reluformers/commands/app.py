@@ -11,14 +11,20 @@ import sys
 
 from reluformers.app import FOLDER
 from reluformers.app.app import add_arguments, open_page
+from reluformers.saved_models import check_indices
 from reluformers.training.checkpoints import check_model
 
 __all__ = ["add_arguments", "run"]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Open the page as a Space does: its files lie flat and import each other by their names."""
-    for model in filter(None, (options.model, options.compare)):
-        check_model(model)
+    """Open the page as a Space does: its files lie flat and import each other by their names.
+
+    Raises:
+        UserError: a folder has an index of weights that names files elsewhere.
+    """
+    for folder in filter(None, (options.model, options.compare)):
+        check_indices(folder)
+        check_model(folder)
     sys.path.insert(0, str(FOLDER))
     open_page(options)

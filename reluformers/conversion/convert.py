@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ from reluformers.configuration.configuration_seq2seq import seq2seq_config
 from reluformers.configuration.configuration_vision import vision_config
 from reluformers.errors import UserError, describe_error
 from reluformers.families import FAMILIES
-from reluformers.files import atomic_directory, check_output_folder
+from reluformers.files import atomic_directory, check_output_folder, read_json
 from reluformers.registry import config_class_of
-from reluformers.saved_models import load_config
+from reluformers.saved_models import load_config, opening
 
 from .sources import Source, config_back, fields_of, source_of, target_of
 from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
@@ -250,14 +249,15 @@ def open_processor(opened: Opened) -> Any | None:
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
     try:
-        if opened.auto_class is AutoModelForSeq2SeqLM:
-            return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
-        # the processor without torchvision, whatever is installed
-        return ViTImageProcessorPil.from_pretrained(opened.place)
-    except ImportError as error:
-        raise UserError(f"{opened.place}: its tokenizer cannot be opened: {describe_error(error)}") from error
-    except (OSError, ValueError, TypeError) as error:  # the last is Marian's, of a folder without its two files
-        logger.warning("%s: no tokenizer or image processor comes along (%s)", opened.place, describe_error(error))
+        with opening(opened.place, "its tokenizer or image processor"):
+            if opened.auto_class is AutoModelForSeq2SeqLM:
+                return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
+            # the processor without torchvision, whatever is installed
+            return ViTImageProcessorPil.from_pretrained(opened.place)
+    except UserError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise
+        logger.warning("no tokenizer or image processor comes along: %s", error)
         return None
 
 
@@ -304,10 +304,11 @@ def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -
     """That of a source; one saved without a file of its own has it in config.json."""
     if auto_class is not AutoModelForSeq2SeqLM:
         return None
-    try:
-        return GenerationConfig.from_pretrained(place)
-    except OSError:
-        return GenerationConfig.from_model_config(config)
+    with opening(place, "its generation_config.json"):
+        try:
+            return GenerationConfig.from_pretrained(place)
+        except OSError:
+            return GenerationConfig.from_model_config(config)
 
 
 def _warn_of_layerdrop(config: PreTrainedConfig, place: str) -> None:
@@ -320,7 +321,7 @@ def _read_json(place: str, name: str) -> dict[str, Any]:
     try:
         may_be_id = not (place.startswith(".") or Path(place).is_absolute())
         if (Path(place).is_dir() or may_be_id) and has_file(place, name):
-            return json.loads(Path(cached_file(place, name)).read_text(encoding="utf-8"))
+            return read_json(cached_file(place, name))
     except (OSError, ValueError) as error:
         raise UserError(f"{place}: {name} cannot be read: {describe_error(error)}") from error
     raise UserError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")

@@ -1,17 +1,16 @@
 """Weights of a saved model, read where they lie and not into memory, under our names or under others'."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file, has_file, logging
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import UserError
+from reluformers.saved_models import check_size, opening, read_index
 
 from .names import SHARED_NAMES, rename, reversed_table
 from .sources import Source, is_seq2seq
@@ -33,22 +32,17 @@ def read_weights(name_or_path: str | Path) -> State:
         UserError: there are none, or a file cannot be read.
     """
     name = str(name_or_path)
-    try:
+    with opening(name, "its weights"):
         found = next((file for file in _FILES if has_file(name, file)), None)
         if found is None:
             raise UserError(f"{name}: holds none of {', '.join(_FILES)}")
         path = Path(cached_file(name, found))
         if not found.endswith(".json"):
             return load_state_dict(path)
-        shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         weights: State = {}
-        for shard in shards:
+        for shard in read_index(path):
             weights |= load_state_dict(cached_file(name, shard))
         return weights
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError) as error:
-        raise UserError(f"{name}: its weights cannot be read: {describe_error(error)}") from error
 
 
 def load_renamed(
@@ -70,6 +64,7 @@ def load_renamed(
     Raises:
         UserError: a weight is missing, has no place or another shape.
     """
+    check_size(place, config, lambda: model_class(config), [tensor.numel() for tensor in weights.values()])
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what is missing is reported below, in one line, or meant to be

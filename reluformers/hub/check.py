@@ -14,9 +14,10 @@ from reluformers.cards.check import check_card
 from reluformers.cards.finished_run import read_results
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
-from reluformers.files import write_json
+from reluformers.files import read_json, write_json
 from reluformers.saved_models import load_model
 from reluformers.tasks import Task, task_of_model_type
+from reluformers.translation.tokenization import load_tokenizers
 
 from .files import CHECK_FILE, read_config, select_files
 
@@ -109,7 +110,7 @@ def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     texts = [example["source"] for example in read_results(folder).get("examples") or []][:NUM_STORED]
     if texts:
         return texts
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizers(folder)[0]
     rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
     return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]
 
@@ -124,7 +125,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["format_version"] != CHECK_VERSION:
             raise ValueError(f"format_version is {content['format_version']!r}, but must be {CHECK_VERSION}")
         answers = content["answers"]

@@ -14,10 +14,11 @@ from reluformers.cards.card import CARD_FILE
 from reluformers.cards.check import check_card, pictures
 from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
+from reluformers.files import read_json
 from reluformers.payload import payload_names
 from reluformers.registry import auto_map, code_of, config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
-from reluformers.saved_models import TOKENIZER_FILES
+from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -32,9 +33,6 @@ CHECK_FILE = "check.json"
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # a tokenizer of SentencePiece files has no other one
 _IN_PLACE_OF = {"tokenizer.json": "source.spm"}
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = (
     CHECK_FILE,
@@ -61,12 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     _check_finished(folder)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder}/config.json: is no JSON ({error}); save the model again") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{folder}/config.json: holds a {type(config).__name__}, no mapping; save the model again")
+    config = read_json(folder / "config.json")
     if task_of_model_type(config.get("model_type")) is None:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
     return config
@@ -206,23 +199,16 @@ def _check_inside(folder: Path, name: str) -> None:
 
 
 def _weights(folder: Path) -> list[str]:
-    if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
-        return [_WEIGHTS]
-    try:
-        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder / _INDEX}: is no index of weights; save the model again") from error
-    for shard in shards:
-        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
-            raise UserError(f"{folder / _INDEX}: names {shard!r}, which is no file of weights in the folder")
-    return [_INDEX, *shards]
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    return [INDEX, *read_index(folder / INDEX)]
 
 
 def _code(folder: Path, config: dict[str, Any]) -> list[str]:
     """The files that config.json names and what they import, as transformers follows it."""
     classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
     needed = custom_pipelines(config_class_of(config["model_type"]))
-    if not classes or not needed.keys() <= pipelines.keys():
+    if not classes or not isinstance(pipelines, dict) or not needed.keys() <= pipelines.keys():
         raise UserError(
             f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
         )

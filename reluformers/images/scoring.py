@@ -17,8 +17,8 @@ from transformers import AutoModelForImageClassification, PreTrainedConfig, PreT
 # its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from reluformers.errors import UserError, describe_error
-from reluformers.saved_models import load_model
+from reluformers.errors import UserError
+from reluformers.saved_models import load_model, opening
 
 from .loading import class_names
 from .processing import decode_image
@@ -56,11 +56,8 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:
         raise UserError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
-    try:
-        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, TypeError) as error:
-        raise UserError(f"{name_or_path}: the image processor cannot be loaded: {describe_error(error)}") from error
-    return model, processor
+    with opening(name_or_path, "the image processor"):
+        return model, AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:

@@ -91,6 +91,8 @@ class Recipe(ABC):
             UserError: a field has a value that is not allowed.
         """
         values = {**self.model, **fields}
+        if values.get("return_dict") is False:
+            raise UserError("model.return_dict is False, but training reads outputs by their names: leave it out")
         if self.start is not None:
             config_fields = {name: value for name, value in values.items() if name not in self.model_options}
             opened = open_start(self.start)

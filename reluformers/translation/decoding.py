@@ -12,9 +12,8 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.batches import length_batches
-from reluformers.errors import UserError
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
-from reluformers.saved_models import load_model
+from reluformers.saved_models import load_model, opening
 
 from .length_penalty import wu_length_penalty
 from .tokenization import check_tokenizer_fits, load_tokenizers
@@ -48,12 +47,10 @@ def load_translation_model(
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
-    try:
-        tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
+    tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
+    with opening(name_or_path, "its tokenizer"):
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
             check_tokenizer_fits(tokenizer, model.config, side=side)
-    except UserError as error:
-        raise error if str(name_or_path) in str(error) else UserError(f"{name_or_path}: {error}") from error
     return model, tokenizers
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
-from reluformers.errors import UserError, describe_error
+from reluformers.configuration.configuration_base import MOST_TOKENS
+from reluformers.errors import UserError
+from reluformers.saved_models import opening
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +64,10 @@ def train_tokenizer(
         The tokenizer; its size is below `vocab_size` if the texts have no more pairs to merge.
 
     Raises:
-        UserError: If there is no text, or the alphabet does not fit into `vocab_size`.
+        UserError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
     """
+    if vocab_size > MOST_TOKENS:  # room for all is taken at once
+        raise UserError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
     tokenizer = _untrained(max_digits)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
     trainer = trainers.BpeTrainer(
@@ -112,13 +116,12 @@ def load_tokenizers(
         UserError: If there is no tokenizer.
     """
     name = str(name_or_path)
-    try:
+    with opening(name, "its tokenizer"):
         source = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name}: no tokenizer could be opened ({describe_error(error)})") from error
-    if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
-        return source, source
-    return source, AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, trust_remote_code=trust_remote_code)
+        if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
+            return source, source
+        folder = {"subfolder": TARGET_FOLDER}
+        return source, AutoTokenizer.from_pretrained(name, **folder, trust_remote_code=trust_remote_code)
 
 
 def required_files(config: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,250 @@
+"""Folders that carelessness or malice has broken are refused in one line by whatever opens them."""
+
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+
+from builders.broken_files import INDEX, SHARD, break_folder, split_weights
+from builders.commands import refusal_of
+from builders.saved_models import save_classifier, save_translator
+from reluformers.analysis.cross_attention import open_translator
+from reluformers.cards.finished_run import read_finished_run
+from reluformers.conversion.convert import open_processor, open_source
+from reluformers.errors import UserError
+from reluformers.hub.check import read_answers, write_answers
+from reluformers.hub.files import foreign_code, read_config, select_files
+from reluformers.images.scoring import load_image_model
+from reluformers.saved_models import load_config, load_model
+from reluformers.translation.decoding import load_translation_model
+from reluformers.translation.tokenization import train_tokenizer
+
+HUGE = 10**9
+SIZES = {
+    "translation": [
+        *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+        *("decoder_attention_heads", "decoder_ffn_dim", "max_position_embeddings", "decoder_vocab_size", "num_labels"),
+    ],
+    "images": [
+        *("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("intermediate_size", "num_register_tokens", "representation_size", "num_labels"),
+    ],
+}
+RECIPE = """
+task: translation
+model: {model}
+data: {{source_lang: source, target_lang: target, path: {data}}}
+training: {{max_steps: 3, max_tokens: 100}}
+"""
+
+
+def _open_processor(folder):
+    open_processor(open_source(folder))
+
+
+COMMON = [load_config, read_config, select_files, foreign_code, read_answers, read_finished_run, _open_processor]
+DOORS = {
+    "translation": [*COMMON, load_translation_model, open_translator],
+    "images": [*COMMON, load_image_model],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    saved = {
+        "translation": save_translator(folder / "translation", separate=True),
+        "images": save_classifier(folder / "images"),
+    }
+    for path in saved.values():
+        write_answers(path, [{"logits": {"mean": 0.0, "std": 1.0, "max": 2.0}}])
+    return saved
+
+
+@pytest.fixture
+def copy_of(whole, tmp_path):
+    return {kind: Path(shutil.copytree(path, tmp_path / kind)) for kind, path in whole.items()}
+
+
+def change_config(folder, **fields):
+    content = json.loads((folder / "config.json").read_text()) | fields
+    if "num_labels" in fields:
+        content = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def outcomes_of(whole, place, kind, seeds):
+    """How many doors opened broken folders, how many refused them in one line, and what else came through."""
+    opened, refused, failures = 0, 0, []
+    for seed in seeds:
+        folder = place / f"{kind}-{seed}"
+        shutil.copytree(whole[kind], folder)
+        what = break_folder(folder, random.Random(seed))
+        for door in DOORS[kind]:
+            try:
+                door(folder)
+                opened += 1
+            except UserError as error:
+                refused += 1
+                if "\n" in str(error):
+                    failures.append(f"{seed} {what}: {door.__name__}: several lines: {error}")
+            except BaseException as error:  # that of Rust is no Exception
+                failures.append(f"{seed} {what}: {door.__name__}: {type(error).__name__}: {error!s:.150}")
+        shutil.rmtree(folder)
+    return opened, refused, failures
+
+
+@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
+    opened, refused, failures = outcomes_of(whole, tmp_path, kind, range(80))
+    assert not failures
+    assert opened > 100  # what a door does not read does not matter to it
+    assert refused > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_many_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
+    assert not outcomes_of(whole, tmp_path, kind, range(80, 1500))[2]
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in SIZES.items() for field in fields])
+def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kind, field):
+    change_config(copy_of[kind], **{field: HUGE})
+    for door in (*DOORS[kind][:1], *DOORS[kind][5:]):
+        start = time.process_time()
+        with pytest.raises(UserError, match=field):
+            door(copy_of[kind])
+        assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto_class", "fields"),
+    [
+        ("translation", AutoModelForSeq2SeqLM, {"encoder_layers": 9000}),
+        ("translation", AutoModelForSeq2SeqLM, {"vocab_size": 10**7}),
+        ("translation", AutoModelForSeq2SeqLM, {"d_model": 2**15}),
+        ("images", AutoModelForImageClassification, {"num_hidden_layers": 9000}),
+        ("images", AutoModelForImageClassification, {"hidden_size": 2**14}),
+    ],
+)
+def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(copy_of, kind, auto_class, fields):
+    change_config(copy_of[kind], **fields)
+    for split in (False, True):
+        if split:
+            split_weights(copy_of[kind])
+        start = time.process_time()
+        with pytest.raises(UserError, match=r"config\.json"):
+            load_model(auto_class, copy_of[kind])
+        assert time.process_time() - start < 2
+
+
+def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):
+    sizes = dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1
+    )
+    sizes |= dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), 8)
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "vocab_size": 10}
+    MarianMTModel(MarianConfig(**sizes, **tokens)).save_pretrained(tmp_path)
+    load_model(AutoModelForSeq2SeqLM, tmp_path)
+    change_config(tmp_path, encoder_layers=HUGE)
+    with pytest.raises(UserError, match="encoder_layers"):
+        load_model(AutoModelForSeq2SeqLM, tmp_path)
+
+
+def command_lines(folder, place):
+    """Every command that opens a folder, but push, which wants the Hub first and then does what check does."""
+    data = place / "data.jsonl"
+    data.write_text('{"source": "a", "target": "b"}\n')
+    recipe = place / "recipe.yaml"
+    recipe.write_text(RECIPE.format(model=f"{{start: {folder}}}", data=data))
+    checkpoint = place / "run" / "checkpoint-5"
+    if not checkpoint.exists():
+        shutil.copytree(folder, checkpoint, symlinks=True)
+    return {
+        "evaluate": ["evaluate", folder, "--data", data, "--source_lang", "source", "--target_lang", "target"],
+        "analyse": ["analyse", folder, data, "--output", place / "analysis.json"],
+        "align": ["align", folder, data, "--output", place / "links"],
+        "filter": ["filter", folder, data, "--output", place / "kept.jsonl"],
+        "convert": ["convert", folder, place / "converted"],
+        "convert back": ["convert", folder, place / "converted", "--back"],
+        "average": ["average", place / "run", "--last", "1", "--output", place / "averaged"],
+        "merge": ["merge", folder, "--output", place / "merged"],
+        "card": ["card", folder, "--repo_id", "acme/tiny", "--output", place / "card"],
+        "check": ["check", folder],
+        "app": ["app", folder],
+        "train": ["train", recipe, "--output_dir", place / "trained"],
+    }
+
+
+COMMANDS = [
+    *("evaluate", "analyse", "align", "filter", "convert", "convert back", "average", "merge", "card", "check", "app"),
+    "train",
+]
+
+
+# the page changes the environment of its process before it reads a configuration
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "app"])
+def test_every_command_refuses_a_huge_size(copy_of, tmp_path, capsys, command):
+    change_config(copy_of["translation"], decoder_layers=HUGE)
+    line = refusal_of(capsys, *command_lines(copy_of["translation"], tmp_path)[command])
+    assert "decoder_layers" in line
+    assert str(HUGE) in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", ["beside", "absolute", "link"])
+def test_every_command_refuses_an_index_that_leaves_its_folder(copy_of, tmp_path, capsys, command, kind):
+    folder = copy_of["translation"]
+    outside = tmp_path / "x.safetensors"
+    name = {"beside": "../x.safetensors", "absolute": str(outside), "link": SHARD}[kind]
+    split_weights(folder, name)
+    (folder / SHARD).rename(outside)  # all that is wrong is its place
+    if kind == "link":
+        (folder / SHARD).symlink_to(outside)
+    line = refusal_of(capsys, *command_lines(folder, tmp_path)[command])
+    assert INDEX in line
+    assert name in line
+
+
+def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path):
+    split_weights(copy_of["translation"])
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "123", tmp_path / "models--a--b" / "blobs"
+    shutil.copytree(copy_of["translation"], blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    load_translation_model(snapshot)
+
+
+@pytest.mark.parametrize("option", ["d_model=1e10", "d_model=10000000000", "encoder_layers=1000000000"])
+def test_a_recipe_with_a_huge_size_is_refused(tmp_path, capsys, option):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry-run"]
+    assert option.partition("=")[0] in refusal_of(capsys, *arguments, f"model.{option}")
+
+
+def test_a_recipe_without_named_outputs_is_refused(tmp_path, capsys):
+    for side in ("train", "validation"):
+        (tmp_path / f"{side}.jsonl").write_text(f'{{"source": "a {side}", "target": "b"}}\n' * 20)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry-run"]
+    assert "return_dict" in refusal_of(capsys, *arguments, "model.return_dict=false")
+
+
+def test_a_folder_without_named_outputs_opens_with_them(copy_of):
+    change_config(copy_of["images"], return_dict=False)
+    assert load_image_model(copy_of["images"])[0].config.return_dict
+
+
+def test_a_vocabulary_beyond_any_model_is_refused_before_memory_is_taken_for_it():
+    with pytest.raises(UserError, match=str(10**13)):
+        train_tokenizer(["a b"], 10**13)
