@@ -40,16 +40,17 @@ def _pad(rows: list[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(padded), torch.from_numpy(is_token)
 
 
-def length_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+def length_batches(lengths: Sequence[int], max_tokens: int, max_rows: int | None = None) -> Iterator[list[int]]:
     """Yield the row numbers of batches of at most `max_tokens` padded tokens, longest rows first.
 
     Args:
         lengths: tokens of each row.
         max_tokens: rows times the longest of them; a single row may have more.
+        max_rows: of a batch; None for any number.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     start = 0
     while start < len(order):
-        size = max(1, max_tokens // lengths[order[start]])
+        size = max(1, min(max_tokens // lengths[order[start]], max_rows or len(order)))
         yield order[start : start + size]
         start += size

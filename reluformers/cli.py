@@ -17,6 +17,7 @@ from .files import check_name
 # in the order in which they are used
 COMMANDS = {
     "train": "train a model from a recipe",
+    "translate": "translate a text, a file or a column of a table",
     "evaluate": "score a saved model",
     "analyse": "measure what the attention of saved models does, and draw it",
     "compare": "put finished runs side by side",

@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
     )
     parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat FOLDER/RUN or FILE.json, and compare")
-    parser.add_argument("--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records")
+    parser.add_argument(
+        "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
+    )
     parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, as .png or .svg")
     parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
 

@@ -281,7 +281,9 @@ def _write(folder: Path, prefix: str, table: pa.Table) -> None:
     size = math.ceil(table.num_rows / shards)
     paths = [folder / f"{prefix}-{shard:05}.parquet" for shard in range(shards)]
     encodings = {
-        f"{name}.list.element.list.element": "BYTE_STREAM_SPLIT" for name in table.column_names if name.endswith(_COUNTS)
+        f"{name}.list.element.list.element": "BYTE_STREAM_SPLIT"
+        for name in table.column_names
+        if name.endswith(_COUNTS)
     }
     for shard, path in enumerate(paths):
         with atomic_write(path) as temporary:

@@ -63,6 +63,7 @@ def translate(
     length_penalty: float = 1.0,
     penalty: str = "hf",
     max_tokens: int = 4096,
+    batch_size: int | None = None,
     progress: bool = False,
     **generation_options,
 ) -> list[str]:
@@ -81,6 +82,7 @@ def translate(
         length_penalty: α; hypotheses compete by log P / penalty.
         penalty: "hf" divides by len^α, "wu" by ((5 + len)/6)^α, which is what the papers mean by α = 0.6.
         max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
+        batch_size: most texts of a batch; None for as many as `max_tokens` allows.
         progress: whether to show a progress bar.
         generation_options: more options of `generate`; the papers' search is `early_stopping="never",
             min_new_tokens=1` (no empty translation).
@@ -103,7 +105,7 @@ def translate(
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
     with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=not progress) as bar:
-        for rows in length_batches(lengths, max_tokens):
+        for rows in length_batches(lengths, max_tokens, batch_size):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
             for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
                 translations[row] = text

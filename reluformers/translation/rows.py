@@ -43,7 +43,7 @@ def row_pairs(
     pairs = incomplete = 0
     kind = None
     for path in files:
-        for number, row in enumerate(_rows(path), start=1):
+        for number, row in enumerate(read_rows(path), start=1):
             place = f"{path}, row {number}"
             sentences = _sentences(row, place, translation_column, languages)
             if sentences is None:
@@ -100,7 +100,12 @@ def _document(row: dict[str, Any], place: str, column: str, kind: type | None) -
     return check_text(value, column, place) if isinstance(value, str) else value
 
 
-def _rows(path: str) -> Iterator[dict[str, Any]]:
+def read_rows(path: str) -> Iterator[dict[str, Any]]:
+    """Rows of a .json, .jsonl, .csv or .tsv file, also .gz; cells of the latter two are text.
+
+    Raises:
+        UserError: one cannot be read; names file and line.
+    """
     name = path.removesuffix(".gz")
     return _csv_rows(path) if name.endswith(".csv") else (_tsv_rows if name.endswith(".tsv") else _json_rows)(path)
 

@@ -1,0 +1,149 @@
+"""Texts translated line by line: any number of them, in their order, none cut."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+from transformers import PreTrainedModel
+
+from reluformers.errors import UserError
+from reluformers.files import check_text, iterate_lines, write_json
+
+from .decoding import Tokenizers, translate
+from .rows import read_rows
+
+BLOCK_LINES = 2000  # held and sorted by length together
+TABLES = (".jsonl", ".json", ".tsv", ".csv")
+_SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'»”’)\]]*\s+")
+
+
+def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
+    """Cut a text that is too long at the ends of its sentences, and a sentence that is too long between words.
+
+    Args:
+        text: without line breaks.
+        count_tokens: of a text.
+        limit: most tokens of a part.
+
+    Returns:
+        The text alone if it is short enough, else its parts; none of an empty one.
+    """
+    text = text.strip()
+    if not text:
+        return []
+    if count_tokens(text) <= limit or len(text) == 1:
+        return [text]
+    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    parts = [text[start:end] for start, end in pairwise(ends)]
+    if len([part for part in parts if part]) == 1:
+        words = text.split()
+        middle = len(words) // 2
+        parts = [" ".join(words[:middle]), " ".join(words[middle:])]
+        if not middle:
+            parts = [text[: len(text) // 2], text[len(text) // 2 :]]
+    return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
+
+
+def translate_lines(
+    model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
+) -> Iterator[str]:
+    """Translate texts as they come, in blocks of `BLOCK_LINES`.
+
+    Args:
+        model: encoder–decoder model.
+        tokenizers: one for both sides, or (source, target).
+        texts: any number; an empty one stays empty, and line breaks become blanks.
+        options: of `translate`.
+
+    Yields:
+        Their translations, in their order; those of the parts of a text that the model cannot take as a whole, joined.
+    """
+    tokenizer = tokenizers[0] if isinstance(tokenizers, tuple) else tokenizers
+    limit = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+
+    def count_tokens(text: str) -> int:
+        return len(tokenizer(text, verbose=False)["input_ids"])
+
+    texts = iter(texts)
+    while block := list(islice(texts, BLOCK_LINES)):
+        parts = [split_text(" ".join(text.splitlines()), count_tokens, limit) for text in block]
+        flat = [part for row in parts for part in row]
+        translated = iter(translate(model, tokenizers, flat, **options) if flat else [])
+        for row in parts:
+            yield " ".join(islice(translated, len(row)))
+
+
+def read_texts(source: str, column: str | None = None) -> Iterator[str]:
+    """Read texts, a line or row each.
+
+    Args:
+        source: a file of plain text, JSON lines, TSV or CSV, also .gz; "-" for the lines of the standard input.
+        column: of a table: key or column of the texts, in the rows or in their dict "translation".
+
+    Raises:
+        UserError: a row cannot be read, or has no text there; or there is a column too many or too few.
+    """
+    is_table = source.removesuffix(".gz").endswith(TABLES)
+    if is_table != (column is not None):
+        raise UserError(
+            f"{source}: name the column of the texts with --column"
+            if is_table
+            else f"{source}: is no table, so that it has no column {column!r}"
+        )
+    if source == "-":
+        yield from (line.rstrip("\r\n") for line in sys.stdin)
+    elif not is_table:
+        yield from iterate_lines(source)
+    else:
+        for number, row in enumerate(read_rows(source), start=1):
+            place = f"{source}, row {number}"
+            sentences = row.get("translation") if isinstance(row.get("translation"), dict) else row
+            if column not in sentences:
+                raise UserError(f"{place}: no column {column!r}; found {', '.join(map(repr, sentences))}")
+            yield check_text(sentences[column], column, place)
+
+
+@contextmanager
+def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO, int]]:
+    """Write lines into PATH.part, which becomes PATH at the end; a later call with the same identity goes on there.
+
+    Args:
+        path: of the file.
+        identity: what the lines follow from, as JSON has it.
+
+    Yields:
+        The file to write to, and how many lines it has already.
+
+    Raises:
+        UserError: there are lines that follow from something else.
+    """
+    target = Path(os.path.realpath(path))
+    part, record = (target.with_name(f"{target.name}.part{ending}") for ending in ("", ".json"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if part.exists():
+        known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        if differing := [name for name in identity if known.get(name) != identity[name]]:
+            name = differing[0]
+            raise UserError(
+                f"{part}: was begun with {name} {known.get(name)!r}, not {identity[name]!r}; delete it, or choose "
+                "another --output"
+            )
+    write_json(record, identity)
+    with open(part, "a+b") as file:
+        file.seek(0)
+        content_end = lines = 0
+        for line in file:
+            if not line.endswith(b"\n"):  # the last one, cut by whatever ended the call
+                break
+            content_end, lines = content_end + len(line), lines + 1
+        file.truncate(content_end)
+    with open(part, "a", encoding="utf-8") as file:
+        yield file, lines
+    part.replace(target)
+    record.unlink()

@@ -1,0 +1,132 @@
+"""`reluformers translate`: texts, files and columns, in their order, none cut, and going on after a stop."""
+
+import io
+import json
+
+import pytest
+
+from builders.commands import refusal_of, run_command
+from builders.saved_models import TEXTS, save_translator
+from reluformers.translation import lines
+from reluformers.translation.decoding import load_translation_model, translate
+from reluformers.translation.lines import split_text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_translator(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """What the model makes of some texts, with its saved search."""
+    model, tokenizers = load_translation_model(folder)
+    return lambda texts: translate(model, tokenizers, texts, num_beams=1)
+
+
+def printed(capsys, *arguments) -> list[str]:
+    run_command("translate", *arguments)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_text(folder, expected, capsys):
+    assert printed(capsys, "--model", folder, TEXTS[0]) == expected(TEXTS[:1])
+
+
+def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_LINES", 2)
+    texts = [TEXTS[0], "", TEXTS[1], "  ", "Two dogs.", TEXTS[0]]
+    (tmp_path / "a.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    filled = iter(expected([text for text in texts if text.strip()]))
+    wanted = [next(filled) if text.strip() else "" for text in texts]
+    assert printed(capsys, "--model", folder, tmp_path / "a.txt") == wanted
+    assert printed(capsys, "--model", folder, tmp_path / "a.txt", "--batch_size", 1) == wanted
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
+    assert printed(capsys, "--model", folder, "-") == wanted
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv"])
+def test_a_column_of_a_table(ending, folder, expected, capsys, tmp_path):
+    path = tmp_path / f"a.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps({"translation": {"en": text, "de": "x"}}) + "\n" for text in TEXTS[:2]))
+    else:
+        sign = {"tsv": "\t", "csv": ";"}[ending]
+        path.write_text("de,en\nx,007\ny,Two dogs.\n" if sign == ";" else "de\ten\nx\t007\ny\tTwo dogs.\n")
+    texts = TEXTS[:2] if ending == "jsonl" else ["007", "Two dogs."]
+    assert printed(capsys, "--model", folder, path, "--column", "en") == expected(texts)
+    assert "'fr'" in refusal_of(capsys, "translate", "--model", folder, path, "--column", "fr")
+    assert "--column" in refusal_of(capsys, "translate", "--model", folder, path)
+
+
+def test_alignments_name_source_words(folder, capsys):
+    (line,) = printed(capsys, "--model", folder, "Two dogs run.", "--alignments", "--num_beams", 2)
+    answer = json.loads(line)
+    assert answer["source"] == "Two dogs run."
+    assert {link["source"] for link in answer["alignments"]} <= {"Two", "dogs", "run.", None}
+
+
+def test_what_the_model_cannot_take_is_split_and_not_cut(folder, expected, capsys, tmp_path):
+    sentences = ["Two dogs run over green grass." for _ in range(9)]
+    model, (tokenizer, _) = load_translation_model(folder)
+    assert len(tokenizer(" ".join(sentences))["input_ids"]) > model.config.max_position_embeddings
+    (answer,) = printed(capsys, "--model", folder, " ".join(sentences))
+    assert answer == " ".join(expected(sentences))
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("One two. Three!", 3, ["One two. Three!"]),
+        ("One two. Three! “Four?” five", 2, ["One two.", "Three!", "“Four?”", "five"]),
+        ("a b c d e", 2, ["a b", "c", "d e"]),
+        ("", 2, []),
+        (" ", 2, []),
+        ("3.5 is 3.5", 2, ["3.5", "is 3.5"]),
+    ],
+)
+def test_texts_are_cut_at_sentences_then_between_words(text, limit, parts):
+    assert split_text(text, lambda part: len(part.split()), limit) == parts
+
+
+def test_a_word_that_is_too_long_is_cut_within():
+    assert "".join(split_text("x" * 50, len, 7)) == "x" * 50
+
+
+def test_an_output_goes_on_where_it_was_cut_off(folder, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_LINES", 2)
+    texts, output = [TEXTS[0], "", "Two dogs.", TEXTS[1], "A man."], tmp_path / "out.txt"
+    (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
+    translated, calls = lines.translate, []
+
+    def fail_later(model, tokenizers, block, **options):
+        calls.append(block)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return translated(model, tokenizers, block, **options)
+
+    monkeypatch.setattr(lines, "translate", fail_later)
+    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", output)
+    with pytest.raises(SystemExit):
+        run_command(*arguments)
+    part = tmp_path / "out.txt.part"
+    assert part.read_text().splitlines() == [*expected([TEXTS[0]]), ""]
+    with part.open("a") as file:
+        file.write("half a li")
+    capsys.readouterr()
+    assert "num_beams" in refusal_of(capsys, *arguments, "--num_beams", 3)
+    calls.clear()
+    calls.append([])
+    monkeypatch.setattr(lines, "translate", translated)
+    run_command(*arguments)
+    first, second, third, fourth = expected([text for text in texts if text])
+    assert output.read_text().splitlines() == [first, "", second, third, fourth]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out.txt"]
+
+
+def test_refusals(folder, capsys, tmp_path):
+    refused = refusal_of(capsys, "translate", "--model", folder, "news.txt")
+    assert "news.txt" in refused
+    assert "'en'" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--column", "en")
+    assert "none" in refusal_of(capsys, "translate", "--model", tmp_path / "none", "Hello there")
+    assert "num_beams" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--num_beams", 0)
