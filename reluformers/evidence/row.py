@@ -25,7 +25,7 @@ from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 
-from .records import RunRecord, has_record
+from .records import RunRecord
 from .tables import public_sections
 
 RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL
@@ -52,7 +52,7 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether its record is there."""
-        return has_record(Path(self.records), self.name)
+        return (Path(self.records) / f"{self.name}.json").exists()
 
     def save(self, path: Path) -> None:
         """Write it for the process."""
@@ -108,10 +108,9 @@ def _run(job: Job) -> None:
         processor_seconds=None if is_resumed else round(time.process_time(), 1),
         memory=round(peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
-        counts=scorer.row_statistics(scorer.answers),
-        translations=scorer.answers if isinstance(scorer.answers, list) else None,
     )
-    record.save(Path(job.records))
+    outputs = scorer.answers if isinstance(scorer.answers, list) else None
+    record.save(Path(job.records), scorer.row_statistics(scorer.answers), outputs)
     print(f"{job.name}: {task.main_metric} {record.score:.4f}")
 
 
@@ -158,7 +157,7 @@ def check_data(job: Job) -> None:
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
-    path = Path(job.records) / job.name
+    path = Path(job.records) / f"{job.name}.json"
     record, usual = RunRecord.load(path), task.scorer.default_options()
     if usual | record.evaluate != usual | job.evaluate:
         raise UserError(

@@ -4,10 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import save
+from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_translator
+from reluformers.saved_models import load_model
 from reluformers.training.checkpoints import complete_checkpoint
+from reluformers.training.sharding import SHARDED_WEIGHTS
 
 LANGUAGES = "--source_lang en --target_lang de"
 COMMANDS = [
@@ -82,3 +87,20 @@ def test_other_folders_have_manifests_of_their_own(tmp_path):
     folder = save_translator(tmp_path / "model")
     (folder / "manifest.json").write_text("[]")
     run_command("convert", folder, tmp_path / "converted")
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
+def test_pieces_that_are_not_finite_are_not_merged(capsys, tmp_path, value):
+    folder, unfinished = tmp_path / "checkpoint-7", save_translator(tmp_path / "unfinished")
+    weights = load_model(AutoModelForSeq2SeqLM, unfinished).state_dict()
+    name = max(weights)
+    weights[name].view(-1)[0] = value
+    save({"model": weights}, checkpoint_id=unfinished / SHARDED_WEIGHTS, no_dist=True)
+    (unfinished / "model.safetensors").unlink()
+    complete_checkpoint(unfinished, folder, {})
+    if value == 1.0:
+        run_command("merge", folder, "--output", tmp_path / "merged")
+        assert load_file(tmp_path / "merged" / "model.safetensors")[name].view(-1)[0] == value
+    else:
+        assert name in refusal_of(capsys, "merge", folder, "--output", tmp_path / "merged")
+        assert not (tmp_path / "merged").exists()
