@@ -38,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_beams", type=int, help="beams of the search; those that the model was saved with")
     parser.add_argument("--batch_size", type=int, help="most sentences of a batch, beside --max_tokens")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
-    parser.add_argument(
-        "--alignments",
-        action="store_true",
-        help="write JSON lines with the source word of each word, one text at a time",
-    )
+    parser.add_argument("--alignments", action="store_true", help="write JSON lines with the source word of each word")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 

