@@ -216,7 +216,7 @@ def gather(source: Path, folder: Path) -> int:
         How many runs `folder` holds then.
 
     Raises:
-        UserError: there is no record, one cannot be read, or two of a name differ.
+        UserError: there is no record, one cannot be read or has another name than its file, or two of a name differ.
     """
     if not _runs(source):
         raise UserError(f"{source}: holds no record of a run")
@@ -230,6 +230,8 @@ def gather(source: Path, folder: Path) -> int:
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, run in runs.items():
         record = RunRecord._of(run, folder / name)
+        if record.name != name:
+            raise UserError(f"{name}.json: holds the run {record.name}; name the file by it")
         row = _row(record, run, places.get(row_key(record.to_recipe()), []))
         rows.setdefault(row["task"], []).append(row)
     for task, of_task in rows.items():

@@ -180,6 +180,14 @@ def test_two_runs_of_a_name_are_refused(table, tmp_path, change):
         load_records(tmp_path / "b")
 
 
+def test_a_run_is_gathered_under_its_name(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.5)
+    for path in list(tmp_path.glob(f"{record.name}.*")):
+        path.rename(tmp_path / f"other-1{path.suffix}")
+    with pytest.raises(UserError, match=record.name):
+        gather(tmp_path, tmp_path / "gathered")
+
+
 def test_gathered_runs_and_new_ones_are_one_table(table, tmp_path):
     save_run(table, tmp_path / "files", "one", 1, 0.5)
     gather(tmp_path / "files", tmp_path)
