@@ -8,9 +8,10 @@ Examples:
     reluformers table reluformer/t2
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
-    reluformers table reluformer/t2 --setting small --show --records docs/evidence
-    reluformers table relu_vit/f3 --setting small --show --records docs/evidence --plot figure.png
-    reluformers table --again docs/evidence/RUN.json data.train=… data.validation=… data.test=…
+    reluformers table reluformer/t2 --setting small --show --records research/records
+    reluformers table relu_vit/f3 --setting small --show --records research/records --plot figure.png
+    reluformers table --again research/records/RUN data.train=… data.validation=… data.test=…
+    reluformers table --gather runs/tables/records --records research/records
     reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
 """
 
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 
 from reluformers.errors import UserError
-from reluformers.evidence.records import RunRecord
+from reluformers.evidence.records import RunRecord, gather, load_records
 from reluformers.evidence.report import TableReport, records_by_row, replace_tables, tables_in
 from reluformers.evidence.row import Job, check_data
 from reluformers.evidence.runner import run_here, submit
@@ -62,7 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
     )
-    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat a run from its record, and compare")
+    parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat FOLDER/RUN or FILE.json, and compare")
+    parser.add_argument(
+        "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
+    )
     parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, as .png or .svg")
     parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
 
@@ -78,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--minutes is {options.minutes}, but must be a number above 0")
     if options.plot:
         check_picture_path(options.plot)
-        for other in ("list", "again", "write", "submit"):
+        for other in ("list", "again", "gather", "write", "submit"):
             if getattr(options, other):
                 raise UserError(f"--plot draws a table that is shown or run, and does not go with --{other}")
     if options.list:
@@ -92,6 +96,13 @@ def run(options: argparse.Namespace) -> None:
         # the first change of a recipe stands where a table would
         options.overrides = [*filter(None, [options.table]), *options.overrides]
         repeat(options, records)
+        return
+    if options.gather:
+        if options.table is not None:
+            raise UserError(f"--gather takes the runs of all tables: leave {options.table} out")
+        if options.records is None:
+            raise UserError("--gather adds to the Parquet files of a folder: name it with --records")
+        print(f"{options.records}: {gather(options.gather, options.records)} runs")
         return
     if options.write:
         if options.table is not None:
@@ -107,9 +118,10 @@ def run(options: argparse.Namespace) -> None:
     flat = [job for of_row in jobs.values() for job in of_row]
     finished = True
     if not options.show:
+        known = {record.name: record for record in load_records(records)}
         for job in flat:
-            check_data(job) if job.is_done else check_files(job.recipe["data"])
-        if not all(job.is_done for job in flat):
+            check_data(job, known[job.name]) if job.name in known else check_files(job.recipe["data"])
+        if not all(job.name in known for job in flat):
             check_output_files(records / "RUN.json", options.output_dir / "RUN", options.plot)
     if options.submit and not options.show:
         ids = submit(flat, options.output_dir, read_fields(options.submit, "KEY=VALUE"))
@@ -123,7 +135,7 @@ def run(options: argparse.Namespace) -> None:
             unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
         )
     report = TableReport.of_records(
-        table, options.setting, records_by_row(records), records, rows=options.rows, overrides=options.overrides
+        table, options.setting, records_by_row(records), rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
     if options.plot:
@@ -160,13 +172,13 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         override(sections, text)
     recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
     name = run_name(recipe)
-    if (records / f"{name}.json").resolve() == options.again.resolve():
+    if (records / name).resolve() == options.again.with_suffix("").resolve():
         raise UserError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
     if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
         sys.exit(1)
     metric = METRICS[task_named(sections["task"]).main_metric]
-    again = RunRecord.load(records / f"{name}.json")
+    again = RunRecord.load(records / name)
     for one in (record, again):
         if one.score is None:
             print(f"no scores to compare: {one.name} diverged ({one.diverged})")
@@ -195,7 +207,7 @@ def write_page(page: Path, records: Path) -> None:
     if not by_row:
         raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
     tables = {
-        (name, setting): TableReport.of_records(Table.load(name), setting, by_row, records).markdown(explain=False)
+        (name, setting): TableReport.of_records(Table.load(name), setting, by_row).markdown(explain=False)
         for name, setting in tables_in(text)
     }
     write_text(page, replace_tables(text, tables))

@@ -19,7 +19,7 @@ from reluformers.results import METRICS, listed, markdown_table
 from reluformers.scorer import ScoreOfSums
 from reluformers.tasks import Task, task_named
 
-from .records import RunRecord, load_records, load_rows
+from .records import RunRecord, load_records
 from .statistics import Difference, Mean, SeedVariance, holm, paired_p_value
 from .tables import SCORE, Claim, Row, Table, row_key
 
@@ -38,13 +38,11 @@ class Runs:
     Args:
         row: which.
         records: by seed, those that did not diverge.
-        rows: metric → statistics of the test set's rows, of each record.
         diverged: seeds whose training diverged.
     """
 
     row: Row
     records: list[RunRecord]
-    rows: list[dict[str, np.ndarray]]
     diverged: list[int]
 
     @property
@@ -111,7 +109,6 @@ class TableReport:
         table: Table,
         setting: str,
         records: Mapping[str, Sequence[RunRecord]],
-        folder: Path,
         *,
         rows: Sequence[str] = ("*",),
         overrides: Sequence[str] = (),
@@ -121,18 +118,16 @@ class TableReport:
         Args:
             table, setting: which.
             records: of `records_by_row`.
-            folder: of the records.
             rows: patterns of names of rows.
             overrides: changes that all rows were trained with.
 
         Raises:
-            UserError: a file of a record cannot be read, or a row has runs of different data or one seed twice.
+            UserError: a row has runs of different data or one seed twice.
         """
         runs = []
         for row in table.rows_of(setting, rows):
             own = records.get(row_key(table.recipe(setting, row, 1, overrides)), ())
             scored = [record for record in own if record.evaluation is not None]
-            statistics_of_rows = [load_rows(folder, record) for record in scored]
             diverged = [record.seed for record in own if record.evaluation is None]
             _check_same_data(f"{table.name}, row {row.name}", scored)
             for earlier, later in pairwise(own):  # sorted by seed
@@ -141,7 +136,7 @@ class TableReport:
                         f"{earlier.name} and {later.name} are both the run of {table.name}, row {row.name}, with seed "
                         f"{later.seed}; keep one of them in the folder"
                     )
-            runs.append(Runs(row, scored, statistics_of_rows, diverged))
+            runs.append(Runs(row, scored, diverged))
         return cls(table, setting, runs)
 
     def difference(self, first: str, second: str, measure: str = SCORE) -> Difference | None:
@@ -177,7 +172,7 @@ class TableReport:
     def _samples(self, runs: Runs, measure: str) -> tuple[list[np.ndarray], ScoreOfSums]:
         """Statistics of the test rows of each run, and their score; what has one value a run has one row."""
         if metric := self._metric(measure):
-            return [rows[metric] for rows in runs.rows], self.task.scorer.scores_of_sums()[metric]
+            return [record.counts[metric] for record in runs.records], self.task.scorer.scores_of_sums()[metric]
         return [np.array([[value]]) for value in runs.values(measure)], _only
 
     def markdown(self, *, explain: bool = True) -> str:
@@ -261,12 +256,12 @@ class TableReport:
             baseline = self.runs.get(self.table.baseline_of(name))
             if baseline is None or baseline is runs:
                 continue
-            theirs = {record.seed: rows for record, rows in zip(baseline.records, baseline.rows, strict=True)}
-            for record, rows in zip(runs.records, runs.rows, strict=True):
+            theirs = {record.seed: record.counts for record in baseline.records}
+            for record in runs.records:
                 if record.seed in theirs:
                     main = self.task.main_metric
                     found[name, record.seed] = paired_p_value(
-                        rows[main], theirs[record.seed][main], self.task.scorer.scores_of_sums()[main]
+                        record.counts[main], theirs[record.seed][main], self.task.scorer.scores_of_sums()[main]
                     )
         return dict(zip(found, holm(list(found.values())), strict=True))
 

@@ -25,7 +25,7 @@ from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 
-from .records import RunRecord
+from .records import RunRecord, has_record
 from .tables import public_sections
 
 RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL
@@ -52,7 +52,7 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether its record is there."""
-        return (Path(self.records) / f"{self.name}.json").exists()
+        return has_record(Path(self.records), self.name)
 
     def save(self, path: Path) -> None:
         """Write it for the process."""
@@ -108,9 +108,10 @@ def _run(job: Job) -> None:
         processor_seconds=None if is_resumed else round(time.process_time(), 1),
         memory=round(peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
+        counts=scorer.row_statistics(scorer.answers),
+        translations=scorer.answers if isinstance(scorer.answers, list) else None,
     )
-    outputs = scorer.answers if isinstance(scorer.answers, list) else None
-    record.save(Path(job.records), scorer.row_statistics(scorer.answers), outputs)
+    record.save(Path(job.records))
     print(f"{job.name}: {task.main_metric} {record.score:.4f}")
 
 
@@ -149,7 +150,7 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
     return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
 
 
-def check_data(job: Job) -> None:
+def check_data(job: Job, record: RunRecord) -> None:
     """Refuse to take a finished run for one of other files that have the same names, or that is scored otherwise.
 
     Raises:
@@ -157,8 +158,7 @@ def check_data(job: Job) -> None:
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
-    path = Path(job.records) / f"{job.name}.json"
-    record, usual = RunRecord.load(path), task.scorer.default_options()
+    path, usual = Path(job.records) / job.name, task.scorer.default_options()
     if usual | record.evaluate != usual | job.evaluate:
         raise UserError(
             f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"

@@ -1,19 +1,20 @@
-"""What docs/results.md says of the papers' claims follows from the records in docs/evidence."""
+"""What docs/results.md says of the papers' claims follows from the records in research/records."""
 
 import re
 import statistics
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset
 
 from reluformers.commands.table import write_page
-from reluformers.evidence.records import load_rows
 from reluformers.evidence.report import TableReport, records_by_row, tables_in
-from reluformers.evidence.tables import SCORE, Table, row_key
-from reluformers.tasks import task_named
+from reluformers.evidence.tables import SCORE, Table, list_tables, row_key
+from reluformers.tasks import TASKS, task_named
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS = ROOT / "docs" / "evidence"
+RECORDS = ROOT / "research" / "records"
 PAGE = ROOT / "docs" / "results.md"
 TABLES = tables_in(PAGE.read_text(encoding="utf-8"))
 _BLOCK = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
@@ -38,7 +39,7 @@ def test_every_record_is_of_a_row_that_the_page_shows():
     assert records.keys() <= keys.keys()
     for record in (record for of_row in records.values() for record in of_row):
         if record.evaluation is not None:
-            for metric, counts in load_rows(RECORDS, record).items():
+            for metric, counts in record.counts.items():
                 assert len(counts) == record.evaluation.data.rows
                 score = record.evaluation.scores[metric].value
                 assert task_named(record.recipe["task"]).scorer.scores_of_sums()[metric](
@@ -49,10 +50,32 @@ def test_every_record_is_of_a_row_that_the_page_shows():
             assert not commit.endswith("+"), "a run of code that was not committed"
 
 
+def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
+    """As the card's `configs` have it; files that git keeps in one piece."""
+    splits = load_dataset(str(RECORDS), cache_dir=str(tmp_path))
+    rows = defaultdict(list)
+    for table in map(Table.load, list_tables()):
+        for setting in table.settings:
+            for row in table.rows_of(setting):
+                key = row_key(table.recipe(setting, row, 1))
+                rows[key].append({"table": table.name, "setting": setting, "row": row.name})
+    named = {
+        row["name"]: row["tables"] for split in splits.values() for row in split.select_columns(["name", "tables"])
+    }
+    found = records_by_row(RECORDS)
+    assert named == {record.name: rows[key] for key, records in found.items() for record in records}
+    assert splits.keys() == {task.replace("-", "_") for task in TASKS}
+    shown = set(splits["translation"].column_names) | {"table", "row", "setting", "circumstances", "null"}
+    assert shown >= set(re.findall(r"`(\w+)`[^|]*\|", (RECORDS / "README.md").read_text(encoding="utf-8"))) - {
+        "translation"
+    }
+    assert all(path.stat().st_size < 20_000_000 for path in RECORDS.iterdir())
+
+
 def test_every_claim_of_a_score_is_judged_by_chrf_too():
     table = Table.load("reluformer/t2")
     rows = ["softmax", "scale", "reluformer"]
-    report = TableReport.of_records(table, "small", records_by_row(RECORDS), RECORDS, rows=rows)
+    report = TableReport.of_records(table, "small", records_by_row(RECORDS), rows=rows)
     by_chrf = report.second_verdicts["chrf"]
     chosen = [claim for claim in table.claims if {claim.first, claim.second} <= set(rows)]
     assert list(by_chrf) == [claim for claim in chosen if claim.measure == SCORE]

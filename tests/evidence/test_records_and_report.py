@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from reluformers.attention_statistics import AttentionReport, AttentionStatistics
 from reluformers.circumstances import Circumstances
 from reluformers.errors import UserError
-from reluformers.evidence.records import RunRecord, load_rows
+from reluformers.evidence.records import RunRecord, gather, has_record, load_records
 from reluformers.evidence.report import (
     FAILS,
     HOLDS,
@@ -78,13 +79,14 @@ def save_run(
         evaluation=None if diverged else evaluation,
         diverged=diverged,
         data={"train": {"name": "a.parquet", "sha256": [train]}},
+        counts={} if diverged else {"accuracy": rows},
     )
-    record.save(folder, None if diverged else {"accuracy": rows})
+    record.save(folder)
     return record
 
 
 def report_of(table, folder, **options):
-    return TableReport.of_records(table, "small", records_by_row(folder), folder, **options)
+    return TableReport.of_records(table, "small", records_by_row(folder), **options)
 
 
 def verdicts(report):
@@ -96,22 +98,132 @@ def test_a_record_comes_back_as_it_was(table, tmp_path):
     again = RunRecord.load(tmp_path / f"{record.name}.json")
     assert again == record
     assert again.seed == 3
-    rows = load_rows(tmp_path, record)["accuracy"]
+    rows = again.counts["accuracy"]
     assert rows.dtype == np.int64
     assert rows[:, 0].mean() == pytest.approx(again.score)
     counts = [[300, 70_000], [0, 1]]  # more than a byte or two hold
-    record.save(tmp_path, {"accuracy": np.array(counts)})
-    assert load_rows(tmp_path, record)["accuracy"].tolist() == counts
+    replace(record, counts={"accuracy": np.array(counts)}).save(tmp_path)
+    assert RunRecord.load(tmp_path / record.name).counts["accuracy"].tolist() == counts
+
+
+def read_gathered(folder) -> list[dict]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_gathered_records_are_those_that_were_written(table, tmp_path):
+    files, folder = tmp_path / "files", tmp_path / "gathered"
+    for seed in (1, 2):
+        record = save_run(table, files, "one", seed, 1 / 3)
+    replace(record, name="words-1", translations=["Ein Hund.", "", "ä\x0bé"]).save(files)
+    save_run(table, files, "two", 1, 0.8, diverged="nan")
+    values = {path.stem: json.loads(path.read_text()) for path in files.glob("*.json")}
+    assert gather(files, folder) == 4
+    assert not list(folder.glob("*.json"))
+    for row in read_gathered(folder):
+        own = values[row["name"]]
+        for name in ("recipe", "evaluation", "data"):
+            assert json.loads(row[name] or "null") == own.get(name)
+        assert row["accuracy"] == (own["evaluation"]["scores"]["accuracy"]["value"] if "evaluation" in own else None)
+    one_by_one, gathered = load_records(files), load_records(folder)
+    assert gathered == one_by_one
+    for first, second in zip(one_by_one, gathered, strict=True):
+        assert first.counts.keys() == second.counts.keys()
+        for metric, rows in first.counts.items():
+            assert np.array_equal(rows, second.counts[metric])
+            assert rows.dtype == second.counts[metric].dtype
+    assert RunRecord.load(folder / "words-1").translations == ["Ein Hund.", "", "ä é"]
+    assert has_record(folder, "words-1")
+    assert not has_record(folder, "words-2")
+
+
+def test_the_same_runs_are_the_same_bytes(table, tmp_path):
+    save_run(table, tmp_path / "a", "one", 1, 0.5)
+    save_run(table, tmp_path / "b", "one", 2, 0.5)
+    for order in ("ab", "ba"):
+        for name in order:
+            gather(tmp_path / name, tmp_path / order)
+    gather(tmp_path / "ab", tmp_path / "ab")
+    first, second = [{path.name: path.read_bytes() for path in (tmp_path / order).iterdir()} for order in ("ab", "ba")]
+    assert list(first) == ["image_classification-00000.parquet"]
+    assert first == second
+
+
+def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path / "files", "one", seed, 0.5)
+    monkeypatch.setattr("reluformers.evidence.records._SHARD_BYTES", 30_000)
+    gather(tmp_path / "files", tmp_path / "gathered")
+    assert len(list((tmp_path / "gathered").iterdir())) > 1
+    assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
+    monkeypatch.undo()
+    gather(tmp_path / "gathered", tmp_path / "gathered")
+    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["image_classification-00000.parquet"]
+    assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
+
+
+@pytest.mark.parametrize("change", ["json", "counts", "translations"])
+def test_two_runs_of_a_name_are_refused(table, tmp_path, change):
+    record = save_run(table, tmp_path / "a", "one", 1, 0.5)
+    gather(tmp_path / "a", tmp_path / "b")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    changed = {
+        "json": {"seconds": 3.0},
+        "counts": {"counts": {"accuracy": record.counts["accuracy"][::-1]}},
+        "translations": {"translations": ["x"]},
+    }
+    replace(record, **changed[change]).save(tmp_path / "a")
+    with pytest.raises(UserError, match=record.name):
+        gather(tmp_path / "a", tmp_path / "b")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
+    replace(record, **changed[change]).save(tmp_path / "b")
+    with pytest.raises(UserError, match=record.name):
+        load_records(tmp_path / "b")
+
+
+def test_a_run_is_gathered_under_its_name(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.5)
+    for path in list(tmp_path.glob(f"{record.name}.*")):
+        path.rename(tmp_path / f"other-1{path.suffix}")
+    with pytest.raises(UserError, match=record.name):
+        gather(tmp_path, tmp_path / "gathered")
+
+
+def test_gathered_runs_and_new_ones_are_one_table(table, tmp_path):
+    save_run(table, tmp_path / "files", "one", 1, 0.5)
+    gather(tmp_path / "files", tmp_path)
+    save_run(table, tmp_path, "one", 2, 0.5)
+    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
+    assert gather(tmp_path, tmp_path) == 2
+    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
+
+
+def test_other_parquet_files_are_refused(table, tmp_path):
+    save_run(table, tmp_path / "files", "one", 1, 0.5)
+    gather(tmp_path / "files", tmp_path)
+    (path,) = tmp_path.glob("*.parquet")
+    rows = pq.read_table(path)
+    for damaged in (
+        rows.append_column("more", rows["seed"]),
+        rows.drop_columns("recipe"),
+        rows.drop_columns("format_version"),
+    ):
+        pq.write_table(damaged, path)
+        with pytest.raises(UserError, match=path.name):
+            load_records(tmp_path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=path.name):
+        load_records(tmp_path)
 
 
 def test_translations_are_kept_line_by_line(table, tmp_path):
     import gzip
 
     record = save_run(table, tmp_path, "one", 1, 0.8)
-    record.save(tmp_path, outputs=["Ein Hund.", "zwei\nZeilen"])
+    record.translations = ["Ein Hund.", "zwei\nZeilen"]
+    record.save(tmp_path)
     first = (tmp_path / f"{record.name}.txt.gz").read_bytes()
     assert gzip.decompress(first).decode().splitlines() == ["Ein Hund.", "zwei Zeilen"]
-    record.save(tmp_path, outputs=["Ein Hund.", "zwei\nZeilen"])
+    record.save(tmp_path)
     assert (tmp_path / f"{record.name}.txt.gz").read_bytes() == first
 
 
@@ -140,7 +252,7 @@ def test_a_damaged_record_is_named(table, tmp_path):
         records_by_row(tmp_path)
     for recipe, message in (({}, "task is None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
         path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
-        with pytest.raises(UserError, match=f"{record.name}.json: {message}"):
+        with pytest.raises(UserError, match=f"{record.name}: {message}"):
             records_by_row(tmp_path)
     path.write_text(json.dumps({"format_version": 99}))
     with pytest.raises(UserError, match="is no record of a run, or one of a newer"):
@@ -153,7 +265,7 @@ def test_damaged_rows_are_named(table, tmp_path, content):
     path = tmp_path / f"{record.name}.npz"
     path.write_bytes(path.read_bytes()[:200] if content is None else content)
     with pytest.raises(UserError, match=f"{record.name}.npz: cannot be read"):
-        load_rows(tmp_path, record)
+        load_records(tmp_path)
 
 
 def test_verdicts_follow_from_the_runs(table, tmp_path):
@@ -271,7 +383,7 @@ def test_a_claim_fails_beyond_its_margin_alone(table, relation, value, verdict):
 
     That is the p-value of a claim that has one side; of one with two sides it is twice as much.
     """
-    report = TableReport(table, "small", [Runs(row, [], [], []) for row in table.rows.values()])
+    report = TableReport(table, "small", [Runs(row, [], []) for row in table.rows.values()])
     claim = Claim.parse(f"one {relation} two")
     false, true = report._chances(claim, Difference(value, np.linspace(value - 1e-3, value + 1e-3, 20_000)))
     assert (HOLDS if false < 0.05 else FAILS if true < 0.05 else OPEN) == verdict

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from sacrebleu.metrics import BLEU, CHRF
@@ -15,14 +16,14 @@ from sacrebleu.metrics import BLEU, CHRF
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
 from reluformers.evidence import runner
-from reluformers.evidence.records import RunRecord, load_rows
+from reluformers.evidence.records import RunRecord, gather
 from reluformers.evidence.row import Job, run_job
 from reluformers.evidence.runner import run_here
 from reluformers.evidence.tables import list_tables, public_sections, run_name
 from reluformers.results import Evaluation, Score, ScoredData
 from reluformers.translation.evaluation import score_of_sums
 
-EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
+EVIDENCE = Path(__file__).resolve().parents[2] / "research" / "records"
 TABLE = {
     "title": "toy",
     "margin": 0.5,
@@ -57,7 +58,8 @@ def test_a_row_leaves_a_record(files, tmp_path):
     job.save(tmp_path / "job.json")
     run_job(tmp_path / "job.json")
     record = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
-    rows = load_rows(tmp_path / "records", record)
+    rows = record.counts
+    assert len(record.translations) == 8
     assert rows["bleu"].shape == (8, 10)
     assert score_of_sums(BLEU(), rows["bleu"].sum(0)) == pytest.approx(record.score)
     assert score_of_sums(CHRF(), rows["chrf"].sum(0)) == pytest.approx(record.evaluation.scores["chrf"].value)
@@ -230,8 +232,20 @@ def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
 def test_a_record_is_not_compared_with_itself(files, tmp_path, capsys, monkeypatch):
     first = save_record(files, tmp_path, "first-1")
     monkeypatch.setattr("reluformers.commands.table.run_name", lambda recipe: "first-1")
-    line = refusal_of(capsys, "table", "--again", first, "--records", tmp_path, "--output_dir", tmp_path / "runs")
-    assert "a run of its own would be taken for it; give --records another folder" in line
+    gather(tmp_path, tmp_path / "gathered")
+    for record, records in ((first, tmp_path), (tmp_path / "gathered" / "first-1", tmp_path / "gathered")):
+        line = refusal_of(capsys, "table", "--again", record, "--records", records, "--output_dir", tmp_path / "runs")
+        assert "a run of its own would be taken for it; give --records another folder" in line
+
+
+def test_runs_are_gathered(files, tmp_path, capsys):
+    save_record(files, tmp_path / "files", "first-1")
+    run_command("table", "--gather", tmp_path / "files", "--records", tmp_path / "gathered")
+    assert capsys.readouterr().out == f"{tmp_path / 'gathered'}: 1 runs\n"
+    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["translation-00000.parquet"]
+    assert str(tmp_path / "empty") in refusal_of(
+        capsys, "table", "--gather", tmp_path / "empty", "--records", tmp_path
+    )
 
 
 def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
@@ -253,9 +267,13 @@ def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
         ({"diverged": "nan"}, "no scores to compare: again-1 diverged (nan)"),
     ],
 )
-def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch, fields, said):
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch, fields, said, is_gathered):
     """What is changed for the second run changes nothing of the first one's record."""
     first = save_record(files, tmp_path / "first", "first-1")
+    if is_gathered:
+        gather(tmp_path / "first", tmp_path / "gathered")
+        first = tmp_path / "gathered" / "first-1"
     monkeypatch.setattr("reluformers.commands.table.run_name", lambda recipe: "again-1")
     monkeypatch.setattr(
         "reluformers.commands.table.run_here",
@@ -273,7 +291,8 @@ def save_record(files, folder, name, **fields) -> Path:
         data=ScoredData(split="test", source="test", rows=8, unit="sentences", checksum="1"),
         scores={"bleu": Score(12.0), "chrf": Score(30.0)},
     )  # fmt: skip
-    RunRecord(name, public_sections(recipe), evaluation=evaluation, **fields).save(folder)
+    counts = {} if evaluation is None else {"bleu": np.ones((8, 10)), "chrf": np.ones((8, 18))}
+    RunRecord(name, public_sections(recipe), evaluation=evaluation, counts=counts, **fields).save(folder)
     return folder / f"{name}.json"
 
 
@@ -332,6 +351,10 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
         (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
         (("reluformer/t2", "--minutes", "-1"), "--minutes is -1.0, but must be a number above 0"),
+        (("--gather", "runs"), "--records"),
+        (("reluformer/t2", "--gather", "runs", "--records", "records"), "leave reluformer/t2 out"),
+        (("--gather", "runs", "--records", "records", "--plot", "scores.png"), "does not go with --gather"),
+        (("--again", "nowhere/RUN"), "nowhere/RUN.json: cannot be read as a record"),
         (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
         (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
     ],
