@@ -6,7 +6,6 @@ Example:
 
 import argparse
 
-from reluformers.saved_models import load_config
 from reluformers.scorer import check_at_least
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
@@ -23,7 +22,5 @@ def run(options: argparse.Namespace) -> None:
     """Average."""
     check_at_least(options, last=1)
     folders = last_checkpoints(options.run_folder, options.last)
-    for folder in folders:
-        load_config(folder)
     average_checkpoints(folders, options.output, overwrite=options.overwrite)
     print(f"averaged {', '.join(folder.name for folder in folders)} into {options.output}")

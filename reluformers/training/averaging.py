@@ -12,10 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
+from reluformers.saved_models import load_config
 
 from .checkpoints import MANIFEST_FILE, TRAINING_FILES, check_finite, check_model, checkpoints_of, step_of
 
@@ -73,6 +74,9 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
     for folder in folders:
         check_model(folder)
     _check_distinct(folders)
+    for folder in folders:
+        if (folder / CONFIG_NAME).is_file():  # weights alone may be averaged too
+            load_config(folder)
     layouts = [_weight_files(folder) for folder in folders]
     with ExitStack() as stack:
         readers = [_open_all(stack, layout) for layout in layouts]

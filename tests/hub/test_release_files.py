@@ -45,7 +45,7 @@ SPOILT = {
     "a run that goes on": ("results.json", None, "its training has not finished"),
     "a checkpoint": ("optimizer.pt", "x", "is a checkpoint of a training run"),
     "another model": ("config.json", '{"model_type": "bert"}', "model_type 'bert' is none of"),
-    "a config that is no JSON": ("config.json", "{", "is no JSON"),
+    "a config that is no JSON": ("config.json", "{", r"config\.json: cannot be read"),
     "a record that is no JSON": ("results.json", "{", r"results\.json: cannot be read"),
     "no code in the config": ("config.json", '{"model_type": "reluformer"}', "config.json names no code"),
     "a picture that is missing": ("attention.png", None, "shows attention.png"),
@@ -63,7 +63,7 @@ SPOILT = {
     "a picture that is none": ("attention.png", "a password", r"attention\.png: is no picture"),
     "half a picture": ("attention.png", encode(picture(8, 12))[:40], r"attention\.png: is no picture"),
     "weights that are none": ("model.safetensors", "a password", r"model\.safetensors: are no weights"),
-    "a config that is a list": ("config.json", "[]", "holds a list, no mapping"),
+    "a config that is a list": ("config.json", "[]", "holds a list"),
     "a model type that is a list": ("config.json", '{"model_type": []}', r"model_type \[\] is none of"),
 }
 
@@ -103,7 +103,7 @@ INDICES = {
     "absolute": ({"weight_map": {"b": "/tmp/evil.safetensors"}}, "which is no file of weights"),
     "no text": ({"weight_map": {"b": 5}}, "names 5, which is no file of weights"),
     "no map": ({}, "is no index of weights"),
-    "a list": ([], "is no index of weights"),
+    "a list": ([], "holds a list"),
 }
 
 

@@ -163,7 +163,7 @@ def test_separate_vocabularies(tmp_path):
 
 
 def test_missing_tokenizer_is_named(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer could be opened") as caught:
+    with pytest.raises(UserError, match="its tokenizer cannot be loaded") as caught:
         load_tokenizers(tmp_path)
     assert str(tmp_path) in str(caught.value)
 
