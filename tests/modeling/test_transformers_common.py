@@ -18,8 +18,11 @@ STOCK = {"Translation": "StockTranslation", "Images": "StockImages"}
 RESULT = re.compile(r"^(PASSED|(?:SUB)?FAILED|ERROR)\b.*?::(\w+)::(\w+)", re.MULTILINE)
 # distributions lack these two, of which the mixin inherits or asks: the tests of exporters and of `generate`
 LACKING = {"exporters/test_export.py": "ExportTesterMixin", "generation/test_utils.py": "GenerationTesterMixin"}
-# case, test → why it cannot pass
+# end of the cases' names, test → why it cannot pass where there is such a test
 EXCEPTIONS = {
+    ("Translation", "test_bc_cache_name_forward"): (
+        "wants a warning for `past_key_values`, which here is as good a name as `cache`"
+    ),
     ("ReLATranslation", "test_inputs_embeds_matches_input_ids"): (
         "takes the embeddings of the source for the target's, which are others with ReLA's tying='decoder'"
     ),
@@ -65,7 +68,7 @@ def test_nothing_fails_that_passes_for_marian_or_vit(tmp_path):
         stock = next(name for kind, name in STOCK.items() if case.endswith(kind))
         assert len(passed[stock]) > 50
         found = failed[case] & passed[stock] - failed[stock]
-        excepted = {test for name, test in EXCEPTIONS if name == case}
+        excepted = {test for name, test in EXCEPTIONS if case.endswith(name)} & (passed[case] | failed[case])
         assert excepted <= found, "an exception that is none"
         worse[case] = sorted(found - excepted)
     for case in sorted(cases):
