@@ -25,6 +25,7 @@ MAX_BATCH = 32
 MAX_CHARACTERS = 10_000
 MAX_IMAGE_BYTES = 10 * 2**20
 MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
+MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
 BATCH_SIZE = 8  # inputs that are computed at a time
 # formats that Pillow reads by itself; for others it starts programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -234,6 +235,8 @@ def open_image(value: Any, name: str, num_pixels: int = 0) -> Any:
     width, height = value.size
     if not 0 < width * height <= MAX_PIXELS:
         raise ValueError(f"{name} has {width}×{height} pixels, 1 to {MAX_PIXELS} are allowed")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(f"{name} has {width}×{height} pixels, one side may be {MAX_RATIO} times the other at most")
     if num_pixels + width * height > MAX_PIXELS:
         raise ValueError(f"the images up to {name} have more than {MAX_PIXELS} pixels together")
     try:

@@ -30,6 +30,7 @@ MAX_CHARACTERS = 2_000
 MAX_BEAMS = 8
 # as of the handler: a request costs some 17 bytes a pixel, and Pillow starts programs for other formats
 MAX_PIXELS = 25_000_000
+MAX_RATIO = 50  # as there: processors enlarge the shorter side, and the longer one with it
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 EXTRA_TOKENS = 50  # a translation may be so many tokens longer than its source
 
@@ -409,11 +410,13 @@ def open_image(file: str | BytesIO | None, folder: str | None = None) -> Image.I
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own bound is tighter
             image = Image.open(file, formats=IMAGE_FORMATS)
             width, height = image.size
-            if width * height <= MAX_PIXELS:
+            is_narrow = max(width, height) > MAX_RATIO * min(width, height)
+            if width * height <= MAX_PIXELS and not is_narrow:
                 return load_image(image)
     except Exception:  # each format has errors of its own for what is broken
         raise ValueError("The file is no image that can be read, is broken or far too large.") from None
-    raise ValueError(f"The image has {width} × {height} pixels, at most {MAX_PIXELS:,} are allowed.")
+    allowed = f"one side may be {MAX_RATIO} times the other" if is_narrow else f"{MAX_PIXELS:,} are allowed"
+    raise ValueError(f"The image has {width} × {height} pixels, at most {allowed}.")
 
 
 def choose_layer(layers: Sequence[torch.Tensor], layer: int) -> np.ndarray:

@@ -77,6 +77,9 @@ def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
     """
     stored = read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
+    of_texts = task.name == "translation"
+    if stored and (of_texts != ("text" in stored[0]) or not (of_texts or len(stored) == NUM_STORED)):
+        raise UserError(f"{folder / CHECK_FILE}: holds answers of another model; delete it")
     inputs = task.example_inputs(model.config)
     with torch.no_grad():
         inputs["logits"] = model(**inputs).logits.contiguous()
@@ -130,8 +133,12 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
             raise ValueError(f"format_version is {content['format_version']!r}, but must be {CHECK_VERSION}")
         answers = content["answers"]
         for answer in answers:
-            if not {"mean", "std", "max"} <= answer["logits"].keys() or not isinstance(answer.get("text", ""), str):
-                raise ValueError(f"an answer is {answer!r}")
+            numbers = [answer["logits"][name] for name in ("mean", "std", "max")]
+            is_summary = all(type(number) in (int, float) for number in numbers)
+            if not is_summary or not isinstance(answer.get("text", ""), str):
+                raise ValueError(f"an answer is {answer!r:.200}")
+        if len(answers) > NUM_STORED or len({"text" in answer for answer in answers}) > 1:
+            raise ValueError(f"there are {len(answers)} answers, of {NUM_STORED} inputs at most and of one kind")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
     return answers

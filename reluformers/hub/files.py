@@ -33,6 +33,8 @@ CHECK_FILE = "check.json"
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # a tokenizer of SentencePiece files has no other one
 _IN_PLACE_OF = {"tokenizer.json": "source.spm"}
+# what transformers runs or follows besides the code that config.json names; a release holds none of it
+_RUN_TOO = ("custom_generate/generate.py", "adapter_config.json")
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = (
     CHECK_FILE,
@@ -141,7 +143,7 @@ def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], 
 
 
 def foreign_code(folder: Path) -> list[str]:
-    """Files of a release whose code is not what this library writes, and config.json where it names other code."""
+    """Files of a folder that bring other code than this library writes: code, what names some, and what is run too."""
     config = read_config(folder)
     family = config_class_of(config["model_type"])
     ours, classes, pipelines = code_of(family), auto_map(family), custom_pipelines(family)
@@ -150,7 +152,14 @@ def foreign_code(folder: Path) -> list[str]:
     named = {task: pipeline["impl"] for task, pipeline in (config.get("custom_pipelines") or {}).items()}
     if config["auto_map"] != classes or named != {task: pipeline["impl"] for task, pipeline in pipelines.items()}:
         foreign.append("config.json")
-    return foreign
+    settings = [name for name in select_files(folder) if name.endswith("_config.json")]
+    foreign += [name for name in settings if _names_code(folder / name)]
+    return foreign + [name for name in _RUN_TOO if (folder / name).exists()]
+
+
+def _names_code(path: Path) -> bool:
+    """Whether a file of settings, of a tokenizer or an image processor, names code at any depth."""
+    return '"auto_map": ' in json.dumps(read_json(path))
 
 
 def stage_files(folder: Path, staging: Path) -> None:

@@ -249,3 +249,13 @@ def test_sketch_is_a_png_in_a_data_address(image_file):
     ):
         with pytest.raises(ValueError, match=message):
             models.open_sketch(address)
+
+
+@pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
+def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
+    file = BytesIO()
+    Image.new("RGB", size).save(file, "PNG")
+    with pytest.raises(ValueError, match=str(models.MAX_RATIO)):
+        models.open_image(file)
+    Image.new("RGB", (1, 50)).save(whole := BytesIO(), "PNG")
+    assert models.open_image(whole).size == (1, 50)

@@ -140,3 +140,39 @@ def test_a_model_of_the_hub_is_checked_by_its_id(folder, hub, unchecked, capsys,
     run_command("check", REPO, "--revision", "v1")
     assert "opens without reluformers as " in capsys.readouterr().out
     assert "acme/none" in refusal_of(capsys, "check", "acme/none")
+
+
+SETTINGS = {
+    "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}},
+    "preprocessor_config.json": {"auto_map": {"AutoImageProcessor": "evil.Evil"}},
+    "processor_config.json": {"image_processor": {"auto_map": {"AutoImageProcessor": "evil.Evil"}}},
+    "adapter_config.json": {"base_model_name_or_path": "elsewhere"},
+    "custom_generate/generate.py": {},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whatever_brings_code_is_named_and_not_run(folder, capsys, monkeypatch, name):
+    monkeypatch.setattr(check, "answer_in_clean_process", lambda *arguments: pytest.fail("its code was run"))
+    (folder / name).parent.mkdir(exist_ok=True)
+    before = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+    (folder / name).write_text(json.dumps(before | SETTINGS[name]))
+    assert name in refusal_of(capsys, "check", folder)
+
+
+LOGITS = {"mean": 0.0, "std": 1.0, "max": 2.0}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"logits": LOGITS}],
+        [{"text": "a", "logits": LOGITS}, {"logits": LOGITS}],
+        [{"text": "a", "logits": LOGITS | {"std": None}}],
+        [{"text": "a", "logits": LOGITS | {"max": "2"}}],
+        [{"text": "a", "logits": LOGITS}] * 2000,
+    ],
+)
+def test_answers_of_another_shape_are_refused(folder, capsys, answers):
+    check.write_answers(folder, answers)
+    assert CHECK_FILE in refusal_of(capsys, "check", folder)

@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
+from reluformers.modeling import handler
 from transformers.image_utils import load_image
 
 from builders.clean_processes import run_clean
@@ -370,3 +371,10 @@ def test_the_client_classifies_with_and_without_parameters(classify, online, tmp
         assert [entry.label for entry in client.image_classification(path)] == expected  # the body is the file
         best = client.image_classification(data, top_k=2, function_to_apply="sigmoid")
         assert [entry.label for entry in best] == expected[:2]
+
+
+@pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
+def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
+    with pytest.raises(ValueError, match=r"inputs.* 50 times"):
+        handler.open_image(Image.new("RGB", size), "inputs")
+    assert handler.open_image(Image.new("RGB", (1, 50)), "inputs").size == (1, 50)
