@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,13 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
         except OSError:  # there is no such file, or no network
             return None
 
+    def is_usable(example: str) -> bool:
+        try:
+            open_image(example) if are_files else check_text(example)
+        except ValueError:
+            return False
+        return True
+
     results, card = find("results.json"), find("README.md")
     try:
         rows = json.loads(Path(results).read_text(encoding="utf-8")).get("examples") if results else None
@@ -318,9 +326,9 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
             rows = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("widget")
         inputs = [row.get("src") if are_files else row.get("source") or row.get("text") for row in rows or []]
         inputs = [text for text in inputs if isinstance(text, str) and text.strip()]
-        return list(filter(None, map(find, inputs) if are_files else inputs))[:MAX_EXAMPLES]
-    # a file that somebody else wrote: the page opens without examples
-    except (AttributeError, TypeError, ValueError, OSError):
+        found = filter(None, map(find, inputs) if are_files else inputs)
+        return list(islice((one for one in found if is_usable(one)), MAX_EXAMPLES))
+    except Exception:  # a file that somebody else wrote: the page opens without examples
         return []
 
 

@@ -1,6 +1,7 @@
 """What the app computes of a model: weights, words, patches, and what it refuses."""
 
 import base64
+import json
 import os
 from io import BytesIO
 from pathlib import Path
@@ -259,3 +260,26 @@ def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
         models.open_image(file)
     Image.new("RGB", (1, 50)).save(whole := BytesIO(), "PNG")
     assert models.open_image(whole).size == (1, 50)
+
+
+ODD_CARDS = ["widget: [a: b: {", "widget: 3", "widget: {text: a}", "widget: [3, [], {text: [1]}]", "- a"]
+
+
+@pytest.mark.parametrize("head", ODD_CARDS)
+def test_odd_cards_give_no_examples(head, tmp_path):
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
+    assert models.find_examples(str(tmp_path)) == []
+
+
+def test_examples_that_the_page_cannot_take_are_left_out(tmp_path):
+    texts = ["a " * models.MAX_CHARACTERS, "half \ud800", "two dogs"]
+    (tmp_path / "results.json").write_text(json.dumps({"examples": [{"source": text} for text in texts]}))
+    assert models.find_examples(str(tmp_path)) == ["two dogs"]
+    (tmp_path / "results.json").write_text("[" * 100_000)
+    assert models.find_examples(str(tmp_path)) == []
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG")
+    Image.new("RGB", (4, 4)).save(tmp_path / "whole.png")
+    images = [{"src": name} for name in ("broken.png", "whole.png")]
+    (tmp_path / "results.json").write_text(json.dumps({"examples": images}))
+    found = models.find_examples(str(tmp_path), are_files=True)
+    assert [os.path.basename(path) for path in found] == ["whole.png"]

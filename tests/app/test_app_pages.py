@@ -232,15 +232,19 @@ def test_examples_of_images_lie_in_the_folder_of_the_model(tmp_path):
     assert models.find_examples(str(folder), are_files=True) == []
 
 
-def test_examples_of_a_hub_model_are_files_of_its_repository(monkeypatch):
+def test_examples_of_a_hub_model_are_files_of_its_repository(monkeypatch, image_file):
     asked = []
-    monkeypatch.setattr(models, "hf_hub_download", lambda name, file, **_: asked.append(file) or __file__)
+    monkeypatch.setattr(
+        models,
+        "hf_hub_download",
+        lambda name, file, **_: asked.append(file) or (image_file if file == "one.png" else __file__),
+    )
     rows = {"widget": [{"src": "../secret.png"}, {"src": "/etc/passwd"}, {"src": "one.png"}]}
     monkeypatch.setattr(
         models.ModelCard, "load", lambda *_, **__: SimpleNamespace(data=SimpleNamespace(to_dict=lambda: rows))
     )
     monkeypatch.setattr(models.json, "loads", lambda text: {})
-    assert models.find_examples("org/name", are_files=True) == [__file__]
+    assert models.find_examples("org/name", are_files=True) == [image_file]
     assert asked == ["results.json", "README.md", "one.png"]
 
 
