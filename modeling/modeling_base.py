@@ -54,6 +54,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: TransformerConfig):
         config.validate()  # fields may have been set since it was built
         super().__init__(config)
+        self._folder_with_code: PurePath | None = None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """As in transformers, which in code from outside passes over modules that own no parameter themselves.
@@ -86,7 +87,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
         folder = PurePath(save_directory)
         if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
             if self.is_remote_code():
-                custom_object_save(self, folder.parent)
+                # once: later on, a push that runs in the background may be reading these files
+                if self._folder_with_code != folder.parent:
+                    custom_object_save(self, folder.parent)
+                    self._folder_with_code = folder.parent
             elif self.config.payload_writer is not None:
                 self.config.payload_writer(self.config, folder.parent)
 

@@ -162,7 +162,7 @@ def check_prompt(input_ids: Tensor, model_kwargs: dict) -> None:
 
 
 def _cache_of(model_kwargs: dict) -> Cache | None:
-    """That of a search: transformers calls it `cache` from 5.24 on."""
+    """Find the cache of a search, which transformers calls `cache` from 5.24 on."""
     return model_kwargs.get("cache", model_kwargs.get("past_key_values"))
 
 
@@ -205,7 +205,7 @@ class _Decoder:
 
 
 def _most_tokens(model: SearchMixin, generation_config: GenerationConfig, prompt_len: int) -> int:
-    """Of a row: where `max_length` does not end it, the decoder does, which has no more positions."""
+    """Bound the tokens of a row: by `max_length`, and by the positions that the decoder has."""
     return min(generation_config.max_length, max(prompt_len, model.config.max_position_embeddings + 1))
 
 

@@ -89,8 +89,8 @@ def test_a_task_is_a_folder_and_a_row(name):
     assert (ROOT / "reluformers" / room / "card.md").is_file()
     others = {path for path in (ROOT / "reluformers").rglob("*.py") if path.parent.name not in (room, "demo")}
     users = {path.name for path in others if f"reluformers.{room}" in imports_of(path)}
-    # the Hub has to know which files are a tokenizer's, and what it answers; a command may be one task's own
-    assert users <= {"tasks.py", "files.py", "check.py", "translate.py"}
+    # the Hub has to know which files are a tokenizer's, and which of them it may remove; translate is one task's own
+    assert users <= {"tasks.py", "files.py", "translate.py"}
 
 
 def imports_of(path: Path) -> set[str]:

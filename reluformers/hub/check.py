@@ -15,9 +15,8 @@ from reluformers.cards.finished_run import read_results
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.files import read_json, write_json
-from reluformers.saved_models import load_model
+from reluformers.saved_models import load_model, opening
 from reluformers.tasks import Task, task_of_model_type
-from reluformers.translation.tokenization import load_tokenizers
 
 from .files import CHECK_FILE, read_config, select_files
 
@@ -77,13 +76,13 @@ def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
     """
     stored = read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
-    of_texts = task.name == "translation"
+    inputs = task.example_inputs(model.config)
+    of_texts = "input_ids" in inputs
     if stored and (of_texts != ("text" in stored[0]) or not (of_texts or len(stored) == NUM_STORED)):
         raise UserError(f"{folder / CHECK_FILE}: holds answers of another model; delete it")
-    inputs = task.example_inputs(model.config)
     with torch.no_grad():
         inputs["logits"] = model(**inputs).logits.contiguous()
-    if "input_ids" in inputs:
+    if of_texts:
         texts = [answer["text"] for answer in stored] if stored else _texts(folder, inputs["input_ids"])
         inputs["texts"] = torch.tensor(list(json.dumps(texts).encode()), dtype=torch.uint8)
     try:
@@ -113,7 +112,8 @@ def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     texts = [example["source"] for example in read_results(folder).get("examples") or []][:NUM_STORED]
     if texts:
         return texts
-    tokenizer = load_tokenizers(folder)[0]
+    with opening(folder, "its tokenizer"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
     return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]
 

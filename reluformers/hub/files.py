@@ -147,13 +147,12 @@ def foreign_code(folder: Path) -> list[str]:
     config = read_config(folder)
     family = config_class_of(config["model_type"])
     ours, classes, pipelines = code_of(family), auto_map(family), custom_pipelines(family)
-    code = [name for name in select_files(folder) if name.endswith(".py")]
-    foreign = [name for name in code if _read(folder / name) != ours.get(name)]
+    names = select_files(folder)
+    foreign = [name for name in names if name.endswith(".py") and _read(folder / name) != ours.get(name)]
     named = {task: pipeline["impl"] for task, pipeline in (config.get("custom_pipelines") or {}).items()}
     if config["auto_map"] != classes or named != {task: pipeline["impl"] for task, pipeline in pipelines.items()}:
         foreign.append("config.json")
-    settings = [name for name in select_files(folder) if name.endswith("_config.json")]
-    foreign += [name for name in settings if _names_code(folder / name)]
+    foreign += [name for name in names if name.endswith("_config.json") and _names_code(folder / name)]
     return foreign + [name for name in _RUN_TOO if (folder / name).exists()]
 
 

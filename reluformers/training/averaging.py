@@ -16,7 +16,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import load_config
+from reluformers.saved_models import load_config, read_index
 
 from .checkpoints import MANIFEST_FILE, TRAINING_FILES, check_finite, check_model, checkpoints_of, step_of
 
@@ -110,10 +110,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / SAFE_WEIGHTS_NAME]
     if not index.is_file():
         raise UserError(f"{folder}: holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}.")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: is not an index of weights ({error}); save the checkpoint again.") from error
+    names = read_index(index)
     for name in names:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: is named in {SAFE_WEIGHTS_INDEX_NAME} but missing.")

@@ -15,9 +15,14 @@ STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
 TRANSLATION = """
     import sys, torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
     tokenizer = AutoTokenizer.from_pretrained("released", trust_remote_code=True)
+    class WholePushes(TrainerCallback):
+        # each push ends before the next save writes into the folder that it reads
+        def on_save(self, *_, **__):
+            trainer._finish_current_push()
+
     rows = [dict(tokenizer("a dog runs", text_target="ein Hund rennt"))] * 4
     for strategy in sys.argv[1:]:
         model = AutoModelForSeq2SeqLM.from_pretrained("released", trust_remote_code=True)
@@ -27,14 +32,18 @@ TRANSLATION = """
         )
         trainer = Seq2SeqTrainer(
             model, arguments, train_dataset=rows, processing_class=tokenizer,
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model), callbacks=[WholePushes()],
         )
         trainer.train()
         trainer.push_to_hub()
 """
 CLASSIFICATION = """
     import sys, torch
-    from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+    from transformers import AutoModelForImageClassification, Trainer, TrainerCallback, TrainingArguments
+
+    class WholePushes(TrainerCallback):
+        def on_save(self, *_, **__):
+            trainer._finish_current_push()
 
     rows = [{"pixel_values": torch.zeros(3, 8, 12), "labels": 1}] * 4
     for strategy in sys.argv[1:]:
@@ -43,7 +52,8 @@ CLASSIFICATION = """
             strategy, max_steps=2, save_steps=1, push_to_hub=True, hub_model_id=f"acme/{strategy}",
             hub_strategy=strategy, hub_always_push=True, use_cpu=True, report_to="none", disable_tqdm=True,
         )
-        Trainer(model, arguments, train_dataset=rows).train()
+        trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[WholePushes()])
+        trainer.train()
 """
 OPEN = """
     import json, sys

@@ -66,6 +66,9 @@ def test_remote_model_trains_evaluates_and_keeps_its_code(preset, tokenizer, dat
     assert losses[-1] < losses[0]
     assert trainer.evaluate()["eval_rows"] == 16
     checkpoint = tmp_path / "run" / "checkpoint-4"
+    written = (tmp_path / "run" / "attention.py").stat().st_mtime_ns
+    remote.save_pretrained(tmp_path / "run" / "checkpoint-5")  # while a push may be reading what lies around it
+    assert (tmp_path / "run" / "attention.py").stat().st_mtime_ns == written
     assert (checkpoint / "attention.py").is_file()
     assert (checkpoint / "tokenizer.json").is_file()
     assert not list(checkpoint.glob("pytorch_model*"))
