@@ -34,7 +34,7 @@ $(SETUP): setup.py $(wildcard native/*.[ch]) $(CONSTRAINTS)
 	@echo "Setting up $(VENV) (minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) torch
-	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
+	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' --editable ./research
 	@touch $@
 
 setup: $(SETUP)  ## make the environment and do nothing in it

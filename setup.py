@@ -25,8 +25,6 @@ EXTRAS_REQUIRE = {
     "slurm": ["submitit>=1.5.1"],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
-    # the page of `reluformers analyse`
-    "analysis": ["jinja2>=3.1"],  # its template
     # sparsemax and 1.5-entmax attention
     "entmax": ["entmax>=1.3"],
     # what `make demo` trains on
@@ -36,7 +34,7 @@ EXTRAS_REQUIRE = {
     ],
     # models of Marian and mBART
     "convert": ["sentencepiece>=0.2.1"],  # their tokenizers
-    # what benchmarks/ compares with
+    # what research/benchmarks compares with
     "benchmark": ["ctranslate2>=4.6"],  # generation on processors
     # the page that shows a model's attention, here and as a Space
     "app": [
@@ -104,25 +102,26 @@ setup(
         "reluformers.modeling": "modeling",
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
+        "reluformers_cli": "reluformers/cli",  # by a name of its own: --help answers before reluformers is imported
         "reluformers_native": "native",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
-        *find_packages(include=["reluformers", "reluformers.*"]),
+        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.cli"]),
+        "reluformers_cli",
         "reluformers_native",
     ],
     ext_modules=NATIVE,
     package_data={
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
-        "reluformers.analysis": ["report.html"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],
     },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
-    entry_points={"console_scripts": ["reluformers=reluformers.cli:main"]},
+    entry_points={"console_scripts": ["reluformers=reluformers_cli:main"]},
 )

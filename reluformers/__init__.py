@@ -8,7 +8,7 @@ from .families import *  # noqa: F403 (the classes of every family, as families.
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
 from .modeling.rectified_attention import rectified_attention
-from .registry import register
+from .publish.registry import register
 
 __version__ = "0.1.0.dev0"
 

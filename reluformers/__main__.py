@@ -1,6 +1,6 @@
 """`python -m reluformers COMMAND …`."""
 
-from .cli import main
+from reluformers_cli import main
 
 if __name__ == "__main__":
     main()

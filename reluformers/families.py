@@ -1,13 +1,8 @@
 """The families: which model classes belong to which configuration. A new one is a row here, beside its two classes."""
 
-from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM
+from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from .configuration.configuration_seq2seq import (
-    QKNormConfig,
-    ReLAConfig,
-    ReLUFormerConfig,
-    Seq2SeqTransformerConfig,
-)
+from .configuration.configuration_seq2seq import QKNormConfig, ReLAConfig, ReLUFormerConfig, Seq2SeqTransformerConfig
 from .configuration.configuration_vision import (
     QKNormViTConfig,
     ReLAViTConfig,
@@ -89,3 +84,8 @@ FAMILIES = {
     ReLAViTConfig: {AutoModel: ReLAViTModel, AutoModelForImageClassification: ReLAViTForImageClassification},
     QKNormViTConfig: {AutoModel: QKNormViTModel, AutoModelForImageClassification: QKNormViTForImageClassification},
 }
+
+
+def config_class_of(model_type: str | None) -> type[PreTrainedConfig] | None:
+    """The configuration class of a family by its `model_type`; None for one of others."""
+    return next((family for family in FAMILIES if family.model_type == model_type), None)

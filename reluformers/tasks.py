@@ -12,16 +12,15 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .errors import UserError
-from .families import FAMILIES
+from .evaluation.scorer import Scorer
+from .families import FAMILIES, config_class_of
 from .images import card as image_card
 from .images.evaluation import ImageScorer
 from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
-from .registry import config_class_of
 from .saved_models import can_open
-from .scorer import Scorer
 from .training.recipe import Recipe, read_sections
 from .translation import card as translation_card
 from .translation.evaluation import TranslationScorer

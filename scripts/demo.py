@@ -13,10 +13,10 @@ from pathlib import Path
 import datasets
 import transformers
 
-from reluformers.demo.corpus import build_corpus
-from reluformers.demo.digits import classify_in_clean_process, first_digit, write_digits
-from reluformers.demo.steps import check_output, train_model
-from reluformers.demo.translation import (
+from demo.corpus import build_corpus
+from demo.digits import classify_in_clean_process, first_digit, write_digits
+from demo.steps import check_output, train_model
+from demo.translation import (
     check_text,
     count_right,
     first_of_each_kind,

@@ -20,7 +20,7 @@ from reluformers.modeling.compiled import NATIVE_INTERFACE
 
 from reluformers.errors import UserError, run_main
 from reluformers.files import atomic_directory, write_json
-from reluformers.payload import payload_files
+from reluformers.publish.payload import payload_files
 
 NAME = "reluformers-attention"
 PACKAGE = NAME.replace("-", "_")

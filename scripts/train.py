@@ -2,7 +2,7 @@
 
 import sys
 
-from reluformers.cli import main
+from reluformers_cli import main
 
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]])

@@ -12,13 +12,13 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 from builders.broken_files import INDEX, SHARD, break_folder, split_weights
 from builders.commands import refusal_of
 from builders.saved_models import save_classifier, save_translator
-from reluformers.analysis.cross_attention import open_translator
-from reluformers.cards.finished_run import read_finished_run
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.errors import UserError
-from reluformers.hub.check import read_answers, write_answers
-from reluformers.hub.files import foreign_code, read_config, select_files
+from reluformers.evaluation.cross_attention import open_translator
 from reluformers.images.scoring import load_image_model
+from reluformers.publish.finished_run import read_finished_run
+from reluformers.publish.folder_check import read_answers, write_answers
+from reluformers.publish.release import foreign_code, read_config, select_files
 from reluformers.saved_models import load_config, load_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.tokenization import train_tokenizer

@@ -5,11 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from reluformers_cli import all_commands
 
-from reluformers.cli import COMMANDS, build_parser
-from reluformers.commands import SECTION_CHANGE, take_changes
-from reluformers.evidence.tables import Table
+from reluformers.commands import SECTION_CHANGE, build_parser, take_changes
 from reluformers.tasks import load_recipe
+from reluformers_research.tables import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs" / "adding-a-variant.md"
@@ -30,7 +30,7 @@ def test_guide_shows_code_as_it_is():
         assert any(snippet in source for source in sources), snippet
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
@@ -39,14 +39,14 @@ def test_links_lead_somewhere(path):
 def test_the_readme_lists_every_command():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = re.search(r"lists all commands: (.*?)\.\n", readme, re.DOTALL)[1]
-    assert re.findall(r"`(\w+)`", listed) == list(COMMANDS)
+    assert re.findall(r"`(\w+)`", listed) == list(all_commands())
 
 
 def test_code_is_trusted_of_folders_and_of_repositories_with_an_owner():
     """A name without `./` and without a folder of that name is asked for on the Hub, whoever has it there."""
     opened = re.compile(r"""(?:from_pretrained\(|model=|MODEL \?= )["']?([^"',)\s]+)""")
     names = {}
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile", *ROOT.glob("scripts/*.py")):
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", *ROOT.glob("scripts/*.py")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if "trust_remote_code=True" in line or "MODEL ?=" in line:
                 names |= dict.fromkeys(opened.findall(line), path.name)
@@ -72,7 +72,7 @@ def commands_in(path: Path) -> list[list[str]]:
     found = [
         line.split(" | ")[0]
         for line in map(str.strip, lines)
-        if re.match(rf"reluformers ({'|'.join(COMMANDS)})\b", line)
+        if re.match(rf"reluformers ({'|'.join(all_commands())})\b", line)
     ]
     words = [shlex.split(line, comments=True)[1:] for line in found]
     return [of_line for of_line in words if "…" not in of_line]  # that one is left to the reader
@@ -80,9 +80,11 @@ def commands_in(path: Path) -> list[list[str]]:
 
 PAGES = [
     *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("scripts/recipes/*.yaml"),
     *ROOT.glob("reluformers/commands/*.py"),
+    *ROOT.glob("research/recipes/*/*.yaml"),
+    *ROOT.glob("research/reluformers_research/commands/*.py"),
 ]
 
 

@@ -60,6 +60,7 @@ def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
     mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
+    expected = {name.replace("reluformers.cli", "reluformers_cli") for name in expected}
     assert set(setup_arguments["packages"]) == expected | {"reluformers_native"}
 
 

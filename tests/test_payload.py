@@ -18,7 +18,7 @@ from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
-from reluformers.payload import find_payload_file, payload_files
+from reluformers.publish.payload import find_payload_file, payload_files
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from builders.finished_runs import attention_statistics
-from reluformers.attention_statistics import AttentionReport
-from reluformers.plotting import (
+from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.plotting import (
     plot_attention_report,
     plot_confusion_matrix,
     plot_scores,

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from builders.finished_runs import attention_statistics
-from reluformers.attention_statistics import AttentionReport
-from reluformers.circumstances import Circumstances, current_circumstances
 from reluformers.errors import UserError
-from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum, listed
+from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.circumstances import Circumstances, current_circumstances
+from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum, listed
 
 
 def make_evaluation(**changes) -> Evaluation:

@@ -18,7 +18,7 @@ from pathlib import Path
 import reluformers
 from reluformers import ReLAViTForImageClassification, seq2seq_config, vision_config
 from reluformers.app import space_files
-from reluformers.cards.card import write_card
+from reluformers.publish.card import write_card
 
 place = Path(reluformers.__file__).parent
 assert place.parent == Path(sys.argv[1]), place

@@ -1,12 +1,62 @@
-"""The commands of `reluformers`, a file each."""
+"""The commands of `reluformers`, a file each.
+
+A command's module has `add_arguments(parser)` and `run(options)`; its docstring is what --help says. It is imported
+when it is asked for, so that none needs the packages of another.
+"""
 
 import argparse
+import importlib
+import os
 import re
+from collections.abc import Callable, Sequence
 
-from reluformers.errors import UserError
+from reluformers_cli import all_commands
+
+from reluformers.errors import UserError, run_main
+from reluformers.files import check_name
 
 SECTION_CHANGE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)  # section.key=value
 FIELD_CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # field=value
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults behind every option that has one worth saying; the description as it is written."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        says_nothing = action.default is None or action.default is False or action.default == []
+        return action.help if says_nothing else super()._get_help_string(action)
+
+
+def build_parser(command: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], None]]:
+    """The parser of a command, and what runs it."""
+    module = importlib.import_module(all_commands()[command][0])
+    parser = argparse.ArgumentParser(
+        prog=f"reluformers {command}", description=module.__doc__, formatter_class=_HelpFormatter
+    )
+    module.add_arguments(parser)
+    return parser, module.run
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run one command.
+
+    Args:
+        arguments: its name, which is one, and its options.
+
+    Raises:
+        SystemExit: with code 2 and one line on stderr after an error that the user can mend.
+    """
+
+    def run() -> None:
+        # paths among them would fail at the first file that is opened by a library, or when results are written
+        for argument in (*arguments, os.getcwd()):
+            check_name(argument)
+        parser, run_with = build_parser(arguments[0])
+        # options may stand between the values of a list; behind "--", which that forgets, there are none
+        parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
+        run_with(parse(arguments[1:]))
+
+    run_main(run)
 
 
 def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *lists: str) -> None:

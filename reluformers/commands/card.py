@@ -9,10 +9,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from reluformers.cards.card import write_card
-from reluformers.cards.data_words import DataWords
-from reluformers.terminal import silence_transformers
+from reluformers.publish.card import write_card
+from reluformers.publish.data_words import DataWords
 from reluformers.training.checkpoints import check_model
+
+from .terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 import transformers
 from huggingface_hub import HfApi
 
-from reluformers.data_names import is_hub_id
-from reluformers.hub.check import compare_in_clean_process, write_answers
-from reluformers.hub.errors import hub_errors
-from reluformers.hub.files import CHECK_FILE, read_config, refuse_foreign_code, select_files
+from reluformers.data.names import is_hub_id
+from reluformers.publish.folder_check import compare_in_clean_process, write_answers
+from reluformers.publish.hub_errors import hub_errors
+from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code, select_files
 from reluformers.tasks import task_of_model_type
-from reluformers.terminal import silence_transformers
 from reluformers.training.checkpoints import check_model
+
+from .terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,11 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from reluformers.attention_statistics import MISSING
-from reluformers.cards.finished_run import read_recipe
 from reluformers.errors import UserError, describe_error
-from reluformers.plotting import check_picture_path, plot_training_curves, run_labels
-from reluformers.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
+from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.plotting import check_picture_path, plot_training_curves, run_labels
+from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
+from reluformers.publish.finished_run import read_recipe
 from reluformers.tasks import Task, task_named
 from reluformers.training.meter import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE

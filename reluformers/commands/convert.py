@@ -13,16 +13,16 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from reluformers.checked_fields import check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import convert, convert_back
+from reluformers.data.checked_fields import check_name
 from reluformers.errors import UserError
 from reluformers.families import FAMILIES
-from reluformers.terminal import silence_transformers
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
+from .terminal import silence_transformers
 
 # of either task; which of them the model has is known when it is open
 _FIELDS = {name for config in FAMILIES for name in (*(item.name for item in fields(config)), *config.attribute_map)}

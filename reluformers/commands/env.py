@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from reluformers.circumstances import current_circumstances
+from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.modeling import computation
 from reluformers.modeling.attention import SHORT_KEYS
 from reluformers.modeling.compiled import KERNELS_VARIABLE

@@ -14,13 +14,14 @@ The decoding of the ReLA and QKNorm papers:
 import argparse
 import os
 
-from reluformers.analysis.attention_report import format_attention_report
 from reluformers.errors import UserError
-from reluformers.results import METRICS, Evaluation
+from reluformers.evaluation.attention_report import format_attention_report
+from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
-from reluformers.terminal import silence_transformers
 from reluformers.training.checkpoints import check_model
+
+from .terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,13 @@ import argparse
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
-from reluformers.commands.card import add_card_arguments, card_options
-from reluformers.hub.collection import add_to_collection
-from reluformers.hub.push import push_to_hub, snippet
-from reluformers.hub.space import push_space
-from reluformers.terminal import silence_transformers
+from reluformers.publish.collection import add_to_collection
+from reluformers.publish.push import push_to_hub, snippet
+from reluformers.publish.space import push_space
 from reluformers.training.checkpoints import check_model
+
+from .card import add_card_arguments, card_options
+from .terminal import silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

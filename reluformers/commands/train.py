@@ -11,7 +11,8 @@ import argparse
 
 from reluformers.errors import UserError, describe_error, is_disk_full
 from reluformers.tasks import load_recipe, task_named
-from reluformers.terminal import hide_unwatched_progress
+
+from .terminal import hide_unwatched_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

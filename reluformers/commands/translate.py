@@ -20,13 +20,14 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from reluformers.errors import UserError
+from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.modeling.pipeline_translation import TranslationPipeline
-from reluformers.scorer import check_at_least
-from reluformers.terminal import shows_progress, silence_transformers
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_search
 from reluformers.translation.lines import TABLES, continued_file, read_texts, translate_lines
+
+from .terminal import shows_progress, silence_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

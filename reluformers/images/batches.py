@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from reluformers.training.batching import SeededBatch
+from reluformers.data.batching import SeededBatch
 
 from .augmentation import ImageCollator
 from .loading import IMAGE, PLACE

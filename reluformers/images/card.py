@@ -9,11 +9,11 @@ from datasets import Dataset
 from PIL import Image
 from transformers import PreTrainedConfig, pipeline
 
-from reluformers.analysis.attention_report import attention_report
-from reluformers.attention_statistics import AttentionReport
-from reluformers.examples import Example
+from reluformers.data.sources import load_held_out
+from reluformers.evaluation.attention_report import attention_report
+from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.examples import Example
 from reluformers.files import atomic_write
-from reluformers.training.sources import load_held_out
 
 from .loading import IMAGE, LABEL, class_names, load_image_split
 from .processing import decode_image

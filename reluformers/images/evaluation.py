@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
+from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, check_at_least
 from reluformers.files import check_output_files
-from reluformers.plotting import check_picture_path, plot_confusion_matrix
-from reluformers.results import METRICS, Evaluation, Score, ScoredData, checksum
-from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
-from reluformers.terminal import shows_progress
 
 from .loading import IMAGE, LABEL, image_file, load_image_split
 from .recipe import ImageRecipe
@@ -75,7 +74,7 @@ class ImageScorer(Scorer):
 
     def answer(self) -> Predictions:
         """Logits of all images."""
-        return predict(self.model, self.batches, progress=shows_progress())
+        return predict(self.model, self.batches, progress=None)
 
     def count(self, answers: Predictions) -> Scores:
         """Accuracies and loss, and the scores of each class by name."""

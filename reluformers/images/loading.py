@@ -16,9 +16,7 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as pillow
 
-from reluformers.errors import UserError
-from reluformers.files import check_name
-from reluformers.training.sources import (
+from reluformers.data.sources import (
     check_file,
     find_value,
     names_in,
@@ -29,6 +27,8 @@ from reluformers.training.sources import (
     take_slice,
     take_split,
 )
+from reluformers.errors import UserError
+from reluformers.files import check_name
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reluformers.configuration.configuration_vision import (
-    VisionTransformerConfig,
-    vision_config,
-    vision_config_class,
-)
+from reluformers.configuration.configuration_vision import VisionTransformerConfig, vision_config, vision_config_class
 from reluformers.errors import UserError
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe

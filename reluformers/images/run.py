@@ -10,12 +10,12 @@ from transformers import AutoModelForImageClassification, PreTrainedModel, ViTIm
 
 from reluformers.conversion.convert import open_processor
 from reluformers.conversion.start import open_start, spread_batches, start_model
+from reluformers.data.sources import check_apart, naming
 from reluformers.errors import UserError
-from reluformers.plotting import plot_confusion_matrix
+from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
 from reluformers.training.meter import median_speed
 from reluformers.training.run import TaskRun
-from reluformers.training.sources import check_apart, naming
 
 from .augmentation import ImageCollator
 from .batches import check_images

@@ -114,13 +114,15 @@ def _collate(processor: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {"pixel_values": pixel_values, "labels": torch.tensor([row["label"] for row in rows])}
 
 
-def predict(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, progress: bool = False) -> Predictions:
+def predict(
+    model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, progress: bool | None = False
+) -> Predictions:
     """Run a classifier over batches.
 
     Args:
         model: it is put in evaluation mode and back.
         batches: dicts with `pixel_values` [batch, channels, height, width] and `labels` int64 [batch].
-        progress: whether to show a progress bar.
+        progress: whether to show a progress bar; None for where somebody looks at the terminal.
 
     Returns:
         Logits and labels in the order of the batches, on the CPU, and the loss.
@@ -133,7 +135,7 @@ def predict(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, 
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in tqdm(batches, unit=" batches", disable=not progress):
+            for batch in tqdm(batches, unit=" batches", disable=None if progress is None else not progress):
                 given, classes = batch["labels"], model.config.num_labels
                 if len(wrong := given[(given < 0) | (given >= classes)]):
                     raise UserError(f"the label {wrong[0]} is none of the model's, from 0 to {classes - 1}")

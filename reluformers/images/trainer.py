@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
 
+from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler
 from reluformers.training.arguments import TaskTrainingArguments
-from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampler
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator

@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, set_seed
 
-from reluformers.circumstances import peak_memory
+from reluformers.evaluation.circumstances import peak_memory
 
 from .meter import TrainingMeter
 from .recipe import Recipe

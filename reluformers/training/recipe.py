@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import yaml
 from transformers import PreTrainedConfig
 
-from reluformers.checked_fields import check_fields, check_name
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config
 from reluformers.conversion.start import open_start
-from reluformers.data_names import marked_as_local
+from reluformers.data.checked_fields import check_fields, check_name
+from reluformers.data.names import marked_as_local
 from reluformers.errors import UserError, describe_error
 from reluformers.files import write_text
 

@@ -9,13 +9,13 @@ from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from accelerate import Accelerator
 from accelerate.utils import SAFE_WEIGHTS_NAME, merge_fsdp_weights
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from accelerate import Accelerator
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import load_config

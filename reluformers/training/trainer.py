@@ -28,13 +28,13 @@ from transformers.trainer_utils import (
 )
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from reluformers.data.streaming import BatchStream, load_position, save_position
 from reluformers.errors import DivergenceError, UserError, describe_error
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint, rotate_checkpoints
 from .meter import TrainingMeter
 from .sharding import check_sharding, shard_tied_weights
-from .streaming import BatchStream, load_position, save_position
 from .weight_average import WeightAverage
 
 logger = logging.getLogger(__name__)

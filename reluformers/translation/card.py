@@ -8,11 +8,11 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedConfig
 
-from reluformers.analysis.attention_report import attention_report
-from reluformers.attention_statistics import AttentionReport
+from reluformers.data.sources import load_held_out
 from reluformers.errors import UserError
-from reluformers.examples import Example
-from reluformers.training.sources import load_held_out
+from reluformers.evaluation.attention_report import attention_report
+from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.examples import Example
 
 from .decoding import load_translation_model, saved_search, translate
 from .evaluation import teacher_forced_batches

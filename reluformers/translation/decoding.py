@@ -11,7 +11,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from reluformers.batches import length_batches
+from reluformers.data.batches import length_batches
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.saved_models import load_model, opening
 
@@ -64,7 +64,7 @@ def translate(
     penalty: str = "hf",
     max_tokens: int = 4096,
     batch_size: int | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
     **generation_options,
 ) -> list[str]:
     """Translate texts by beam search.
@@ -83,7 +83,7 @@ def translate(
         penalty: "hf" divides by len^α, "wu" by ((5 + len)/6)^α, which is what the papers mean by α = 0.6.
         max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
-        progress: whether to show a progress bar.
+        progress: whether to show a progress bar; None for where somebody looks at the terminal.
         generation_options: more options of `generate`; the papers' search is `early_stopping="never",
             min_new_tokens=1` (no empty translation).
 
@@ -104,7 +104,10 @@ def translate(
     if num_beams > 1:
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
-    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=not progress) as bar:
+    with (
+        _search(model, penalty),
+        tqdm(total=len(texts), unit=" sentences", disable=None if progress is None else not progress) as bar,
+    ):
         for rows in length_batches(lengths, max_tokens, batch_size):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
             for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):

@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from reluformers.analysis.model_analysis import Side
-from reluformers.batches import PairCollator
+from reluformers.data.batches import PairCollator
+from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.errors import UserError, describe_error
+from reluformers.evaluation.results import Score, ScoredData, checksum
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
-from reluformers.results import Score, ScoredData, checksum
-from reluformers.scorer import ScoreOfSums, Scorer, Scores, check_at_least
-from reluformers.terminal import shows_progress
-from reluformers.training.batching import TokenBudgetBatchSampler
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .loading import load_translation_split
@@ -130,7 +128,7 @@ class TranslationScorer(Scorer):
 
     def answer(self) -> list[str]:
         """Translations, in the order of the rows."""
-        return translate(self.model, self.tokenizers, self.pairs["source"], progress=shows_progress(), **self.decoding)
+        return translate(self.model, self.tokenizers, self.pairs["source"], progress=None, **self.decoding)
 
     def count(self, answers: list[str]) -> Scores:
         """BLEU with the precisions and lengths behind it, and chrF."""

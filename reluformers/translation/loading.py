@@ -9,9 +9,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, List, TranslationVariableLanguages, Value
 
-from reluformers.errors import UserError
-from reluformers.files import iterate_lines
-from reluformers.training.sources import (
+from reluformers.data.sources import (
     check_file,
     find_value,
     hub_files,
@@ -24,6 +22,8 @@ from reluformers.training.sources import (
     take_slice,
     take_split,
 )
+from reluformers.errors import UserError
+from reluformers.files import iterate_lines
 
 from .rows import ADVICE, row_pairs
 from .tokenization import ROWS_PER_BLOCK

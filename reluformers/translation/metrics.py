@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.base import Score as MetricScore
 
-from reluformers.in_memory_metric import InMemoryMetric
+from reluformers.evaluation.in_memory_metric import InMemoryMetric
 
 _INPUTS_DESCRIPTION = """
 Args:

@@ -19,11 +19,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reluformers.batches import PairCollator
 from reluformers.configuration.configuration_seq2seq import SITES
 from reluformers.conversion.start import spread_batches, start_model
+from reluformers.data.batches import PairCollator
+from reluformers.data.sources import check_apart, naming
 from reluformers.errors import UserError
-from reluformers.training.sources import check_apart, naming
 
 from .cleaning import clean
 from .loading import load_translation_split, split_files, stream_translation_split

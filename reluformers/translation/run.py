@@ -11,11 +11,11 @@ from sacrebleu.metrics import BLEU
 from transformers import PreTrainedModel
 from transformers.trainer import SCHEDULER_NAME
 
-from reluformers.analysis.alignments import measure_layers
+from reluformers.data.sources import naming
+from reluformers.evaluation.alignments import measure_layers
 from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
-from reluformers.training.sources import naming
 
 from .examples import choose_examples
 from .metrics import corpus_score

@@ -7,11 +7,11 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
+from reluformers.data.batching import TokenBudgetBatchSampler
+from reluformers.data.sources import describe_file
+from reluformers.data.streaming import BatchStream, BlockStream
 from reluformers.errors import UserError
-from reluformers.training.batching import TokenBudgetBatchSampler
 from reluformers.training.identity import FILES, describe_tokens
-from reluformers.training.sources import describe_file
-from reluformers.training.streaming import BatchStream, BlockStream
 
 from .tokenization import token_lengths
 

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 
-from reluformers.batches import PairCollator
-from reluformers.training.batching import PerProcessDataLoader, TokenBudgetBatchSampler
-from reluformers.training.streaming import BatchStream
+from reluformers.data.batches import PairCollator
+from reluformers.data.batching import PerProcessDataLoader, TokenBudgetBatchSampler
+from reluformers.data.streaming import BatchStream
 from reluformers.training.trainer import TaskTrainer
 
 from .arguments import TranslationTrainingArguments

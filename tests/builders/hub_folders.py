@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 from builders.hub_server import Hub
 from builders.pictures import encode, picture
 from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformers.hub.check import FolderCheck
+from reluformers.publish.folder_check import FolderCheck
 from reluformers.translation.tokenization import train_tokenizer
 
 REPO = "acme/tiny"

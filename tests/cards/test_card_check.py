@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from builders.finished_runs import translation_run
-from reluformers.cards.card import write_card
-from reluformers.cards.check import check_card, check_card_text
-from reluformers.data_names import source_name
+from reluformers.data.names import source_name
 from reluformers.errors import UserError
+from reluformers.publish.card import write_card
+from reluformers.publish.card_check import check_card, check_card_text
 
 PINNED = Path(__file__).parent
 

@@ -15,11 +15,11 @@ from builders.image_runs import CLASSES, write_images
 from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES, write_pairs
 from reluformers import seq2seq_config, vision_config
-from reluformers.cards.card import known_base_model, known_licence, write_card
-from reluformers.cards.check import check_card
-from reluformers.cards.data_words import DataWords, data_words
 from reluformers.errors import UserError
 from reluformers.images.processing import build_image_processor
+from reluformers.publish.card import known_base_model, known_licence, write_card
+from reluformers.publish.card_check import check_card
+from reluformers.publish.data_words import DataWords, data_words
 from reluformers.translation.tokenization import train_tokenizer
 
 LOG = [{"step": step, "epoch": step / 10, "loss": 3.0 - step / 10} for step in (5, 10)]

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from builders.finished_runs import image_run, recipe, translation_evaluation, translation_run
-from reluformers.cards import card
-from reluformers.cards.card import write_card
-from reluformers.cards.data_words import DataWords
-from reluformers.cards.markdown import code, escape, paragraph
 from reluformers.errors import UserError
-from reluformers.examples import Example
+from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
+from reluformers.publish import card
+from reluformers.publish.card import write_card
+from reluformers.publish.data_words import DataWords
+from reluformers.publish.markdown import code, escape, paragraph
 from reluformers.translation import card as translation_card
 
 MarkdownIt = pytest.importorskip("markdown_it").MarkdownIt

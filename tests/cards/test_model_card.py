@@ -18,13 +18,13 @@ from builders.image_runs import CLASSES
 from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES
 from reluformers import seq2seq_config, vision_config
-from reluformers.cards.card import write_card
-from reluformers.cards.check import check_card
 from reluformers.errors import UserError
-from reluformers.examples import Example
+from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
 from reluformers.images.card import RUN_PICTURES
 from reluformers.images.processing import build_image_processor
+from reluformers.publish.card import write_card
+from reluformers.publish.card_check import check_card
 from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.tokenization import train_tokenizer
@@ -134,7 +134,7 @@ class TestWholeCard:
         package = Message()
         if project_url:
             package["Project-URL"] = project_url
-        monkeypatch.setattr("reluformers.cards.card.metadata", lambda name: package)
+        monkeypatch.setattr("reluformers.publish.card.metadata", lambda name: package)
         text = write_card(write_run(tmp_path / "run", seq2seq_config("softmax")), "someone/unknown").read_text()
         assert f"[this\nrepository](https://huggingface.co/someone/unknown/{said}" in text
 

@@ -1,11 +1,11 @@
-"""The cards of model_cards/ and the numbers of docs/results.md."""
+"""The cards of model_cards/ and the numbers of docs/research/results.md."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from reluformers.cards.check import check_card
+from reluformers.publish.card_check import check_card
 
 ROOT = Path(__file__).resolve().parents[2]
 ALPHA_ROWS = {
@@ -17,8 +17,8 @@ PUBLISHED = sorted((ROOT / "model_cards").glob("*/README.md"))
 
 
 def documented_score(name: str) -> float:
-    """The first number of a model's row in docs/results.md."""
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    """The first number of a model's row in docs/research/results.md."""
+    text = (ROOT / "docs" / "research" / "results.md").read_text(encoding="utf-8")
     _, translation, images = text.split("## Longer runs: ")
     preset = name.removeprefix("multi30k-en-de-").removeprefix("cifar10-")
     row = ALPHA_ROWS.get(preset, f"`{preset}`")

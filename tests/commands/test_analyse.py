@@ -10,8 +10,8 @@ from transformers import MarianConfig, MarianMTModel, ViTConfig, ViTForImageClas
 from builders.commands import refusal_of, run_command
 from builders.image_runs import write_images
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.analysis.report import render_report
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
+from reluformers_research.analysis.report import render_report
 
 VOID = {"meta", "link", "br", "img", "hr"}
 

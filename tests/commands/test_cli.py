@@ -10,15 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from reluformers_cli import COMMANDS
 
 from builders.commands import SCRIPTS, run_command
 from builders.saved_models import save_classifier, save_translator
-from reluformers.cli import COMMANDS, build_parser
+from reluformers.commands import build_parser
+from reluformers.data.sources import check_file
 from reluformers.errors import UserError, run_main
 from reluformers.files import check_output_files
 from reluformers.images.loading import load_image_split
 from reluformers.saved_models import load_config
-from reluformers.training.sources import check_file
 
 
 def fails(capsys, *arguments) -> str:
@@ -81,8 +82,8 @@ RUN = "from reluformers.errors import run_main; run_main(lambda: {})"
         (0, RUN.format("print('line')")),
         (1, RUN.format("print('line\\n' * 10**6)")),
         (0, RUN.format("(print('line'), exit(1))")),
-        (0, "from reluformers.cli import main; main(['--help'])"),
-        (0, "from reluformers.cli import main; main(['average', '--help'])"),
+        (0, "from reluformers_cli import main; main(['--help'])"),
+        (0, "from reluformers_cli import main; main(['average', '--help'])"),
     ],
     ids=["few", "many", "failed", "overview", "help"],
 )
@@ -224,3 +225,10 @@ def test_files_and_folders_that_are_no_text_are_refused_by_name(capsys, monkeypa
         load_image_split(tmp_path / "classes", "train")
     monkeypatch.chdir(folder)
     assert r"m\xff" in fails(capsys, "env")
+
+
+@pytest.mark.parametrize(("option", "shown"), [("--help", "translate"), ("--version", "reluformers ")])
+def test_the_overview_needs_no_library(option, shown):
+    program = f"import sys; sys.modules['reluformers'] = None; from reluformers_cli import main; main(['{option}'])"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown in answer.stdout

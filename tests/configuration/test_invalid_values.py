@@ -6,11 +6,7 @@ import typing
 
 import pytest
 import torch
-from reluformers.configuration.configuration_attention import (
-    ACTIVATIONS,
-    SHIFT_INVARIANT_ACTIVATIONS,
-    AttentionConfig,
-)
+from reluformers.configuration.configuration_attention import ACTIVATIONS, SHIFT_INVARIANT_ACTIVATIONS, AttentionConfig
 from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig
 from reluformers.configuration.configuration_vision import ReLUViTConfig
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig

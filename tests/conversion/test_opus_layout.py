@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer, pipeline
 
 from builders.commands import refusal_of, run_command
-from reluformers.hub.files import select_files
+from reluformers.publish.release import select_files
 from reluformers.translation.decoding import load_translation_model
 
 ENGLISH = ["two dogs run on the beach .", "a man rides a red bike .", "the children play in the snow ."]

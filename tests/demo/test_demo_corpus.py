@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from reluformers.demo.corpus import (
+from demo.corpus import (
     KINDS,
     LONG_KINDS,
     SOURCE,

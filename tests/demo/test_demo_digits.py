@@ -7,15 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
-from reluformers.demo.digits import (
-    COPIES,
-    DIGIT_FILES,
-    REDRAWN_SIDE,
-    classify_in_clean_process,
-    first_digit,
-    redraw,
-    write_digits,
-)
+from demo.digits import COPIES, DIGIT_FILES, REDRAWN_SIDE, classify_in_clean_process, first_digit, redraw, write_digits
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformers.demo.corpus import (
+from demo.corpus import (
     KINDS,
     SOURCE,
     TARGET,
@@ -21,8 +21,8 @@ from reluformers.demo.corpus import (
     moment_line,
     plain,
 )
-from reluformers.demo.steps import train_model
-from reluformers.demo.translation import translate_rows, write_corpus
+from demo.steps import train_model
+from demo.translation import translate_rows, write_corpus
 from reluformers.translation import TranslationRecipe, train_translation
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_long_lines_are_nearly_all_right(tmp_path):
     for row, translation in zip(rows, translate_rows(tmp_path / "model", rows), strict=True):
         right[row.kind] += translation == row.target
         total[row.kind] += 1
-    # the measured shares, with room for another processor's rounding, are in docs/results.md
+    # the measured shares, with room for another processor's rounding, are in docs/research/results.md
     print({kind: f"{right[kind]} of {total[kind]}" for kind in total})
     assert set(KINDS) < set(total)
     assert right["readme"] == 1

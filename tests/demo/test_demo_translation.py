@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformers.demo.corpus import KINDS, DemoCorpus, Row, build_corpus
-from reluformers.demo.steps import check_output
-from reluformers.demo.translation import (
+from demo.corpus import KINDS, DemoCorpus, Row, build_corpus
+from demo.steps import check_output
+from demo.translation import (
     LENGTHS,
     MAX_TEXT_LENGTH,
     check_text,
@@ -22,6 +21,7 @@ from reluformers.demo.translation import (
     translate_rows,
     write_corpus,
 )
+from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe
 from reluformers.translation.loading import load_translation_split

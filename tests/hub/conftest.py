@@ -10,7 +10,7 @@ from huggingface_hub.utils import _http
 
 from builders.hub_folders import CHECKED, save_translation_run
 from builders.hub_server import serve_hub
-from reluformers.hub import push
+from reluformers.publish import push
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from builders.commands import refusal_of, run_command
 from builders.hub_folders import CARD, REPO, client
 from builders.models import build_model
 from builders.saved_models import save_classifier
-from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
-from reluformers.hub import check
-from reluformers.hub.check import check_folder, compare_in_clean_process, write_answers
-from reluformers.hub.files import CHECK_FILE
-from reluformers.hub.push import push_to_hub
+from reluformers.publish import folder_check as check
+from reluformers.publish.clean_process import answer_in_clean_process
+from reluformers.publish.folder_check import check_folder, compare_in_clean_process, write_answers
+from reluformers.publish.push import push_to_hub
+from reluformers.publish.release import CHECK_FILE
 from reluformers.tasks import TASKS
 
 

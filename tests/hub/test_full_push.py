@@ -10,9 +10,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from builders.commands import run_command
 from builders.hub_folders import REPO, client
 from reluformers.errors import UserError
-from reluformers.hub.collection import add_to_collection
-from reluformers.hub.notebook import write_notebook
-from reluformers.hub.push import push_to_hub
+from reluformers.publish.collection import add_to_collection
+from reluformers.publish.notebook import write_notebook
+from reluformers.publish.push import push_to_hub
 from reluformers.translation.decoding import load_translation_model, translate
 
 TRAINERS_CARD = """---

@@ -6,8 +6,8 @@ from huggingface_hub import HfApi
 
 from builders.hub_folders import CHECKED, REPO, client
 from reluformers.errors import UserError
-from reluformers.hub import push
-from reluformers.hub.push import check_names, push_to_hub
+from reluformers.publish import push
+from reluformers.publish.push import check_names, push_to_hub
 
 REFUSALS = {
     "wrong token": ("hf_nonsense", REPO, "does not know this token"),

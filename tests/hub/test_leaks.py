@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from builders.hub_folders import REPO, client
 from builders.pictures import picture
 from builders.saved_models import save_classifier
-from reluformers.cards.card import write_card
-from reluformers.cards.secrets import find_secret
 from reluformers.errors import UserError
-from reluformers.hub.files import stage_files
-from reluformers.hub.leaks import check_files
-from reluformers.hub.push import push_to_hub
+from reluformers.publish.card import write_card
+from reluformers.publish.leaks import check_files
+from reluformers.publish.push import push_to_hub
+from reluformers.publish.release import stage_files
+from reluformers.publish.secrets import find_secret
 
 ROOT = Path(__file__).parents[2]
 HUB_TOKEN = "hf_" + "aB3d" * 9

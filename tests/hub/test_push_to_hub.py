@@ -14,10 +14,10 @@ from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environme
 from builders.hub_server import Hub
 from builders.saved_models import save_classifier, save_translator
 from reluformers.errors import UserError
-from reluformers.hub import push
-from reluformers.hub.files import foreign_code, select_files
-from reluformers.hub.push import Release, push_to_hub, snippet
-from reluformers.hub.repository import UNFINISHED
+from reluformers.publish import push
+from reluformers.publish.push import Release, push_to_hub, snippet
+from reluformers.publish.release import foreign_code, select_files
+from reluformers.publish.repository import UNFINISHED
 from reluformers.tasks import TASKS
 
 

@@ -8,8 +8,8 @@ from transformers import AutoModelForSeq2SeqLM
 from builders.hub_folders import CARD, REPO, client, write_files
 from builders.pictures import encode, picture
 from reluformers.errors import UserError
-from reluformers.hub.files import is_ours, select_files, stage_files
-from reluformers.hub.push import push_to_hub
+from reluformers.publish.push import push_to_hub
+from reluformers.publish.release import is_ours, select_files, stage_files
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from builders.hub_folders import REPO, client
 from reluformers.errors import UserError
-from reluformers.hub.space import push_space
+from reluformers.publish.space import push_space
 
 
 def test_space_shows_this_release(hub):

@@ -281,7 +281,7 @@ def test_hub_sets_are_asked_for_with_their_options(monkeypatch):
     hub = datasets.Dataset.from_dict({"img": images(), "label": LABELS}, features=features)
     calls = []
     monkeypatch.setattr(
-        "reluformers.training.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
+        "reluformers.data.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
     )
     dataset = load_image_split({"path": "uoft-cs/cifar10", "name": "plain_text", "revision": "abc"}, "test[:6]")
     assert calls == [(("uoft-cs/cifar10",), {"split": "test[:6]", "name": "plain_text", "revision": "abc"})]

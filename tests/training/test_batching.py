@@ -4,15 +4,15 @@ import tracemalloc
 from collections import Counter
 from itertools import chain, pairwise
 
-import accelerate
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
+import accelerate
+from reluformers.data import batching
+from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
 from reluformers.errors import UserError
-from reluformers.training import batching
-from reluformers.training.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
 
 
 def random_lengths(seed, rows=700):

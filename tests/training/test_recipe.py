@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 
+from reluformers.data.sources import check_apart
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.run import load_splits as load_image_splits
 from reluformers.tasks import load_recipe
-from reluformers.training.sources import check_apart
 from reluformers.translation import TranslationRecipe, preparation
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))

@@ -20,13 +20,14 @@ from huggingface_hub import HfFileSystem
 from safetensors.torch import load_file
 
 from builders.translation_runs import make_recipe, training_logs, write_pairs
+from reluformers.data import streaming
+from reluformers.data.batching import TokenBudgetBatchSampler
+from reluformers.data.sources import describe_file, hub_files
+from reluformers.data.streaming import BatchStream, BlockStream
 from reluformers.errors import UserError
-from reluformers.training import checkpoints, streaming
-from reluformers.training.batching import TokenBudgetBatchSampler
+from reluformers.training import checkpoints
 from reluformers.training.checkpoints import MANIFEST_FILE, read_manifest
 from reluformers.training.identity import check_same_run
-from reluformers.training.sources import describe_file, hub_files
-from reluformers.training.streaming import BatchStream, BlockStream
 from reluformers.translation import TranslationTrainer, train_translation
 from reluformers.translation.loading import split_files
 

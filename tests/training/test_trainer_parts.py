@@ -7,7 +7,7 @@ import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
 from builders.models import build_model
-from reluformers.batches import PairCollator
+from reluformers.data.batches import PairCollator
 from reluformers.training.meter import TrainingMeter
 from reluformers.training.trainer import _EndOfEpoch
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments

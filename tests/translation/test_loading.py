@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from reluformers.analysis.parallel_text import ParallelText
+from reluformers.data.sources import read_hub
 from reluformers.errors import UserError
-from reluformers.training.sources import read_hub
 from reluformers.translation.loading import load_translation_split, stream_translation_split
+from reluformers_research.analysis.parallel_text import ParallelText
 
 PAIRS = [("a cat", "eine Katze"), ('a "dog"', "ein Hund"), ("NA", "null")]
 
@@ -254,7 +254,7 @@ def test_hub_features_of_translation_sets():
     with pytest.MonkeyPatch.context() as patch:
         calls = []
         patch.setattr(
-            "reluformers.training.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
+            "reluformers.data.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
         )
         dataset = load({"path": "wmt/wmt14", "name": "de-en", "revision": "abc"}, "train[:3]")
     assert pairs_of(dataset) == PAIRS

@@ -1,1 +1,0 @@
-"""What the attention of a trained model does: statistics, reports, word alignments, filtering of parallel text."""

@@ -1,0 +1,84 @@
+"""The command line `reluformers COMMAND …`, without what a command needs: imported as `reluformers_cli`.
+
+Importing `reluformers` takes seconds, as it makes its models known to transformers. This package imports nothing of it
+before a command is to run, so that --help and --version answer at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
+
+# in the order in which they are used
+COMMANDS = {
+    "train": "train a model from a recipe",
+    "translate": "translate a text, a file or a column of a table",
+    "evaluate": "score a saved model",
+    "compare": "put finished runs side by side",
+    "convert": "turn a model of transformers or timm into one of ours, or back",
+    "average": "average the last checkpoints of a run",
+    "merge": "make one folder of a checkpoint in pieces",
+    "card": "write the model card of a finished run",
+    "check": "make sure that a saved model still computes what it did",
+    "push": "push a saved model to the Hub",
+    "app": "open a model on a page that shows its attention",
+    "env": "say by which computation attention runs here, and why",
+}
+
+
+def all_commands() -> dict[str, tuple[str, str]]:
+    """Name → module and summary of every command: those here, and those of packages on top of reluformers.
+
+    Such a package has an entry point of the group `reluformers.commands`: a package with a module for each command, as
+    `reluformers.commands` is one, and `COMMANDS` as here.
+    """
+    commands = {name: (f"reluformers.commands.{name}", summary) for name, summary in COMMANDS.items()}
+    for entry in entry_points(group="reluformers.commands"):
+        package = entry.load()
+        commands |= {name: (f"{package.__name__}.{name}", summary) for name, summary in package.COMMANDS.items()}
+    return commands
+
+
+def build_overview() -> argparse.ArgumentParser:
+    """Build the parser of the first argument, the command."""
+    commands = all_commands()
+    width = max(map(len, commands))
+    overview = argparse.ArgumentParser(
+        prog="reluformers",
+        usage="%(prog)s COMMAND …",
+        description="Attention without plain softmax: train, score, look, publish.",
+        epilog="\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items())
+        + "\n\n`reluformers COMMAND --help` says more of each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    overview.add_argument("--version", action="version", version=f"reluformers {version('reluformers')}")
+    overview.add_argument("command", choices=commands, metavar="COMMAND", help="one of:")
+    return overview
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command, or say which there are.
+
+    Args:
+        arguments: its name and options; None for those of the process.
+
+    Raises:
+        SystemExit: with code 2 and one line on stderr after an error that the user can mend.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments and arguments[0] in all_commands():
+        from reluformers.commands import run_command
+
+        run_command(arguments)
+        return
+    if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        build_overview().parse_args(arguments[:1])
+    finally:
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:  # whoever read it has gone: nothing more is to be written when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,1 @@
+"""Data: files and the Hub become rows, batches and streams."""

@@ -1,0 +1,88 @@
+"""Where and with what something was measured."""
+
+import platform
+import resource
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+@dataclass
+class Circumstances:
+    """Where and with what something was measured.
+
+    Args:
+        device: name of the GPU, or "cpu"; of several processes "2 × cpu".
+        processor: name of the machine's processor.
+        seed: of the training, where it is known.
+        torch, transformers, reluformers: versions.
+        commit: of this library's repository, with "+" where files were changed; None where it is no checkout.
+    """
+
+    device: str | None = None
+    processor: str | None = None
+    seed: int | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    reluformers: str | None = None
+    commit: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def current_circumstances(device: torch.device, *, processes: int = 1, seed: int | None = None) -> Circumstances:
+    """Those of this process.
+
+    Args:
+        device: what computes.
+        processes: how many work together, each on such a device.
+        seed: of the training, where it is known.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Circumstances(
+        device=name if processes == 1 else f"{processes} × {name}",
+        processor=_processor_name(),
+        seed=seed,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        reluformers=version("reluformers"),
+        commit=_commit(),
+    )
+
+
+def peak_memory() -> int:
+    """Most memory that was in use so far, in bytes: of the GPU, where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _processor_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this file lies in, "+" behind it where files differ."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return None
+    try:
+        answers = [
+            subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answers[0].strip() + ("+" if answers[1].strip() else "")

@@ -1,0 +1,275 @@
+"""One record of an evaluation: what was scored, on which rows, how, and what came out.
+
+`evaluate` writes it; whatever compares, draws or publishes results reads it, and nothing else knows the file.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reluformers.data.checked_fields import build, check_fields, check_mapping, check_name
+from reluformers.data.names import source_name
+from reluformers.errors import UserError, describe_error
+from reluformers.files import write_json
+
+from .attention_statistics import MISSING, AttentionReport
+from .circumstances import Circumstances
+
+EVALUATION_FILE = "evaluation.json"
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a score is called and how it is written.
+
+    Args:
+        title: in tables.
+        text: format of a value in a table.
+        hub_name, hub_type: in the metadata of a model card; None for a score that does not go there.
+        hub_digits: decimals there.
+    """
+
+    title: str
+    text: str
+    hub_name: str | None = None
+    hub_type: str | None = None
+    hub_digits: int = 4
+
+    def format(self, value: float | None) -> str:
+        """The cell of a value, which may be unknown."""
+        return MISSING if value is None else format(value, self.text)
+
+
+# in the order of a table's columns
+METRICS = {
+    "bleu": Metric("BLEU", ".2f", "BLEU", "sacrebleu", 2),
+    "chrf": Metric("chrF", ".2f", "chrF", "chrf", 2),
+    "accuracy": Metric("accuracy", ".2%", "Accuracy", "accuracy"),
+    "top5_accuracy": Metric("top-5", ".2%"),
+    "loss": Metric("loss", ".3f", "Loss", "loss"),
+}
+
+
+@dataclass
+class Score:
+    """One score.
+
+    Args:
+        value: in the unit of its metric: BLEU and chrF 0 to 100, accuracies 0 to 1, loss in nats; None for one
+            that was not finite.
+        signature: how it was computed, as sacreBLEU writes it.
+        details: parts of it, such as the precisions of BLEU.
+    """
+
+    value: float | None
+    signature: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ScoredData:
+    """Which rows were scored.
+
+    Args:
+        split: name of the split, perhaps with a slice.
+        source: Hub id, folder or file that they were read from.
+        config: name of the configuration of a Hub data set.
+        rows: how many.
+        unit: what a row is, such as "sentences".
+        checksum: SHA-256 of the rows in their order, as `checksum` gives it.
+        source_lang, target_lang: languages of sentence pairs.
+    """
+
+    split: str
+    source: str | list[str] | dict[str, str] | None = None
+    config: str | None = None
+    rows: int | None = None
+    unit: str | None = None
+    checksum: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+@dataclass
+class Evaluation:
+    """What a model scored.
+
+    Args:
+        task: name of its task.
+        data: which rows.
+        scores: name of `METRICS` → score.
+        model: folder or Hub id.
+        decoding: options of the search that wrote the outputs; empty where nothing was searched.
+        seconds: of answering, without loading.
+        attention: statistics of the attention on these rows.
+        classes: of a classifier, class → images, recall, precision and what it was taken for.
+        circumstances: where it was measured.
+    """
+
+    task: str
+    data: ScoredData
+    scores: dict[str, Score]
+    model: str | None = None
+    decoding: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    attention: AttentionReport | None = None
+    classes: dict[str, dict[str, Any]] | None = None
+    circumstances: Circumstances = field(default_factory=Circumstances)
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows that were answered in a second, with all that belongs to answering them."""
+        return self.data.rows / self.seconds if self.data.rows and self.seconds else None
+
+    def cells(self) -> dict[str, str]:
+        """Column → text of every score, in the order of `METRICS`."""
+        return {
+            metric.title: metric.format(self.scores[name].value)
+            for name, metric in METRICS.items()
+            if name in self.scores
+        }
+
+    def signatures(self) -> dict[str, str]:
+        """Title of a metric → how it was computed, as far as that is known."""
+        return {
+            METRICS[name].title: score.signature for name, score in self.scores.items() if score.signature is not None
+        }
+
+    def check_comparable(self, other: "Evaluation") -> None:
+        """Make sure that the scores of two models can stand side by side.
+
+        Args:
+            other: of the baseline.
+
+        Raises:
+            UserError: they were not scored on the same rows in the same way; names what differs.
+        """
+        for name, (ours, theirs) in self.differences(other).items():
+            raise UserError(
+                f"the baseline was scored in another way: its {name} is {theirs!r}, but {ours!r} of this model; "
+                "evaluate both with the same command"
+            )
+
+    def differences(self, other: "Evaluation") -> dict[str, tuple[Any, Any]]:
+        """Condition of the scores → what it is here and there, of those in which the two differ."""
+        ours, theirs = _conditions(self), _conditions(other)
+        # a checksum that one of the two files does not know is no difference
+        return {
+            name: (value, theirs[name])
+            for name, value in ours.items()
+            if value != theirs[name] and not (name == "checksum" and None in (value, theirs[name]))
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as it is written in JSON."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {
+            "format_version": FORMAT_VERSION,
+            **{name: value for name, value in values.items() if value not in (None, {})},
+            "data": _known(asdict(self.data)),
+            "scores": {name: _known(asdict(score)) for name, score in self.scores.items()},
+            **({"attention": self.attention.to_dict()} if self.attention else {}),
+            "circumstances": self.circumstances.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
+        """Read a record.
+
+        Raises:
+            UserError: a key is missing or not known, or a value has the wrong type; names the key.
+        """
+        values = dict(check_mapping("the evaluation", values))
+        format_version = values.pop("format_version", None)
+        if format_version != FORMAT_VERSION:
+            raise UserError(f"format_version is {format_version!r}, but this code reads {FORMAT_VERSION} alone")
+        for name in ("data", "scores", "circumstances", "attention"):
+            if values.get(name) is not None:
+                check_mapping(name, values[name])
+        parts = {
+            "data": build("data", ScoredData, values.pop("data", None)),
+            "scores": {name: _score(name, score) for name, score in values.pop("scores", {}).items()},
+            "circumstances": build("circumstances", Circumstances, values.pop("circumstances", {})),
+        }
+        attention = values.pop("attention", None)
+        if attention is not None:
+            parts["attention"] = AttentionReport.from_dict(attention)
+        if not parts["scores"]:
+            raise UserError(f"scores is empty, but must have one of {', '.join(METRICS)}; evaluate the model again")
+        if "task" not in values:
+            raise UserError("task is missing; evaluate the model again")
+        return cls(**check_fields("evaluation", values, cls, excluded=parts), **parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record; the file is complete or as it was."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Evaluation":
+        """Read a record.
+
+        Raises:
+            UserError: the file is missing or damaged, or holds something else; names file and key.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`")
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+
+
+def checksum(rows: Iterable[Iterable[bytes]]) -> str:
+    """SHA-256 of rows of parts; each part counts with its length, so that no two data sets look alike."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for part in row:
+            digest.update(b"%d:" % len(part) + part)
+        digest.update(b"\n")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown: titles of its columns, and the cells of each line."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _conditions(evaluation: Evaluation) -> dict[str, Any]:
+    """What two evaluations must share."""
+    data = evaluation.data
+    return {
+        "task": evaluation.task,
+        "data": source_name(data.source),
+        "split": data.split,
+        "rows": data.rows,
+        "checksum": data.checksum,
+        "source_lang": data.source_lang,
+        "target_lang": data.target_lang,
+        # the size of a batch changes no score
+        "decoding": {name: value for name, value in evaluation.decoding.items() if name != "max_tokens"},
+        "signature": evaluation.scores["bleu"].signature if "bleu" in evaluation.scores else None,
+    }
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, {})}
+
+
+def _score(name: str, values: Any) -> Score:
+    check_name(f"scores.{name}", [f"scores.{known}" for known in METRICS], "key")
+    return build(f"scores.{name}", Score, values)

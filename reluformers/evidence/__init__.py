@@ -1,1 +1,0 @@
-"""Evidence: the papers' tables as recipes, runs over seeds, statistics and verdicts."""

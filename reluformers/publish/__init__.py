@@ -1,0 +1,1 @@
+"""Publishing: the code of a saved model, its card, checks, and releases on the Hub."""

@@ -1,0 +1,257 @@
+"""The tables of a model card: how the model was trained, what it scored, what its attention is like."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reluformers.data.names import source_name
+from reluformers.errors import UserError
+from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES, AttentionReport
+from reluformers.evaluation.results import Evaluation, listed
+
+from .finished_run import FinishedRun
+from .markdown import Markup, code, escape
+
+# in a recipe, but no part of how a model is trained
+_INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Scores of this model and perhaps of a baseline.
+
+    Args:
+        headers: what was measured.
+        rows: name and cells of each model.
+        scored: on what, in a sentence or two of Markdown.
+        remarks: signatures and how the baseline compares, a line of Markdown each.
+    """
+
+    headers: list[str]
+    rows: list[list[str]]
+    scored: Markup
+    remarks: list[Markup]
+
+
+def result_table(
+    run: FinishedRun,
+    name: str,
+    baseline: Evaluation | None,
+    baseline_recipe: Mapping[str, Any],
+    data: str | None,
+) -> ResultTable | None:
+    """Put the scores into a table.
+
+    Args:
+        run: of the model.
+        name: of the model.
+        baseline: evaluation of the softmax model; None for none.
+        baseline_recipe: its recipe; empty if unknown.
+        data: the data set that was scored, as the card names it.
+
+    Returns:
+        The table; None if nothing was measured.
+
+    Raises:
+        UserError: the two evaluations were not made in the same way.
+    """
+    measured = run.evaluation
+    if measured is None:
+        if baseline is not None:
+            raise UserError("there is a baseline, but no evaluation of this model to put beside it; evaluate it first")
+        return None
+    cells = _cells(measured)
+    rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
+    remarks = _signatures(measured)
+    if baseline is not None:
+        measured.check_comparable(baseline)
+        rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
+        remarks += _recipe_difference(run.recipe, baseline_recipe)
+    return ResultTable(list(cells), rows, _scored(measured, data), remarks)
+
+
+def statistics_rows(report: AttentionReport) -> list[list[str]]:
+    """The rows of the attention report: each site, and all of them if there are several."""
+    statistics = {name: report.sites[site].overall for site, name in SITE_NAMES.items() if site in report.sites}
+    if len(statistics) > 1:
+        statistics["all"] = report.overall
+    return [[name, *row.cells().values()] for name, row in statistics.items()]
+
+
+def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> list[tuple[str, str]]:
+    """How the model was trained, as far as its folder knows.
+
+    Args:
+        run: of the model.
+        data: the data set, as the card names it.
+        hardware: what it was trained on; None for what the run wrote down.
+
+    Returns:
+        Label and value of each row, as text or Markdown.
+    """
+    training = run.section("training")
+    rows = {
+        "data": _data(run, data),
+        "shape": run.task.card.describe_shape(run.config) if run.recipe else None,
+        **(run.task.card.describe_inputs(run.config, run.recipe) if run.recipe else {}),
+        "batch": _batch(training),
+        "length": _length(run),
+        "optimizer": _optimizer(training),
+        "against overfitting": _regularization(run) if run.recipe else None,
+        "precision": next((name for name in ("bf16", "fp16") if training.get(name)), None),
+        "weights": _final_weights(training),
+        "seed": training.get("seed"),
+        "hardware": hardware or run.results.get("device"),
+        "time": _duration(run.training_seconds),
+        "software": _software(run.results),
+    }
+    return [(label, escape(value)) for label, value in rows.items() if value is not None]
+
+
+def _cells(evaluation: Evaluation) -> dict[str, str]:
+    """Column → text of the scores, of the zeros and of the null rows."""
+    cells = evaluation.cells()
+    if evaluation.attention:
+        statistics = evaluation.attention.overall.cells()
+        cells |= {name: statistics[name] for name in ("zeros", "null rows")}
+    return cells
+
+
+def _signatures(evaluation: Evaluation) -> list[Markup]:
+    # their parts are joined by strokes, which mean nothing outside of tables
+    found = [
+        f"{title} {code(str(signature).replace('|', ' ')).replace(' ', '|')}"
+        for title, signature in evaluation.signatures().items()
+    ]
+    return [Markup(", ".join(found) + " (sacreBLEU).")] if found else []
+
+
+def _scored(evaluation: Evaluation, data: str | None) -> Markup:
+    return Markup(f"{_scored_on(evaluation, data)}.")
+
+
+def _scored_on(evaluation: Evaluation, data: str | None) -> str:
+    rows = f" ({evaluation.data.rows:,} {escape(evaluation.data.unit)})" if evaluation.data.rows else ""
+    text = f"Scored on {f'{escape(data)}, ' if data else ''}split {code(evaluation.data.split)}{rows}"
+    decoding = evaluation.decoding
+    if "num_beams" not in decoding:
+        return text
+    beams = decoding["num_beams"]
+    if beams == 1:
+        return f"{text}, greedy search"
+    penalty = {"hf": "len^α", "wu": "((5 + len)/6)^α"}.get(decoding.get("penalty"))
+    length = f", length penalty {decoding['length_penalty']:g}{f' ({penalty})' if penalty else ''}"
+    return f"{text}, beam {escape(beams)}{length if 'length_penalty' in decoding else ''}"
+
+
+def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Markup]:
+    if not recipe or not baseline:
+        return []
+    keys = {
+        f"{section}.{key}"
+        for section in recipe.keys() | baseline.keys()
+        for key in (recipe.get(section) or {}).keys() | (baseline.get(section) or {}).keys()
+        if key not in _INCIDENTAL and _value(recipe, section, key) != _value(baseline, section, key)
+    }
+    if not keys:
+        return [Markup("Both were trained by the same recipe.")]
+    return [Markup(f"The recipes of the two differ in {listed([code(key) for key in sorted(keys)])} alone.")]
+
+
+def _value(recipe: Mapping[str, Any], section: str, key: str) -> Any:
+    value = (recipe.get(section) or {}).get(key)
+    return source_name(value) if section == "data" and isinstance(value, str) else value
+
+
+def _data(run: FinishedRun, data: str | None) -> str | None:
+    section = run.section("data")
+    if data is None or not section:
+        return None
+    train = section.get("train") or ("train" if section.get("path") else None)
+    name = source_name(train)
+    return Markup(f"{escape(data)}, {code(name)}") if name not in (None, data) else data
+
+
+def _batch(training: Mapping[str, Any]) -> str | None:
+    accumulated = training.get("gradient_accumulation_steps") or 1
+    times = f", {accumulated} batches an update" if accumulated > 1 else ""
+    if training.get("max_tokens"):
+        return f"at most {training['max_tokens']:,} tokens, with padding{times}"
+    size = training.get("per_device_train_batch_size")
+    return None if size is None else f"{size}{times}"
+
+
+def _length(run: FinishedRun) -> str | None:
+    epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
+    steps = run.results.get("steps")
+    parts = [] if steps is None else [f"{steps:,} updates"]
+    if epochs is not None:
+        parts.append(f"{epochs:.3g} epochs")
+    return ", ".join(parts) or None
+
+
+def _optimizer(training: Mapping[str, Any]) -> str | None:
+    if "learning_rate" not in training:
+        return None
+    schedule = training.get("schedule") or training.get("lr_scheduler_type")
+    meaning = "factor" if schedule == "noam" else "peak rate"
+    parts = [str(training.get("optim", "adamw")), f"{meaning} {training['learning_rate']:g}"]
+    parts += [str(schedule)] if schedule else []
+    warmup = training.get("warmup_steps") or 0
+    if warmup:  # below 1 it is a share of all updates
+        parts.append(f"{warmup:g} warm-up updates" if warmup >= 1 else f"warm-up over {warmup:.0%} of the updates")
+    for text, key in (
+        ("β₂ {:g}", "adam_beta2"),
+        ("weight decay {:g}", "weight_decay"),
+        ("gradients clipped at {:g}", "max_grad_norm"),
+    ):
+        if training.get(key):
+            parts.append(text.format(training[key]))
+    return ", ".join(parts)
+
+
+def _regularization(run: FinishedRun) -> str | None:
+    config = run.config
+    parts = [
+        f"{name} {getattr(config, key):g}"
+        for name, key in (
+            ("dropout", "dropout"),
+            ("attention dropout", "attention_dropout"),
+            ("word dropout", "word_dropout"),
+            ("drop path", "drop_path_rate"),
+            ("label smoothing", "label_smoothing"),
+        )
+        if getattr(config, key, 0)
+    ]
+    augmentation = run.section("augmentation")
+    if augmentation.get("crop") == "pad":
+        parts.append(f"crop with a border of {augmentation.get('padding')}")
+    elif augmentation.get("crop") not in (None, "none"):
+        parts.append(f"{augmentation['crop']} crop")
+    parts += [name for name, key in (("flip", "flip"), ("RandAugment", "rand_augment")) if augmentation.get(key)]
+    if augmentation.get("mixup"):
+        parts.append(f"Mixup {augmentation['mixup']:g}")
+    return ", ".join(parts) or None
+
+
+def _final_weights(training: Mapping[str, Any]) -> str | None:
+    if (training.get("average_last") or 0) > 1:
+        return f"mean of the last {training['average_last']} checkpoints"
+    if training.get("ema_decay"):
+        return f"moving average, decay {training['ema_decay']:g}"
+    if training.get("load_best_model_at_end"):
+        return f"best checkpoint by {training.get('metric_for_best_model') or 'loss'}"
+    return "those of the last update" if training else None
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    if seconds < 100:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"
+
+
+def _software(results: Mapping[str, Any]) -> str | None:
+    versions = [f"{name} {results[name]}" for name in ("torch", "transformers") if name in results]
+    return ", ".join(versions) or None

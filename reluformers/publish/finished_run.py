@@ -1,0 +1,151 @@
+"""What the files of a finished run know about its model; what they do not know stays unknown."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedConfig
+
+from reluformers.errors import UserError, describe_error
+from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
+from reluformers.files import read_json
+from reluformers.saved_models import load_config
+from reluformers.tasks import Task, task_of
+from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+
+_LANGUAGES = ("source_lang", "target_lang")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A saved model and what was written down about it.
+
+    Args:
+        config: of the model.
+        recipe: sections of `recipe.yaml`; empty if there is none.
+        log: entries of `log_history.json`.
+        results: of `results.json`.
+        evaluation: what it scored: of `evaluation.json`, else what the training run measured at its end; None if
+            nothing was.
+    """
+
+    config: PreTrainedConfig
+    recipe: dict[str, dict[str, Any]]
+    log: list[dict[str, Any]]
+    results: dict[str, Any]
+    evaluation: Evaluation | None
+
+    @property
+    def task(self) -> Task:
+        """What the model does."""
+        return task_of(self.config)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the recipe, perhaps empty."""
+        return self.recipe.get(name) or {}
+
+    @property
+    def languages(self) -> list[str]:
+        """Codes of the source and the target language, as far as they are known."""
+        scored = vars(self.evaluation.data) if self.evaluation else {}
+        found = ([known[key] for key in _LANGUAGES if known.get(key)] for known in (scored, self.section("data")))
+        return next(filter(None, found), [])
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Seconds of training with its evaluations; None if unknown, as after a resumed run."""
+        if "device" in self.results:
+            return self.results.get("training_seconds")
+        # runs of an earlier version: their log has the time, of the last start alone
+        return next((entry["train_runtime"] for entry in reversed(self.log) if "train_runtime" in entry), None)
+
+
+def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) -> FinishedRun:
+    """Read what a folder knows.
+
+    Args:
+        folder: of a saved model.
+        evaluation: results of `reluformers evaluate`; None for `evaluation.json` of the folder, if it is there.
+
+    Returns:
+        What is known of it.
+
+    Raises:
+        UserError: there is no model, its configuration is none of this library, or a file cannot be read.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: is not the folder of a saved model, it has no config.json")
+    config = load_config(folder)
+    if not hasattr(config, "attention_for"):
+        raise UserError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
+    if evaluation is None and (folder / EVALUATION_FILE).is_file():
+        evaluation = folder / EVALUATION_FILE
+    log = _read(folder / LOG_FILE, list)
+    for number, entry in enumerate(log, start=1):
+        _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
+    recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
+    scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
+    return FinishedRun(config, recipe, log, results, scored)
+
+
+def _scored_in_training(
+    config: PreTrainedConfig, recipe: dict[str, dict[str, Any]], results: dict[str, Any]
+) -> Evaluation | None:
+    """What a training run measured at its end: of the test set, else of the validation set."""
+    task = task_of(config)
+    data = recipe.get("data") or {}
+    for split in ("test", "validation"):
+        if results.get(f"{split}_{task.main_metric}") is None:
+            continue
+        scores = {
+            name: Score(results[f"{split}_{name}"], results.get(f"{name}_signature"))
+            for name in METRICS
+            if results.get(f"{split}_{name}") is not None
+        }
+        source = data.get("path") or data.get(split)
+        return Evaluation(task.name, ScoredData(split, source), scores, decoding=recipe.get("decoding") or {})
+    return None
+
+
+def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Sections of a recipe; empty if there is no such file."""
+    recipe = _read_mapping(Path(path))
+    recipe.pop("task", None)
+    for name, section in recipe.items():
+        _check_kind(section, dict, f"{path}: section {name}")
+    for name in _LANGUAGES:
+        _check_kind((recipe.get("data") or {}).get(name), str, f"{path}: data.{name}")
+    return recipe
+
+
+def read_results(folder: str | Path) -> dict[str, Any]:
+    """Content of the `results.json` of a folder; empty if there is no such file."""
+    return _read_mapping(Path(folder) / RESULTS_FILE)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    return _read(path, dict)
+
+
+def _read(path: Path, kind: type) -> Any:
+    """Content of a YAML or JSON file; an empty one if there is none."""
+    if not path.is_file():
+        return kind()
+    if path.suffix != ".yaml":
+        return read_json(path, kind)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+    if not isinstance(content, kind):
+        raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
+    return content
+
+
+def _check_kind(value: Any, kind: Any, name: str) -> None:
+    """Refuse a value of another type; None is one that is not known."""
+    if value is not None and not isinstance(value, kind):
+        allowed = {str: "a string", dict: "a mapping"}.get(kind, "a number")
+        raise UserError(f"{name} is {value!r}, but must be {allowed}")

@@ -1,0 +1,191 @@
+"""The code that goes beside config.json, so that a saved folder opens where reluformers is not installed.
+
+On the Hub all code files lie flat, transformers follows only `from .name import`, and each file costs it requests.
+Saving therefore puts the modules of `configuration/` and `modeling/` together in a few files to be read from top to
+bottom: a file has the name of its last module, its *head*, and before it whatever the head imports and no earlier file
+has.
+"""
+
+import ast
+import re
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from reluformers import configuration, modeling
+from reluformers.files import write_text
+
+_FOLDERS = tuple(Path(package.__path__[0]) for package in (configuration, modeling))
+_RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w+)( import )", re.MULTILINE)
+# has a file of its own in every folder: it is what a stranger wants to read, and where transformers sees such a class
+# beside a model, it lets nobody change the backend
+_ATTENTION = "attention"
+# what serves a model is one file: loading a model fetches all of its files, and three requests go for each
+_JOINED = {"pipeline_translation": "handler"}
+# files of earlier versions, whose modules have other names now
+_FORMER_NAMES = {"fields.py"}
+_LINE_LENGTH = 119
+
+
+def find_payload_file(module: str) -> Path:
+    """The file of a module that may go to the Hub, by the last part of its name.
+
+    Raises:
+        FileNotFoundError: neither `configuration/` nor `modeling/` has it.
+    """
+    for folder in _FOLDERS:
+        if (folder / f"{module}.py").is_file():
+            return folder / f"{module}.py"
+    raise FileNotFoundError(f"no file {module}.py in configuration/ or modeling/")
+
+
+def payload_names() -> set[str]:
+    """Names of all files that may lie beside a config.json, whatever its model and whichever version wrote them."""
+    modules = {path.name for folder in _FOLDERS for path in folder.glob("*.py") if path.name != "__init__.py"}
+    return modules | _FORMER_NAMES
+
+
+def payload_files(modules: list[str]) -> dict[str, str]:
+    """Name and text of the files that hold the modules, whatever these import included.
+
+    Args:
+        modules: those that config.json names, configurations before models; each is the head of a file. So is what
+            they import only later or for its file alone (kernels, handler).
+    """
+    parts: dict[str, list[_Module]] = {}  # file → its modules, in the order of their imports
+    files: dict[str, str] = {}  # module → file
+    pending = [*modules]
+    while pending:
+        head = pending.pop(0)
+        found = _imported_first(head) if head not in files else {}
+        if _ATTENTION in found and _ATTENTION not in files and head != _ATTENTION:
+            pending = [_ATTENTION, head, *pending]
+            continue
+        new = [module for name, module in found.items() if name not in files]
+        files |= {module.name: file_of(head) for module in new}
+        pending += [name for module in new for name in module.late_imports]
+        sections = [*parts.get(file_of(head), []), *new]
+        parts[file_of(head)] = sorted(sections, key=lambda module: module.name == file_of(head))
+    return {f"{head}.py": _put_together(sections, files) for head, sections in parts.items()}
+
+
+def file_of(module: str) -> str:
+    """The file, without its ending, that has a module at its end or that the module is joined to."""
+    return _JOINED.get(module, module)
+
+
+def write_payload(
+    config: PreTrainedConfig, folder: str | Path, auto_map: dict[str, str], pipelines: dict[str, dict] | None = None
+) -> None:
+    """Write the code that `auto_map` names into a folder, and what is to be found there into the configuration.
+
+    Args:
+        config: what is being saved; gets `auto_map` and `custom_pipelines`.
+        folder: where config.json goes; made if there is none.
+        auto_map: auto class → "file.Class".
+        pipelines: task → "impl", "pt" and "type", as transformers reads them; None = no pipeline of its own.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = sorted({target.partition(".")[0] for target in auto_map.values()})
+    for name, text in payload_files(modules).items():
+        write_text(folder / name, text)
+    config.auto_map = dict(auto_map)
+    if pipelines:
+        config.custom_pipelines = deepcopy(pipelines)
+
+
+class _Module:
+    """A module's text, and its imports at the top level apart from it."""
+
+    def __init__(self, name: str):
+        self.name, path = name, find_payload_file(name)
+        self.origin = f"{path.parent.name}/{path.name}"
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        lines = text.splitlines()
+        documentation = tree.body[0]
+        self.licence = lines[: documentation.lineno - 1]
+        self.docstring = ast.get_docstring(tree)
+        self.imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in (documentation, *self.imports):
+            lines[node.lineno - 1 : node.end_lineno] = [None] * (node.end_lineno - node.lineno + 1)
+        self.body = "\n".join(line for line in lines[len(self.licence) :] if line is not None).strip("\n")
+        self.late_imports = [match[2] for match in _RELATIVE_IMPORT.finditer(self.body)]
+
+    @property
+    def early_imports(self) -> list[str]:
+        """Modules of ours that are imported together with this one."""
+        return [node.module.rpartition(".")[2] for node in self.imports if getattr(node, "level", 0)]
+
+
+@cache
+def _read_module(name: str) -> _Module:
+    return _Module(name)
+
+
+def _imported_first(head: str, found: dict[str, _Module] | None = None) -> dict[str, _Module]:
+    """A module after all that it imports at once, by name."""
+    found = {} if found is None else found
+    module = _read_module(head)
+    for name in module.early_imports:
+        if name not in found:
+            _imported_first(name, found)
+    found[head] = module
+    return found
+
+
+def _put_together(modules: list[_Module], files: dict[str, str]) -> str:
+    """One file of several modules: licence, imports, and a section for each that is headed by where it comes from."""
+    head = modules[-1]
+    documentation = f'"""{head.docstring}\n"""' if "\n" in head.docstring else f'"""{head.docstring}"""'
+    text = "\n".join([*head.licence, documentation])
+    if imports := _merge_imports(modules, files):
+        text += f"\n\n{imports}"
+    for number, module in enumerate(modules):
+        title = ["-" * (_LINE_LENGTH - 2), module.origin]
+        title += module.docstring.splitlines() if module is not head else []
+        body = _RELATIVE_IMPORT.sub(lambda match: f"{match[1]}.{files[match[2]]}{match[3]}", module.body)
+        text += "\n" * (3 if number else 2) + "\n".join(f"# {line}".rstrip() for line in title) + f"\n\n\n{body}"
+    return text + "\n"
+
+
+def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
+    """Imports of all modules but those from each other, in the usual order."""
+    plain, named = set(), {}
+    for module in modules:
+        for node in module.imports:
+            names = {ast.unparse(alias) for alias in node.names}
+            if isinstance(node, ast.Import):
+                plain |= names
+                continue
+            source = node.module
+            if node.level:
+                source = f".{files[node.module.rpartition('.')[2]]}"
+                if source == f".{modules[-1].name}":
+                    continue
+            named.setdefault(source, set()).update(names)
+    groups = [[] for _ in range(4)]
+    for name in sorted(plain):
+        groups[_import_group(name)].append(f"import {name}")
+    for source in sorted(named):
+        # constants, classes, functions; new names on lines of their own
+        names = sorted(named[source], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+        renamed = [name for name in names if " as " in name]
+        names = [name for name in names if name not in renamed]
+        for line in (", ".join(names), *renamed):
+            if len(f"from {source} import {line}") > _LINE_LENGTH:
+                line = "(\n" + "".join(f"    {name},\n" for name in names) + ")"
+            groups[_import_group(source)] += [f"from {source} import {line}"] if line else []
+    return "\n\n".join("\n".join(group) for group in groups if group)
+
+
+def _import_group(source: str) -> int:
+    """0 for `__future__`, 1 for Python's own modules, 2 for packages, 3 for the files beside."""
+    if source.startswith("."):
+        return 3
+    root = source.partition(".")[0]
+    return 0 if root == "__future__" else 1 if root in sys.stdlib_module_names else 2

@@ -1,0 +1,50 @@
+"""Makes the families known to transformers and to the writer of code files."""
+
+import logging
+from pathlib import Path
+
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from reluformers.families import FAMILIES
+from reluformers.modeling.pipeline_translation import TranslationPipeline
+
+from .payload import file_of, payload_files, write_payload
+
+logger = logging.getLogger(__name__)
+
+
+def auto_map(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """Auto class → "file.Class" of a family, as config.json names them."""
+    classes = {"AutoConfig": config_class, **{auto.__name__: model for auto, model in FAMILIES[config_class].items()}}
+    return {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in classes.items()}
+
+
+def custom_pipelines(config_class: type[PreTrainedConfig]) -> dict[str, dict]:
+    """Tasks that transformers has no pipeline for, as config.json names them: translation has one of ours."""
+    if AutoModelForSeq2SeqLM not in FAMILIES[config_class]:
+        return {}
+    file = file_of(TranslationPipeline.__module__.rpartition(".")[2])
+    implementation = f"{file}.{TranslationPipeline.__name__}"
+    return {"translation": {"impl": implementation, "pt": [AutoModelForSeq2SeqLM.__name__], "type": "text"}}
+
+
+def code_of(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """Name and text of the code files that are saved with a model of a family."""
+    return payload_files(sorted({target.partition(".")[0] for target in auto_map(config_class).values()}))
+
+
+def save_payload(config: PreTrainedConfig, folder: str | Path) -> None:
+    """Write the code of a configuration's family beside its config.json; that of a user's own class is the user's."""
+    if type(config) in FAMILIES:
+        write_payload(config, folder, auto_map(type(config)), custom_pipelines(type(config)))
+    else:
+        logger.warning("%s is no class of reluformers: its code is not saved with it", type(config).__name__)
+
+
+def register() -> None:
+    """Make every family known to the Auto classes, and every way of saving write its code."""
+    for config_class, models in FAMILIES.items():
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        for auto_class, model_class in models.items():
+            auto_class.register(config_class, model_class, exist_ok=True)
+        config_class.payload_writer = staticmethod(save_payload)

@@ -1,0 +1,332 @@
+"""Time and memory of attention by itself: ours beside softmax and the sparse attentions, in one interleaved run.
+
+Every candidate gets the same queries, keys and values, views of [batch, length, heads, width] as models have them. In
+each round all run once, in turning order; the ratio to `scaled_dot_product_attention` (softmax) is taken inside the
+round. With one thread the processor's time is taken, which neighbours on the machine cannot stretch. With several set
+OMP_WAIT_POLICY=PASSIVE: where others run too, spinning threads make a call many times as long.
+
+Example:
+    python research/benchmarks/attention.py --lengths 197 256 1024 4096 --rounds 9 --plot attention.png
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from reluformers.modeling import computation
+from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.profiler import ProfilerActivity, profile
+
+from reluformers import rectified_attention
+from reluformers.errors import run_main
+from reluformers.files import atomic_write, write_json
+
+PEER = "sdpa"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# products of batch and length that keep a call at some milliseconds
+TOKENS = {"cpu": 4096, "cuda": 16384}
+EAGER_LIMIT = 2048  # longer ones would need gigabytes on a small machine
+MASKS = ("full", "causal", "causal+padding", "causal+left padding")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Time and memory of attention.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 197, 256, 1024, 4096], help="tokens")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
+    parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=("forward", "both", "decode"))
+    parser.add_argument("--candidates", nargs="+", help="names to run beside sdpa; all that exist here if not given")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--graph", action="store_true", help="replay calls from a CUDA graph: the GPU's time without that of Python"
+    )
+    parser.add_argument("--memory", action="store_true", help="also measure the peak memory of a call")
+    parser.add_argument("--output", type=Path, help="JSON file for all numbers")
+    parser.add_argument("--plot", type=Path, help="picture of time and memory over length")
+    return parser.parse_args()
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
+    """Softmax by PyTorch, which needs a mask where keys are padding."""
+    if real is None:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    return functional.scaled_dot_product_attention(query, key, value, dense_mask(query, key, real, causal))
+
+
+def dense_mask(query: Tensor, key: Tensor, real: Tensor | None, causal: bool) -> Tensor | None:
+    """Bool, True = may attend    [batch or 1, 1, query_len, key_len]."""
+    mask = None if real is None else real[:, None, None, :]
+    if causal:
+        lower = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        mask = lower if mask is None else mask & lower
+    return mask
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, **options) -> Tensor:
+    """Ours: relu/L unless the options say otherwise."""
+    options = {"length_exponent": 1.0, **options}
+    return rectified_attention(query, key, value, key_padding_mask=real, is_causal=causal, **options)
+
+
+def blocks(*inputs, **options) -> Tensor:
+    """The same without compiled code."""
+    with mock.patch.object(computation, "native", None):
+        return fused(*inputs, **options)
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, activation: str) -> Tensor:
+    """Scores, weights, sum, each written out."""
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    mask = dense_mask(query, key, real, causal)
+    weights = ATTENTION_ACTIVATIONS[activation](scores, mask)
+    if activation == "relu":
+        weights = weights / (key.shape[2] if mask is None else mask.sum(-1, keepdim=True).clamp_min(1))
+    return weights @ value
+
+
+def flex_relu(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, *, attention) -> Tensor:
+    """relu by FlexAttention: log of the weight as score, the softmax undone by its log-sum-exp."""
+
+    def score(z, batch, head, i, j):
+        visible = torch.ones_like(i, dtype=torch.bool)
+        if causal:
+            visible = visible & (j <= i)
+        if real is not None:
+            visible = visible & real[batch, j]
+        return torch.where(visible & (z > 0), z.clamp_min(1e-30).log(), -torch.inf)
+
+    output, log_sums = attention(query, key, value, score_mod=score, return_lse=True)
+    return output * log_sums.exp().unsqueeze(-1).to(output.dtype) / key.shape[2]
+
+
+def adasplash_entmax15(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
+    """1.5-entmax by AdaSplash, which takes dense tensors and the length of each row."""
+    from adasplash import adasplash
+
+    lengths = None if real is None else real.sum(-1, dtype=torch.int32)
+    states = (part.contiguous() for part in (query, key, value))
+    return adasplash(*states, alpha=1.5, is_causal=causal, varlen=lengths)
+
+
+def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
+    """Name → function of those that exist on this machine."""
+    found: dict[str, Callable[..., Tensor]] = {
+        PEER: sdpa,
+        "fused relu": fused,
+        "fused relu, statistics": lambda *a: fused(*a, return_stats=True)[0],
+        "fused relu, dropout": partial(fused, dropout=0.1),
+        "fused relu, 12 % non-zero": partial(fused, threshold=1.175),  # of scores that are normally distributed
+        "blocks relu": blocks,
+        "fused relu2": partial(fused, activation="relu2"),
+        "fused gelu": partial(fused, activation="gelu"),
+        "eager relu": partial(eager, activation="relu"),
+        "eager softmax": partial(eager, activation="softmax"),
+    }
+    for name in ("sparsemax", "entmax15"):
+        try:
+            ATTENTION_ACTIVATIONS[name](torch.zeros(1, 1, 1, 1), None)
+        except ImportError:
+            continue
+        found[name] = partial(eager, activation=name)
+    if DEVICE == "cuda":
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            found[f"sdpa {backend.name.lower()}"] = partial(_with_backend, backend)
+        found["flex relu"] = partial(flex_relu, attention=torch.compile(flex_attention, dynamic=False))
+        if importlib.util.find_spec("adasplash"):
+            found["adasplash"] = adasplash_entmax15
+    if options.candidates:
+        unknown = set(options.candidates) - set(found)
+        if unknown:
+            raise ValueError(f"candidate {min(unknown)!r} is not one of {', '.join(map(repr, found))}")
+        found = {name: found[name] for name in dict.fromkeys([PEER, *options.candidates])}
+    return found
+
+
+def _with_backend(backend: SDPBackend, *inputs) -> Tensor:
+    with sdpa_kernel(backend):
+        return sdpa(*inputs)
+
+
+def draw(length: int, job: str, mask: str, options: argparse.Namespace) -> tuple[list[Tensor], Tensor | None]:
+    """Queries, keys and values, and the real keys if some are padding (a half to all of each row are not)."""
+    batch = max(1, TOKENS[DEVICE] // length)
+    dtype = getattr(torch, options.dtype)
+    states = []
+    for number in range(3):
+        rows = 1 if job == "decode" and number == 0 else length
+        made = torch.randn(batch, rows, options.heads, options.width, device=DEVICE, dtype=dtype)
+        made = made.transpose(1, 2)
+        # a cache holds its keys with the heads first
+        states.append((made.contiguous() if job == "decode" else made).requires_grad_(job == "both"))
+    if "padding" not in mask:
+        return states, None
+    lengths = torch.randint(length // 2, length + 1, (batch, 1), device=DEVICE)
+    places = torch.arange(length, device=DEVICE)
+    return states, places >= length - lengths if "left" in mask else places < lengths
+
+
+def with_backward(run: partial, job: str, gradient: Tensor) -> Callable[[], object]:
+    """The call, with its backward pass if there is one."""
+    if job != "both":
+        return run
+    states = [given for given in run.args if isinstance(given, Tensor) and given.requires_grad]
+    return lambda: torch.autograd.grad(run(), states, gradient)
+
+
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same from a CUDA graph, which starts its kernels without Python."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    return lambda: (graph.replay(), kept)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Time of one call."""
+    clock = time.process_time if DEVICE == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    started = clock()
+    call()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return clock() - started
+
+
+def peak_megabytes(call: Callable[[], object]) -> float:
+    """Most memory that a call holds beyond what there was before."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        seconds(call)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        seconds(call)
+    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak / 2**20
+
+
+def measure(length: int, job: str, mask: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Ratios of time to the peer, round by round, of every candidate that can do this."""
+    states, real = draw(length, job, mask, options)
+    causal = mask != "full" and job != "decode"
+    gradient = torch.randn_like(states[0])
+    # the least that gives real queries their output with softmax: causality hides padding behind the others
+    visible = real if "left" in mask or not causal else None
+    runs = {}
+    torch.compiler.reset()  # after eight shapes it would stop compiling
+    for name, function in candidates(options).items():
+        if length > EAGER_LIMIT and name.startswith(("eager", "sparsemax", "entmax15")):
+            continue
+        given = visible if name.startswith(PEER) else real
+        call = with_backward(partial(function, *states, given, causal), job, gradient)
+        try:
+            for _ in range(2):  # warm up
+                seconds(call)
+            runs[name] = replayed(call) if options.graph else call
+        except Exception as error:  # whatever other people's kernels raise
+            reason = str(error).strip().partition("\n")[0]
+            print(f"  {name} cannot do this here: {type(error).__name__} {reason}")
+    if PEER not in runs:
+        return {}
+    repeats = max(1, round(0.02 / seconds(runs[PEER])))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for number in range(options.rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            times[name].append(sum(seconds(runs[name]) for _ in range(repeats)) / repeats)
+    results = {}
+    for name, values in times.items():
+        ratios = sorted(value / peer for value, peer in zip(values, times[PEER], strict=True))
+        results[name] = {
+            "milliseconds": statistics.median(values) * 1000,
+            "ratio": statistics.median(ratios),
+            "low": ratios[len(ratios) // 4],
+            "high": ratios[-1 - len(ratios) // 4],
+        }
+        if options.memory:
+            results[name]["megabytes"] = peak_megabytes(runs[name])
+    return results
+
+
+def print_table(title: str, results: dict[str, dict[str, float]]) -> None:
+    """One row for each candidate: median ratio, quartiles, memory."""
+    has_memory = any("megabytes" in row for row in results.values())
+    print(f"\n{title}\n| candidate | ms | ratio to sdpa (quartiles) |{' peak MB |' if has_memory else ''}")
+    print("|---|---|---|" + ("---|" if has_memory else ""))
+    for name, row in results.items():
+        memory = f" {row['megabytes']:.1f} |" if has_memory else ""
+        print(
+            f"| {name} | {row['milliseconds']:.2f} | {row['ratio']:.2f} ({row['low']:.2f}–{row['high']:.2f}) |{memory}"
+        )
+
+
+def draw_plot(path: Path, everything: list[dict], options: argparse.Namespace) -> None:
+    """Ratio of time, and memory, over the length; one panel for each mask and pass."""
+    from matplotlib.figure import Figure
+
+    from reluformers.evaluation.plotting import line_style
+
+    panels = list(dict.fromkeys((entry["pass"], entry["mask"]) for entry in everything))
+    kinds = ["ratio", "megabytes"] if options.memory else ["ratio"]
+    figure = Figure(figsize=(4.2 * len(panels), 3.4 * len(kinds)), layout="constrained")
+    for place, axes in enumerate(figure.subplots(len(kinds), len(panels), squeeze=False).flat):
+        kind, panel = kinds[place // len(panels)], panels[place % len(panels)]
+        entries = [entry for entry in everything if (entry["pass"], entry["mask"]) == panel]
+        for number, name in enumerate(dict.fromkeys(name for entry in entries for name in entry["results"])):
+            points = [(e["length"], e["results"][name][kind]) for e in entries if name in e["results"]]
+            axes.plot(*zip(*points, strict=True), **line_style(number), linewidth=1.5, markersize=5, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="length", title=f"{panel[0]}, {panel[1]}")
+        axes.set_ylabel("time / time of sdpa" if kind == "ratio" else "peak MB of a call")
+        axes.grid(color="0.9")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels), frameon=False)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=130)
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.graph and (DEVICE != "cuda" or options.memory):
+        raise ValueError("--graph is for GPUs, and not for --memory, as a graph keeps its own")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(
+        f"torch {torch.__version__} on {torch.cuda.get_device_name() if DEVICE == 'cuda' else DEVICE}, "
+        f"{options.threads} threads, {options.dtype}, heads of {options.width}"
+    )
+    print(f"compiled code: {'not installed' if computation.native is None else computation.native.explain()}")
+    everything = []
+    for job in options.passes:
+        for mask in options.masks if job != "decode" else ["full"]:
+            for length in options.lengths:
+                results = measure(length, job, mask, options)
+                print_table(f"{job}, {mask}, length {length}, load {os.getloadavg()[0]:.1f}", results)
+                everything.append({"pass": job, "mask": mask, "length": length, "results": results})
+    if options.output:
+        write_json(options.output, everything)
+    if options.plot:
+        draw_plot(options.plot, everything, options)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,138 @@
+r"""Align the words of parallel text by a translation model's cross-attention.
+
+DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'gold.jsonl[:100]'. Words are what
+white space separates. Rows of JSON may hold lists of words, and alignments made by hand: `sure` and `possible`, lists
+of [source word, target word], counted from 0; then the alignment error rate is reported.
+
+Formats:
+    pharaoh  a line for each pair, `source-target` …, counted from 0 (Moses, fast_align)
+    naacl    a line for each link, `pair source target`, counted from 1 (shared task of NAACL 2003)
+    json     an object for each pair with its words, `alignment`, counted from 0, and `index_base`
+
+Examples:
+    reluformers align ./runs/rela test.en test.de --format pharaoh --output test.align
+    reluformers align ./runs/rela 'gold.jsonl[100:]' --development 'gold.jsonl[:100]' --save --report aer.json
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import tee
+from pathlib import Path
+from typing import TextIO
+
+from tqdm.auto import tqdm
+
+from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.errors import UserError
+from reluformers.evaluation.alignments import (
+    FORMATS,
+    AlignmentHead,
+    GoldAlignment,
+    LinkCounts,
+    WordAlignments,
+    word_alignments,
+)
+from reluformers.evaluation.cross_attention import MAX_TOKENS, open_translator
+from reluformers.evaluation.scorer import check_at_least
+from reluformers.files import atomic_write, check_output_files, write_json, write_text
+from reluformers.training.checkpoints import check_model
+from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", help="folder of a saved model, or Hub id")
+    parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
+    parser.add_argument("--source_lang", default="source", help="key or column of the source sentences")
+    parser.add_argument("--target_lang", default="target", help="key or column of the target sentences")
+    parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="how alignments are written")
+    parser.add_argument("--output", help="file for the alignments, instead of the standard output")
+    parser.add_argument("--development", help="file of rows with sure links, by which layer and head are chosen")
+    parser.add_argument("--save", action="store_true", help="keep that choice in the model's config.json")
+    parser.add_argument("--report", help="JSON file for the error rates of all layers and heads")
+    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Choose the head, align, and say how good it is."""
+    silence_transformers()
+    languages = options.source_lang, options.target_lang
+    data = ParallelText(options.data, *languages)
+    development = ParallelText([options.development], *languages) if options.development else None
+    config_file = Path(options.model, "config.json")
+    if options.save and not (development and config_file.is_file()):
+        raise UserError("--save needs --development to choose the head by, and the model in a folder")
+    check_at_least(options, max_tokens=1)
+    read = [*data.paths, *(development.paths if development else []), config_file]
+    check_output_files(options.output, options.report, inputs=read)
+    check_model(options.model)
+    model, tokenizers = open_translator(options.model, trust_remote_code=options.trust_remote_code)
+
+    def align(text: ParallelText) -> Iterator[tuple[ParallelRow, WordAlignments]]:
+        rows, again = tee(text)
+        aligned = word_alignments(model, tokenizers, (row.texts for row in rows), max_tokens=options.max_tokens)
+        return zip(again, tqdm(aligned, unit=" pairs", disable=not shows_progress()), strict=True)
+
+    head, tables = AlignmentHead.of_config(model.config), {}
+    if development:
+        counts = count_links(align(development))
+        head = counts.best()
+        tables["development"] = report(counts, head, "development")
+        if options.save:
+            save_choice(config_file, head)
+    counts, rows = LinkCounts(), 0
+    with open_output(options.output) as file:
+        for row, aligned in align(data):
+            file.write(FORMATS[options.format](rows, aligned, aligned.of(head)))
+            add_gold(counts, row, aligned)
+            rows += 1
+        if not rows:
+            raise UserError(f"{' and '.join(options.data)}: there are no rows")
+    if counts.pairs:
+        tables["test"] = report(counts, head, "test")
+    if options.report:
+        if not tables:
+            raise UserError("no row has sure links: alignments are written, but there are no error rates to --report")
+        write_json(options.report, {**head.config_fields(), **tables})
+
+
+def count_links(rows: Iterator[tuple[ParallelRow, WordAlignments]]) -> LinkCounts:
+    """Count the links of every layer and head against those of the rows."""
+    counts = LinkCounts()
+    for row, aligned in rows:
+        add_gold(counts, row, aligned)
+    return counts
+
+
+def add_gold(counts: LinkCounts, row: ParallelRow, aligned: WordAlignments) -> None:
+    """Count a row, if it has links made by hand."""
+    if gold := GoldAlignment.from_row(row.values, row.place):
+        counts.add(aligned, gold, row.place)
+
+
+def report(counts: LinkCounts, head: AlignmentHead, part: str) -> dict:
+    """Say how good a head is on a part of the data; returns that and the error rates of all."""
+    table = {"pairs": counts.pairs, "chosen": counts.of(head), "aer": counts.error_rates_by_layer()}
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in table["chosen"].items())
+    sys.stderr.write(f"{part}, {counts.pairs} pairs, {head}: {scores}\n")
+    return table
+
+
+def save_choice(config_file: Path, head: AlignmentHead) -> None:
+    """Write the head into config.json, from where the translation pipeline reads it."""
+    values = json.loads(config_file.read_text(encoding="utf-8"))
+    write_text(config_file, json.dumps({**values, **head.config_fields()}, indent=2) + "\n")
+
+
+@contextmanager
+def open_output(name: str | None) -> Iterator[TextIO]:
+    """A file that is whole or absent, or the standard output."""
+    if name is None:
+        yield sys.stdout
+        return
+    with atomic_write(name) as path, path.open("w", encoding="utf-8") as file:
+        yield file

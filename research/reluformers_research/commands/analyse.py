@@ -1,0 +1,112 @@
+r"""Measure what the attention of saved models does on a data set, and draw it: one JSON and one page in HTML.
+
+Takes models of this library and encoder–decoder models and vision Transformers of transformers, side by side on the
+same rows; translations are those of the data (teacher forcing). The page needs no network and no other file.
+
+Examples:
+    reluformers analyse runs/softmax runs/reluformer test.jsonl.gz --source_lang en --target_lang de \
+        --output analysis/multi30k.json
+    reluformers analyse runs/relu-vit google/vit-base-patch16-224 images --split "test[:1000]"
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from reluformers.commands.compare import run_names
+from reluformers.commands.evaluate import check_options_of_others
+from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.data.names import source_name
+from reluformers.errors import UserError
+from reluformers.evaluation.circumstances import current_circumstances
+from reluformers.files import check_output_files, write_json, write_text
+from reluformers.saved_models import load_config
+from reluformers.tasks import TASKS, Task, task_of
+from reluformers.training.checkpoints import check_model
+from reluformers_research.analysis.model_analysis import analyse_model
+from reluformers_research.analysis.report import render_report
+
+FORMAT_VERSION = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command, with a group for each task."""
+    parser.add_argument("models", nargs="+", metavar="model", help="folders of saved models, or Hub ids")
+    parser.add_argument("data", help="Hub id, folder or file of the rows")
+    parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
+    parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
+    parser.add_argument("--split", default="test", help="split to look at; may carry a slice, such as test[:100]")
+    parser.add_argument("--output", default="analysis.json", help="JSON file; the page lies beside it, in .html")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repositories")
+    for task in TASKS.values():
+        task.scorer.add_data_arguments(parser.add_argument_group(f"options of {task}"))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure and write."""
+    silence_transformers()
+    output = Path(options.output)
+    if output.suffix != ".json":
+        raise UserError(f"--output is {options.output}, but must end in .json")
+    page = output.with_suffix(".html")
+    check_output_files(output, page, inputs=[options.data])
+    task = common_task(options)
+    models = dict.fromkeys(options.models)
+    names = run_names([Path(model) for model in models])
+    analysis: dict[str, Any] = {"format_version": FORMAT_VERSION, "task": task.name, "models": {}}
+    for model in models:
+        results, about = measure(model, task, options)
+        analysis |= about
+        analysis["models"][names[Path(model)]] = results
+        print(f"{names[Path(model)]}: {about['data']['rows']:,} {about['data']['unit']}")
+    write_json(output, analysis)
+    write_text(page, render_report(analysis))
+    print(f"{output}\n{page}")
+
+
+def common_task(options: argparse.Namespace) -> Task:
+    """The task of all models.
+
+    Raises:
+        UserError: there are several, or an option is of another one.
+    """
+    tasks = {}
+    for model in options.models:
+        check_model(model)
+        task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
+        check_options_of_others(argparse.Namespace(**vars(options), model=model), task)
+        tasks.setdefault(task.name, (task, model))
+    if len(tasks) > 1:
+        shown = " and ".join(f"{model} of {task}" for task, model in tasks.values())
+        raise UserError(f"the models are of two tasks, {shown}; analyse each task by itself")
+    return next(iter(tasks.values()))[0]
+
+
+def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What one model does, and on which rows and where it was measured.
+
+    Raises:
+        UserError: model or data cannot be loaded, or do not fit each other.
+    """
+    values = {
+        **task.scorer.default_options(),
+        **vars(options),
+        "model": model,
+        "task": task.name,
+        "attention_report": False,
+    }
+    scorer = task.scorer(argparse.Namespace(**values))
+    data = scorer.load()
+    scorer.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
+    results = analyse_model(scorer.model, batches, scorer.sides())
+    known = {name: value for name, value in dataclasses.asdict(data).items() if value is not None}
+    about = {
+        "data": {**known, "source": source_name(data.source)},
+        "circumstances": current_circumstances(scorer.model.device).to_dict(),
+    }
+    return results, about

@@ -1,0 +1,104 @@
+r"""Score parallel text by a translation model, and rank it or keep the best of it.
+
+The score of a pair is the loss per target token, which works with any model; a low one is good. `--score null_rate`
+is the mean null rate of cross-attention: how often heads attend to nothing of the source while the target is written.
+It needs a model whose attention can be null (ReLU; not softmax). ReLA (Zhang et al. 2021, §5.2) found pairs of a low
+null rate to be good translations; with our small models it is near chance (docs/research/alignments.md).
+
+DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
+has the same format and the score beside each row; of plain text it takes three files: source, target and score.
+
+A call that was broken off goes on where it was: scores are kept in OUTPUT.scores until the output is whole.
+
+Examples:
+    reluformers filter ./runs/rela train.jsonl.gz --source_lang en --target_lang de --output scored.jsonl.gz
+    reluformers filter ./runs/rela train.en train.de --keep 0.8 --output kept.en kept.de kept.score
+"""
+
+import argparse
+import logging
+import math
+from itertools import compress, islice
+from pathlib import Path
+
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.errors import UserError
+from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers, open_translator
+from reluformers.evaluation.scorer import check_at_least
+from reluformers.files import check_output_files
+from reluformers.training.checkpoints import check_model
+from reluformers_research.analysis.filtering import SCORES, ScoreFile, identity_of, keep_best, score_pairs, sort_rows
+from reluformers_research.analysis.parallel_text import ParallelText
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", help="folder of a saved model, or Hub id")
+    parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
+    parser.add_argument("--output", nargs="+", required=True, help="file of that kind; of plain text three")
+    parser.add_argument("--source_lang", default="source", help="key or column of the source sentences")
+    parser.add_argument("--target_lang", default="target", help="key or column of the target sentences")
+    parser.add_argument("--score", choices=SCORES, default="loss", help="by what pairs are judged; low is good")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best")
+    choice.add_argument("--max_score", type=float, metavar="SCORE", help="write only rows of at most this score")
+    parser.add_argument("--rank", action="store_true", help="write the best first, not in the order of the data")
+    parser.add_argument("--max_tokens", type=int, default=MAX_TOKENS, help="tokens of a batch, with padding")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Score what is not scored yet, then write."""
+    text = ParallelText(options.data, options.source_lang, options.target_lang)
+    text.check_outputs(options.output)
+    scores_path = Path(f"{options.output[0]}.scores")
+    check_output_files(*options.output, scores_path, inputs=text.paths)
+    check_at_least(options, max_tokens=1)
+    if options.keep is not None and not 0 < options.keep <= 1:
+        raise UserError(f"keep must be a share above 0 and at most 1, got {options.keep}")
+    if options.max_score is not None and math.isnan(options.max_score):
+        raise UserError("max_score is nan, but must be a number")
+    silence_transformers()
+    check_model(options.model)
+    translator = open_translator(options.model, trust_remote_code=options.trust_remote_code)
+    scores = ScoreFile(scores_path, {"score": options.score, **identity_of(options.model, text)})
+    score_rest(options, translator, text, scores)
+    rows = zip(text, scores.read(), strict=True)
+    if options.keep is not None:
+        rows = compress(rows, keep_best(scores.read(), options.keep))
+    elif options.max_score is not None:
+        rows = (scored for scored in rows if scored[1] <= options.max_score)
+    written = text.write(options.output, options.score, sort_rows(rows) if options.rank else rows)
+    print(f"{written} of {scores.done} rows are in {' and '.join(options.output)}")
+    scores.remove()
+
+
+def score_rest(
+    options: argparse.Namespace, translator: tuple[PreTrainedModel, Tokenizers], text: ParallelText, scores: ScoreFile
+) -> None:
+    """Score the rows that have none yet.
+
+    Raises:
+        UserError: there are no rows.
+    """
+    pairs = (row.texts for row in islice(text, scores.done, None))
+    found = score_pairs(*translator, pairs, max_tokens=options.max_tokens)
+    new = scores.append(getattr(score, options.score) for score in found)
+    try:
+        total = text.count() if shows_progress() else None
+        for _ in tqdm(new, unit=" pairs", total=total, initial=scores.done, disable=total is None):
+            pass
+    finally:
+        if not scores.done:  # nothing to go on with
+            scores.remove()
+    if not scores.done:
+        raise UserError(f"{text}: there are no rows")
+    if options.score == "null_rate" and not any(scores.read()):
+        logger.warning(
+            "all null rates are 0: the cross-attention of %s never attends to nothing; use --score loss", options.model
+        )

@@ -1,0 +1,181 @@
+"""One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
+
+import functools
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from huggingface_hub.utils.sha import sha_fileobj
+
+from reluformers.commands.terminal import hide_unwatched_progress
+from reluformers.data.names import source_name
+from reluformers.errors import DivergenceError, UserError, run_main
+from reluformers.evaluation.circumstances import peak_memory
+from reluformers.files import write_json
+from reluformers.tasks import Task, task_named
+from reluformers.training.checkpoints import checkpoints_of
+from reluformers.training.meter import median_speed
+from reluformers.training.recipe import Recipe
+from reluformers.training.run import LOG_FILE
+
+from .records import RunRecord, has_record
+from .tables import public_sections
+
+RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL
+
+
+@dataclass
+class Job:
+    """What a process has to do.
+
+    Args:
+        name: of the run.
+        recipe: sections, with the places of the data.
+        evaluate: further options of `reluformers evaluate`.
+        folder: of the training run.
+        records: folder of the records.
+    """
+
+    name: str
+    recipe: dict[str, Any]
+    evaluate: dict[str, Any]
+    folder: str
+    records: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its record is there."""
+        return has_record(Path(self.records), self.name)
+
+    def save(self, path: Path) -> None:
+        """Write it for the process."""
+        write_json(path, asdict(self))
+
+
+def run_job(path: str | Path) -> None:
+    """Do a job unless it is done; goes on where an earlier process was stopped.
+
+    Raises:
+        UserError: recipe or data are not usable.
+        SystemExit: another process is at it.
+    """
+    hide_unwatched_progress()
+    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            if not job.is_done:
+                _run(job)
+    except Timeout:
+        print(f"{job.name}: another process works on it")
+        sys.exit(RUNS_ELSEWHERE)
+
+
+def _run(job: Job) -> None:
+    task = task_named(job.recipe["task"])
+    recipe = task.recipe_class.from_dict(job.recipe)
+    # scored below, from the saved folder, as anybody would
+    trained = replace(recipe, data=replace(recipe.data, test=None))
+    is_resumed = bool(checkpoints_of(job.folder))
+    try:
+        results = task.train(trained, job.folder, resume="auto", report=print)
+    except DivergenceError as error:
+        # so it would every time
+        RunRecord(job.name, public_sections(recipe), job.evaluate, diverged=str(error)).save(Path(job.records))
+        print(f"{job.name}: {error}")
+        return
+    scorer = task.scorer(scoring_options(task, recipe, job))
+    evaluation = scorer.run()
+    evaluation.model = None
+    evaluation.data.source = source_name(recipe.data.path or recipe.data.test)
+    log = json.loads((Path(job.folder) / LOG_FILE).read_text(encoding="utf-8"))
+    record = RunRecord(
+        name=job.name,
+        recipe=public_sections(recipe),
+        evaluate=job.evaluate,
+        evaluation=evaluation,
+        results={name: value for name, value in results.items() if name != "examples"},
+        data={split: _source(recipe, split) for split in ("train", "validation", "test")},
+        tokenizer=_checksum(Path(job.folder) / "tokenizer.json"),
+        log=[entry for entry in log if any(name.startswith("eval_") for name in entry)],
+        seconds=results.get("training_seconds"),
+        processor_seconds=None if is_resumed else round(time.process_time(), 1),
+        memory=round(peak_memory() / 2**30, 3),
+        tokens_per_second=median_speed(log, task.speeds),
+        counts=scorer.row_statistics(scorer.answers),
+        translations=scorer.answers if isinstance(scorer.answers, list) else None,
+    )
+    record.save(Path(job.records))
+    print(f"{job.name}: {task.main_metric} {record.score:.4f}")
+
+
+def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
+    """Options of `reluformers evaluate` for the test set of a recipe.
+
+    Raises:
+        UserError: the recipe names no test set, or an option is not known.
+    """
+    data = recipe.data
+    if data.test is None:
+        raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
+    if data.path is None:
+        places = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
+    else:
+        places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
+    usual = task.scorer.default_options()
+    for name in job.evaluate:
+        if name not in usual:
+            raise UserError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
+    common = {"model": job.folder, "task": task.name, "attention_report": True, "output": None}
+    own = {**usual, **task.scorer.recipe_options(recipe), **job.evaluate}
+    return Namespace(**common, trust_remote_code=False, **places, **own)
+
+
+def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
+    """Where a split was read from: a name, and the checksum of files."""
+    data = recipe.data
+    source = getattr(data, split)
+    if source is None:
+        return None
+    if data.path is not None:
+        known = {"name": source_name(data.path), "split": source, "config": data.name, "revision": data.revision}
+        return {name: value for name, value in known.items() if value is not None}
+    files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
+    return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
+
+
+def check_data(job: Job, record: RunRecord) -> None:
+    """Refuse to take a finished run for one of other files that have the same names, or that is scored otherwise.
+
+    Raises:
+        UserError: a file is not the one that the run was trained or scored on, or an option of the scoring differs.
+    """
+    task = task_named(job.recipe["task"])
+    recipe = task.recipe_class.from_dict(job.recipe)
+    path, usual = Path(job.records) / job.name, task.scorer.default_options()
+    if usual | record.evaluate != usual | job.evaluate:
+        raise UserError(
+            f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"
+        )
+    for split, known in record.data.items():
+        sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
+        if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
+            raise UserError(f"{path}: its data.{split} is another file of that name; give --records another folder")
+
+
+@functools.cache
+def _checksum(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sha_fileobj(file).hex()
+
+
+if __name__ == "__main__":
+    run_main(lambda: run_job(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""Runs jobs: several at once on this machine, one process each, or on a Slurm cluster by submitit."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reluformers.errors import UserError
+
+from .row import RUNS_ELSEWHERE, Job, run_job
+
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 30
+
+
+def run_here(
+    jobs: Sequence[Job], folder: Path, *, workers: int, minutes: float | None, report: Callable[[str], None]
+) -> bool:
+    """Run jobs in processes of their own; one that fails does not stop the others.
+
+    Args:
+        jobs: in the order in which they start; those that are done are passed over.
+        folder: for the jobs' files and what they print.
+        workers: processes at a time.
+        minutes: stop after that long; the next call goes on from the last checkpoints. None runs to the end.
+        report: takes lines for the user.
+
+    Returns:
+        Whether all are done.
+    """
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    waiting = [job for job in jobs if not job.is_done]
+    report(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done, {min(workers, len(waiting))} at a time")
+    running: dict[subprocess.Popen, Job] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                running[_start(job, folder, workers)] = job
+            time.sleep(_POLL_SECONDS)
+            for process in [process for process in running if process.poll() is not None]:
+                report(_outcome(process, running.pop(process), folder))
+            if deadline is not None and time.monotonic() > deadline:
+                report(f"{minutes:g} minutes are over; the same command goes on")
+                break
+    finally:
+        _stop(list(running))
+    return all(job.is_done for job in jobs)
+
+
+def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> list[str]:
+    """Hand jobs to Slurm.
+
+    Args:
+        jobs: those that are done are passed over.
+        folder: for the jobs' files and what they print; seen from every node.
+        options: of `submitit.AutoExecutor.update_parameters`, such as `slurm_partition` and `timeout_min`.
+
+    Returns:
+        Ids of the jobs.
+
+    Raises:
+        UserError: there is no Slurm.
+        ModuleNotFoundError: submitit is not installed.
+    """
+    import submitit
+
+    try:
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=options.get("cluster", "slurm"))
+        executor.update_parameters(**{name: value for name, value in options.items() if name != "cluster"})
+        waiting = [_write(job, folder) for job in jobs if not job.is_done]
+        return [job.job_id for job in executor.map_array(run_job, waiting)]
+    except (NameError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"submitit: {' '.join(str(error).split())}") from error
+
+
+def _write(job: Job, folder: Path) -> str:
+    path = folder / "jobs" / f"{job.name}.json"
+    job.save(path)
+    return str(path)
+
+
+def _start(job: Job, folder: Path, workers: int) -> subprocess.Popen:
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    # waiting threads that spin would take the cores of the other runs
+    environment = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1", **os.environ}
+    command = [sys.executable, "-m", "reluformers_research.row", _write(job, folder)]
+    with _log(job, folder).open("a", encoding="utf-8") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def _log(job: Job, folder: Path) -> Path:
+    return folder / "jobs" / f"{job.name}.log"
+
+
+def _outcome(process: subprocess.Popen, job: Job, folder: Path) -> str:
+    if process.returncode == 0:
+        return f"{job.name}: done"
+    if process.returncode == RUNS_ELSEWHERE:
+        return f"{job.name}: another process works on it"
+    path = _log(job, folder)
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{job.name}: failed ({lines[-1] if lines else f'status {process.returncode}'}); see {path}"
+
+
+def _stop(processes: Sequence[subprocess.Popen]) -> None:
+    """End processes; what they have trained since the last checkpoint is trained again."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,454 @@
+"""Word alignments from cross-attention: by a model that looks where it is told to, by hand, and by the command."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import MarianConfig, MarianMTModel, pipeline
+
+from builders.commands import refusal_of, run_command
+from builders.models import build_model
+from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers import TranslationPipeline
+from reluformers.errors import UserError
+from reluformers.evaluation.alignment_error_rate import AlignmentErrorRate
+from reluformers.evaluation.alignments import (
+    FORMATS,
+    LEAST_LINKS,
+    NO_LINK,
+    AlignmentHead,
+    GoldAlignment,
+    LayerAgreement,
+    LinkCounts,
+    WordAlignments,
+    measure_layers,
+    same_words,
+    word_alignments,
+)
+from reluformers.translation.tokenization import train_tokenizer
+
+WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
+HEADS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([" ".join(WORDS)] * 3, 60, min_frequency=1)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    sources = [" ".join(WORDS[(start + step) % 8] for step in range(3 + start % 4)) for start in range(20)]
+    # the words of the target stand the other way round
+    targets = [" ".join(reversed(source.split())) for source in sources]
+    return {"source": sources, "target": targets}
+
+
+class Looking(nn.Module):
+    """Layers look: at the first token; at the token that is the same, head 1 alone; there one step later; nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(decoder_layers=4, _attn_implementation="sdpa", max_position_embeddings=99)
+        self.device = torch.device("cpu")
+
+    def set_attn_implementation(self, name):
+        self.config._attn_implementation = name
+
+    def forward(self, input_ids, attention_mask, labels, **kwargs):
+        assert self.config._attn_implementation == "eager"
+        assert not self.training
+        same = (labels[:, :, None] == input_ids[:, None, :]).float()
+        first, nothing = torch.zeros_like(same), torch.zeros_like(same)
+        first[:, :, 0] = 1
+        late = torch.cat([nothing[:, :1], same[:, :-1]], 1)
+        layers = [[first, first], [0.4 * first, same], [late, late], [nothing, nothing]]
+        return SimpleNamespace(cross_attentions=tuple(torch.stack(heads, 1) for heads in layers), logits=None)
+
+
+def reversed_links(source: str) -> list:
+    last = len(source.split()) - 1
+    return [(last - place, place) for place in range(last + 1)]
+
+
+def test_alignments_of_a_model_that_looks_where_it_is_told_to(tokenizer, pairs):
+    rows = list(zip(pairs["source"], pairs["target"], strict=True))
+    model = Looking().train()
+    aligned = list(word_alignments(model, (tokenizer, tokenizer), rows, max_tokens=50))
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    for (source, target), found in zip(rows, aligned, strict=True):
+        length = len(source.split())
+        assert (found.source, found.target) == (source.split(), target.split())
+        assert found.links.shape == (2, 4, HEADS + 1, length)
+        assert found.of(AlignmentHead(0)) == [(0, place) for place in range(length)]
+        assert found.of(AlignmentHead(1, 0)) == [(0, place) for place in range(length)]
+        assert found.of(AlignmentHead(1, 1)) == found.of(AlignmentHead(1)) == reversed_links(source)
+        assert found.of(AlignmentHead(2, 1, shifted=True)) == reversed_links(source)
+        assert found.of(AlignmentHead(2)) != reversed_links(source)
+        assert found.of(AlignmentHead(3)) == found.of(AlignmentHead(3, 1, shifted=True)) == []
+
+
+def test_subwords_are_summed_and_the_end_token_is_left_out():
+    """By hand: two tokens for the target word, two for the second source word; the end has most of the weight."""
+    tokenizer = train_tokenizer(["ab ab cd cd x y"], 60, min_frequency=9)  # letters and nothing longer
+    pieces = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in ("x cd", "ab")]
+    assert [len(side) for side in pieces] == [6, 4]  # ▁ x ▁ c d </s> and ▁ a b </s>
+    weights = torch.zeros(1, 1, 2, 4, 6)
+    weights[0, 0, 0, 1] = torch.tensor([0.0, 0.4, 0.0, 0.3, 0.2, 0.1])
+    weights[0, 0, 1, 1:3] = torch.tensor([[0.0, 0.2, 0.0, 0.0, 0.0, 0.8], [0.0, 0.0, 0.0, 0.1, 0.0, 0.9]])
+    weights[0, 0, :, 3] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+
+    class Fixed(Looking):
+        def forward(self, **kwargs):
+            return SimpleNamespace(cross_attentions=tuple(weights.unbind(1)), logits=None)
+
+    (aligned,) = word_alignments(Fixed(), (tokenizer, tokenizer), [("x cd", "ab")])
+    # head 0: x 0.4, cd 0.5; head 1: x 0.2, cd 0.1; the mean: x 0.3, cd 0.3
+    assert aligned.of(AlignmentHead(0, 0)) == [(1, 0)]
+    assert aligned.of(AlignmentHead(0, 1)) == [(0, 0)]
+    # one step later the row of </s> comes in, with 1 on cd
+    assert aligned.of(AlignmentHead(0, 1, shifted=True)) == [(1, 0)]
+
+
+@pytest.mark.parametrize("texts", [("", "Anna"), ("Anna", ""), ("", "")])
+def test_pairs_without_words(tokenizer, texts):
+    (aligned,) = word_alignments(Looking(), (tokenizer, tokenizer), [texts])
+    assert aligned.of(AlignmentHead(1)) == []
+    assert [len(side) for side in aligned[:2]] == [len(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize(("head", "shifted"), [(None, False), (2, False), (None, True), (1, True)])
+def test_the_pipeline_gives_the_same_links_by_the_configuration(tokenizer, head, shifted):
+    model = build_model(
+        "reluformer", vocab_size=len(tokenizer), alignment_layer=2, alignment_head=head, alignment_shifted=shifted
+    )
+    pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=9)
+    source = "Anna Oslo 2024"
+    # whole words, so that the translation has the same tokens when it is read again
+    others = [token for word, token in tokenizer.get_vocab().items() if word.removeprefix("▁") not in WORDS]
+    (answer,) = pipe(source, return_alignments=True, suppress_tokens=others)
+    chosen = AlignmentHead.of_config(model.config)
+    assert chosen == AlignmentHead(2, head, shifted)
+    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [(source, answer["translation_text"])])
+    links = [link for link in answer["alignments"] if link["source_index"] is not None]
+    assert aligned.target == [link["target"] for link in answer["alignments"]]
+    assert aligned.of(chosen) == [(link["source_index"], answer["alignments"].index(link)) for link in links]
+
+
+def build_marian(vocab_size: int) -> MarianMTModel:
+    torch.manual_seed(0)
+    layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    ids = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+        "forced_eos_token_id": None,
+    }
+    config = MarianConfig(vocab_size=vocab_size, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, **layers, **ids)
+    return MarianMTModel(config).eval()
+
+
+def test_a_model_of_others(tokenizer, pairs):
+    """Marian comes with an attention that returns no weights; its pipeline takes alignments and tags too."""
+    model = build_marian(len(tokenizer))
+    assert model.config._attn_implementation == "sdpa"
+    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [("Anna Oslo", "Oslo Anna 12")])
+    assert aligned.links.shape == (2, 2, HEADS + 1, 3)
+    assert aligned.links.min() >= 0
+    model.config.alignment_layer, model.config.alignment_head = 1, 0
+    pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=5, min_new_tokens=5)
+    (answer,) = pipe("<b>Anna</b> Oslo", return_alignments=True, keep_tags=True, suppress_tokens=[0, 1, 3])
+    assert answer["translation_text"].count("<b>") == answer["translation_text"].count("</b>") == 1
+    assert answer["alignments"]
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_commands_take_a_folder_of_others(tokenizer, tmp_path, capsys):
+    build_marian(len(tokenizer)).save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    data, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    data.write_text(json.dumps({"source": "Anna Oslo", "target": "Oslo Anna 12", "sure": [[0, 1], [1, 0]]}) + "\n")
+    run_command("align", tmp_path / "marian", data, "--development", data, "--save")
+    printed = capsys.readouterr()
+    assert len(printed.out.split()) == 3
+    assert "test, 1 pairs, layer" in printed.err
+    assert json.loads((tmp_path / "marian" / "config.json").read_text())["alignment_layer"] in (0, 1)
+    run_command("filter", tmp_path / "marian", data, "--score", "loss", "--output", output)
+    assert json.loads(output.read_text())["loss"] > 0
+
+
+def test_a_slow_tokenizer(tokenizer, pairs, monkeypatch):
+    """It does not say where its tokens come from, but what they spell."""
+    rows = list(zip(pairs["source"], pairs["target"], strict=True))
+    expected = list(word_alignments(Looking(), (tokenizer, tokenizer), rows))
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    for found, fast in zip(word_alignments(Looking(), (tokenizer, tokenizer), rows), expected, strict=True):
+        assert found[:2] == fast[:2]
+        assert torch.equal(found.links, fast.links)
+
+
+def test_a_model_without_cross_attention(tokenizer):
+    class Blind(Looking):
+        def forward(self, **kwargs):
+            return SimpleNamespace(logits=None)
+
+    with pytest.raises(UserError, match="Blind returns no cross-attention"):
+        list(word_alignments(Blind(), (tokenizer, tokenizer), [("Anna", "Oslo")]))
+
+
+def test_formats_by_hand():
+    aligned = WordAlignments(["a", "b"], ["x", "ü"], torch.zeros(0))
+    links = [(1, 0), (0, 1)]
+    assert FORMATS["pharaoh"](4, aligned, links) == "0-1 1-0\n"
+    assert FORMATS["naacl"](4, aligned, links) == "5 1 2\n5 2 1\n"
+    assert json.loads(FORMATS["json"](4, aligned, links)) == {
+        "source": ["a", "b"],
+        "target": ["x", "ü"],
+        "alignment": [[0, 1], [1, 0]],
+        "index_base": 0,
+    }
+    assert [FORMATS[name](0, aligned, []) for name in ("pharaoh", "naacl")] == ["\n", ""]
+
+
+# links found, sure, possible; worked out: |A ∩ S| 2 + 1, |A ∩ P| 3 + 1, |A| 4 + 1, |S| 3 + 2
+GOLD = [
+    ([(0, 0), (1, 1), (2, 1), (0, 3)], [(0, 0), (1, 1), (2, 2)], [(2, 1), (3, 3)]),
+    ([(0, 0)], [(0, 0), (1, 1)], []),
+]
+AER = 1 - (3 + 4) / (5 + 5)
+
+
+def references(sure_in_possible: bool) -> list[dict]:
+    return [
+        {"sure": [list(link) for link in sure], "possible": [*possible, *(sure if sure_in_possible else [])]}
+        for _, sure, possible in GOLD
+    ]
+
+
+@pytest.mark.parametrize("sure_in_possible", [False, True])
+def test_error_rate_by_hand(sure_in_possible):
+    """Summed counts: the first pair alone has 1 − 5/7, the second 1 − 2/3, and their mean would be another number."""
+    metric = AlignmentErrorRate()
+    result = metric.compute(predictions=[found for found, _, _ in GOLD], references=references(sure_in_possible))
+    assert result == {
+        "aer": pytest.approx(AER),
+        "precision": pytest.approx(4 / 5),
+        "recall": pytest.approx(3 / 5),
+        "links": 5,
+        "sure": 5,
+    }
+    first = metric.compute(predictions=[GOLD[0][0]], references=references(sure_in_possible)[:1])
+    assert first["aer"] == pytest.approx(1 - 5 / 7)
+    assert pytest.approx((1 - 5 / 7 + 1 - 2 / 3) / 2) != AER
+
+
+def test_perfect_and_empty_alignments():
+    metric = AlignmentErrorRate()
+    gold = references(False)
+    assert metric.compute(predictions=[row["sure"] for row in gold], references=gold)["aer"] == 0
+    everything = [[*row["sure"], *row["possible"]] for row in gold]
+    assert metric.compute(predictions=everything, references=gold)["aer"] == 0
+    assert metric.compute(predictions=[[], []], references=gold)["aer"] == 1
+    twice = [[*row["sure"], *row["sure"]] for row in gold]
+    assert metric.compute(predictions=twice, references=gold)["aer"] == 0
+    with pytest.raises(ValueError, match="no links and no sure ones"):
+        metric.compute(predictions=[[]], references=[{"sure": [], "possible": []}])
+
+
+def test_counts_of_all_heads_agree_with_the_metric():
+    torch.manual_seed(0)
+    counts, metric, rows = LinkCounts(), AlignmentErrorRate(), []
+    for length in (4, 1, 6):
+        links = torch.randint(NO_LINK, 5, (2, 3, HEADS + 1, length))
+        aligned = WordAlignments(["s"] * 5, ["t"] * length, links)
+        draw = lambda: list(zip(torch.randint(5, (6,)).tolist(), torch.randint(length, (6,)).tolist(), strict=True))  # noqa: B023, E731
+        rows.append((aligned, GoldAlignment(draw(), draw())))
+        counts.add(*rows[-1])
+    rates = counts.error_rates()
+    assert rates.shape == (2, 3, HEADS + 1)
+    golds = [{"sure": gold.sure, "possible": gold.possible} for _, gold in rows]
+    for layer in range(3):
+        for place, head in enumerate((0, 1, None)):
+            for shifted in (False, True):
+                chosen = AlignmentHead(layer, head, shifted)
+                result = metric.compute(predictions=[aligned.of(chosen) for aligned, _ in rows], references=golds)
+                assert rates[int(shifted), layer, place].item() == pytest.approx(result["aer"])
+                assert counts.of(chosen)["recall"] == pytest.approx(result["recall"])
+    assert counts.of(counts.best())["aer"] == pytest.approx(rates.min().item())
+    table = counts.error_rates_by_layer()
+    assert table["shifted"]["mean"] == rates[1, :, -1].tolist()
+    assert table["normal"]["heads"] == rates[0, :, :-1].tolist()
+
+
+def test_of_equally_good_heads_the_plainest_is_chosen():
+    counts = LinkCounts()
+    counts.add(WordAlignments(["s"], ["t"], torch.zeros(2, 2, HEADS + 1, 1).long()), GoldAlignment([(0, 0)], []))
+    assert counts.best() == AlignmentHead(0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"sure": "0-0"}, "'sure' must be a list of"),
+        ({"sure": [[0]]}, "'sure' must be a list of"),
+        ({"sure": [[0, -1]]}, "'sure' must be a list of"),
+        ({"sure": [], "possible": [[0, "1"]]}, "'possible' must be a list of"),
+        ({"sure": [[0, 3]]}, r"link \[0, 3\] leads to no word, there are 1 and 2"),
+    ],
+)
+def test_gold_that_cannot_be(row, message):
+    aligned = WordAlignments(["s"], ["t", "u"], torch.zeros(2, 1, 2, 2).long())
+    with pytest.raises(UserError, match=f"line 7: {message}"):
+        LinkCounts().add(aligned, GoldAlignment.from_row(row, "line 7"), "line 7")
+
+
+def test_words_that_are_the_same_once_on_both_sides():
+    source = ["12", "cats", "in", "Rome", ".", "in", "2"]
+    target = ["Rome", ":", "12", "in", "Katzen", ".", "2", "2"]
+    assert same_words(source, target) == [(3, 0), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "links", "layer"),
+    [
+        ([0.2, 0.3, 0.9], 100, 2),
+        ([0.9, 0.3, 0.2], 100, 0),
+        ([0.9, 0.9, 0.9], 100, 1),
+        ([0.9, 0.1, 0.9], 100, 0),
+        ([1.0], 100, 0),
+        ([0.2, 0.3, 0.9], LEAST_LINKS - 1, None),
+    ],
+)
+def test_the_best_layer(shares, links, layer):
+    assert LayerAgreement(shares, links).layer == layer
+
+
+def test_a_layer_that_looks_at_the_same_word_has_all_links(tokenizer, pairs):
+    agreement = measure_layers(Looking(), (tokenizer, tokenizer), pairs)
+    assert agreement.links == sum(len(source.split()) for source in pairs["source"])
+    assert agreement.layer == 1
+    late = sum(len(source.split()) % 2 for source in pairs["source"])
+    assert agreement.shares == pytest.approx([20 / agreement.links, 1, agreement.shares[2], 0])
+    assert 0 <= agreement.shares[2] < late
+
+
+def test_measured_on_the_model_itself(tokenizer, pairs):
+    model = build_model("reluformer", vocab_size=len(tokenizer)).train()
+    agreement = measure_layers(model, (tokenizer, tokenizer), pairs)
+    assert model.training
+    assert len(agreement.shares) == model.config.decoder_layers
+    assert all(0 <= share <= 1 for share in agreement.shares)
+    assert any(agreement.shares)
+    again = measure_layers(model.eval(), (tokenizer, tokenizer), pairs)
+    assert again == agreement
+
+
+def test_texts_that_are_longer_than_the_model_can_take(tokenizer):
+    rows = {"source": [" ".join(WORDS * 6)], "target": [" ".join(reversed(WORDS * 6))]}
+    model = build_model("softmax", vocab_size=len(tokenizer))
+    (aligned,) = word_alignments(model, (tokenizer, tokenizer), [(rows["source"][0], rows["target"][0])])
+    assert len(aligned.target) == 48
+    cut = aligned.of(AlignmentHead(0))
+    assert 0 < len(cut) < 48
+    assert max(source for source, _ in cut) < 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_translator(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def gold(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gold") / "gold.jsonl"
+    rows = [
+        {"source": ["a", "man", "in", "a", "hat"], "target": ["ein", "Mann", "mit", "Hut"], "sure": [[1, 1], [4, 3]]},
+        {"source": ["two", "dogs"], "target": ["zwei", "Hunde"], "sure": [[0, 0]], "possible": [[1, 1]]},
+        {"source": ["a", "horse"], "target": ["ein", "Pferd"], "sure": [[0, 0], [1, 1]]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_command_chooses_saves_and_reports(folder, gold, tmp_path, capsys):
+    before = json.loads((folder / "config.json").read_text())
+    output, report = tmp_path / "test.align", tmp_path / "report.json"
+    run_command(
+        "align",
+        folder,
+        f"{gold}[2:]",
+        "--development",
+        f"{gold}[:2]",
+        "--save",
+        "--output",
+        output,
+        "--report",
+        report,
+    )
+    content = json.loads(report.read_text())
+    chosen = {name: content[name] for name in ("alignment_layer", "alignment_head", "alignment_shifted")}
+    after = json.loads((folder / "config.json").read_text())
+    assert after == before | chosen
+    rates = content["development"]["aer"]
+    every = [value for kind in rates.values() for part in (kind["mean"], *kind["heads"]) for value in part]
+    assert content["development"]["chosen"]["aer"] == pytest.approx(min(every))
+    assert (content["development"]["pairs"], content["test"]["pairs"]) == (2, 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines if "attention: aer" in line] == ["development", "test"]
+    links = [list(map(int, link.split("-"))) for link in output.read_text().split()]
+    result = AlignmentErrorRate().compute(predictions=[links], references=[{"sure": [[0, 0], [1, 1]], "possible": []}])
+    assert content["test"]["chosen"]["aer"] == pytest.approx(result["aer"])
+    # whoever opens the folder now aligns by this head
+    translate = pipeline("translation", model=str(folder), trust_remote_code=True, device="cpu")
+    assert AlignmentHead.of_config(translate.model.config).config_fields() == chosen
+    (answer,) = translate(TEXTS[1], return_alignments=True, max_new_tokens=9)
+    assert len(answer["alignments"]) == len(answer["translation_text"].split())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
+    files = [tmp_path / "test.en", tmp_path / "test.de"]
+    for path in files:
+        path.write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n")
+    run_command("align", folder, *files, "--format", name)
+    lines = capsys.readouterr().out.splitlines()
+    sizes = [len(text.split()) for text in (TEXTS[0], "", TEXTS[1])]
+    if name == "json":
+        rows = [json.loads(line) for line in lines]
+        assert [len(row["target"]) for row in rows] == sizes
+        links = [(number, *link) for number, row in enumerate(rows) for link in row["alignment"]]
+    elif name == "pharaoh":
+        assert len(lines) == 3
+        links = [(number, *map(int, link.split("-"))) for number, line in enumerate(lines) for link in line.split()]
+    else:
+        links = [tuple(int(part) - 1 for part in line.split()) for line in lines]
+    assert links
+    assert all(0 <= source < sizes[number] and 0 <= target < sizes[number] for number, source, target in links)
+
+
+def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
+    assert "--save needs --development" in refusal_of(capsys, "align", folder, gold, "--save")
+    assert "no such file" in refusal_of(capsys, "align", folder, tmp_path / "none.jsonl")
+    before = gold.read_text()
+    assert "is read by the same command" in refusal_of(capsys, "align", folder, gold, "--output", gold)
+    config = folder / "config.json"
+    assert "is read by the same command" in refusal_of(capsys, "align", folder, gold, "--report", config)
+    assert gold.read_text() == before
+    line = refusal_of(capsys, "align", folder, f"{gold}[100:]", "--output", tmp_path / "none.align")
+    assert line.endswith("[100:]: there are no rows")
+    assert not (tmp_path / "none.align").exists()
+    classifier = save_classifier(tmp_path / "classifier")
+    line = refusal_of(capsys, "align", classifier, gold)
+    assert "is a model of type 'relu_vit', which does not translate" in line
+    (tmp_path / "plain.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    line = refusal_of(capsys, "align", folder, gold, "--development", tmp_path / "plain.jsonl")
+    assert "no sure links" in line
+    report = tmp_path / "report.json"
+    line = refusal_of(capsys, "align", folder, tmp_path / "plain.jsonl", "--report", report)
+    assert "no row has sure links: alignments are written" in line
+    (tmp_path / "blank.jsonl").write_text('{"source": ["a b"], "target": ["c"], "sure": []}\n')
+    assert "'a b', which is not one word" in refusal_of(capsys, "align", folder, tmp_path / "blank.jsonl")

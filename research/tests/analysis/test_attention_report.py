@@ -1,0 +1,318 @@
+"""The attention report against naive loops on hand-made and on model weights."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianMTModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from reluformers import seq2seq_config, vision_config
+from reluformers.evaluation.attention_report import attention_report, format_attention_report
+from reluformers.evaluation.attention_statistics import AttentionReport
+from reluformers.evaluation.observation import Rows
+from reluformers.evaluation.statistics import RowStatistic
+
+
+def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
+    """One number at a time."""
+    counts = dict.fromkeys(("pairs", "zeros", "rows", "null", "spread", "entropy", "row_sum"), 0.0)
+    for b in range(weights.shape[0]):
+        for h in range(weights.shape[1]):
+            for i in range(weights.shape[2]):
+                if not real[b, i]:
+                    continue
+                row = [weights[b, h, i, j].item() for j in range(weights.shape[3]) if visible[b, i, j]]
+                counts["pairs"] += len(row)
+                counts["zeros"] += sum(weight == 0 for weight in row)
+                counts["rows"] += 1
+                counts["null"] += all(weight == 0 for weight in row)
+                counts["row_sum"] += sum(row)
+                if sum(row) > 0 and min(row) >= 0:
+                    counts["spread"] += 1
+                    counts["entropy"] -= sum(w / sum(row) * math.log(w / sum(row)) for w in row if w > 0)
+    return counts
+
+
+def weight_sums(*rows) -> torch.Tensor:
+    return RowStatistic().count(Rows.of(*rows))
+
+
+def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(3, 2, 4, 5, generator=generator).relu()
+    weights[0, 1, 2] = 0.0  # a null row
+    weights[1, 0, 1, :3] = 0.0  # null among its visible keys only
+    real = torch.ones(3, 4, dtype=torch.bool)
+    real[2, 2:] = False
+    keys = torch.ones(3, 5, dtype=torch.bool)
+    keys[1, 3:] = False
+    return weights, real[:, :, None] & keys[:, None, :], real
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_are_those_of_loops(seed):
+    weights, visible, real = random_case(seed)
+    expected = list(naive_counts(weights, visible, real).values())
+    torch.testing.assert_close(weight_sums(weights, visible, real).sum(0), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_known_values():
+    weights = torch.tensor([[[[0.5, 0.5, 0.0, 9.0], [0.0, 0.0, 0.0, 9.0], [2.0, 0.0, 0.0, 9.0]]]])
+    visible = torch.tensor([[[True, True, True, False]] * 3])
+    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0])[0].tolist()
+    assert (pairs, zeros, rows, null, spread) == (9, 6, 3, 1, 2)
+    assert entropy == pytest.approx(math.log(2))
+    assert row_sum == pytest.approx(3.0)
+
+
+def test_negative_weights_have_no_entropy_but_are_counted():
+    weights = torch.tensor([[[[3.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]])
+    visible = torch.ones(1, 3, 2, dtype=torch.bool)
+    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0])[0].tolist()
+    assert (pairs, zeros, rows, null, spread) == (6, 0, 3, 0, 1)
+    assert entropy == pytest.approx(math.log(2))
+    assert row_sum == pytest.approx(4.0)
+
+
+def test_masked_rubbish_does_not_matter():
+    weights, visible, real = random_case(0)
+    clean = weight_sums(weights, visible, real)
+    weights = weights.masked_fill(~visible.unsqueeze(1), float("nan"))
+    torch.testing.assert_close(weight_sums(weights, visible, real), clean)
+
+
+def marian(seed: int = 0) -> MarianMTModel:
+    torch.manual_seed(seed)
+    config = MarianConfig(
+        vocab_size=13, d_model=8, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2,
+        decoder_attention_heads=4, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32, init_std=1.0,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, attention_dropout=0.5, dropout=0.5,
+    )  # fmt: skip
+    return MarianMTModel(config)
+
+
+BATCHES = [
+    {
+        "input_ids": torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+        "labels": torch.tensor([[5, 2, -100, -100], [9, 10, 11, 2]]),
+    },
+    {"input_ids": torch.tensor([[4, 12, 2]]), "labels": torch.tensor([[5, 2]])},
+]
+
+
+def naive_report(model, batches) -> dict[str, list[dict[str, float]]]:
+    """Counts for each site and layer, from the weights of the model and loops."""
+    totals = {}
+    for batch in batches:
+        with torch.no_grad():
+            outputs = model(**batch, output_attentions=True)
+        source = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        target = batch["labels"] != -100
+        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
+        sites = {
+            "encoder": (outputs.encoder_attentions, source[:, :, None] & source[:, None], source),
+            "decoder": (outputs.decoder_attentions, target[:, :, None] & causal, target),
+            "cross": (outputs.cross_attentions, target[:, :, None] & source[:, None], target),
+        }
+        for site, (layers, visible, real) in sites.items():
+            counts = [naive_counts(weights, visible, real) for weights in layers]
+            if site in totals:
+                counts = [{key: a[key] + b[key] for key in a} for a, b in zip(totals[site], counts, strict=True)]
+            totals[site] = counts
+    return totals
+
+
+def as_statistics(counts: dict[str, float]) -> dict[str, float]:
+    return {
+        "zeros": counts["zeros"] / counts["pairs"],
+        "null_rate": counts["null"] / counts["rows"],
+        "entropy": counts["entropy"] / counts["spread"],
+        "row_sum": counts["row_sum"] / counts["rows"],
+        "rows": counts["rows"],
+    }
+
+
+def summed(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: sum(row[key] for row in rows) for key in rows[0]}
+
+
+def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
+    """The same for images, where every pair is visible; the weights of the pooling query are seen by a hook."""
+    pooled = []
+    pooler = getattr(model, "vit", None) and model.vit.pooler
+    if hasattr(pooler, "attention"):
+        hook = pooler.attention.register_forward_hook(lambda _module, _inputs, outputs: pooled.append((outputs[1],)))
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        results = [model(pixel_values=batch["pixel_values"], output_attentions=True).attentions for batch in batches]
+    sites = {"encoder": results}
+    if pooled:
+        hook.remove()
+        sites["pooling"] = pooled
+    totals = {}
+    for site, batches_of_site in sites.items():
+        totals[site] = []
+        for parts in zip(*batches_of_site, strict=True):
+            masks = [torch.ones_like(weights[:, 0], dtype=torch.bool) for weights in parts]
+            counts = [naive_counts(part, mask, mask[:, :, 0]) for part, mask in zip(parts, masks, strict=True)]
+            totals[site].append(summed(counts))
+    return totals
+
+
+def check_report(model, batches, naive=naive_report) -> AttentionReport:
+    report = attention_report(model, batches)
+    totals = naive(model.eval(), batches)
+    assert set(report.sites) == set(totals)
+    for site, layers in totals.items():
+        assert len(report.sites[site].layers) == len(layers)
+        for row, counts in zip(report.sites[site].layers, layers, strict=True):
+            assert asdict(row) == pytest.approx(as_statistics(counts), rel=1e-5)
+        assert asdict(report.sites[site].overall) == pytest.approx(as_statistics(summed(layers)), rel=1e-5)
+    everything = summed([counts for layers in totals.values() for counts in layers])
+    assert asdict(report.overall) == pytest.approx(as_statistics(everything), rel=1e-5)
+    return report
+
+
+def test_report_of_a_softmax_model():
+    model = marian()
+    model.set_attn_implementation("eager")
+    report = check_report(model, BATCHES)
+    assert report.overall.row_sum == pytest.approx(1)
+    assert report.overall.null_rate == 0
+    assert [len(report.sites[site].layers) for site in ("encoder", "decoder", "cross")] == [2, 3, 3]
+    # 5 + 3 + 3 source tokens, 2 heads
+    assert report.sites["encoder"].layers[0].rows == 22
+    assert [[head.rows for head in layer] for layer in report.sites["encoder"].heads] == [[11, 11]] * 2
+    assert AttentionReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm", "sparsemax"])
+def test_report_of_our_models(preset):
+    config = seq2seq_config(
+        preset, vocab_size=13, d_model=8, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32,
+    )  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    with torch.no_grad():  # scores far enough from 0 to make some rows null and some weights 0
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.5)
+    report = check_report(model, BATCHES)
+    assert (report.overall.zeros > 0) == (preset != "qknorm")
+    assert (report.overall.null_rate > 0) == (preset in ("reluformer", "rela-g"))
+
+
+TINY_VISION = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def image_batches() -> list[dict]:
+    return [{"pixel_values": torch.randn(size, 3, 8, 8), "labels": torch.zeros(size).long()} for size in (3, 1)]
+
+
+@pytest.mark.parametrize("preset", ["softmax", "relu-vit", "rela-g", "qknorm"])
+@pytest.mark.parametrize("pooling", ["cls", "attention"])
+def test_report_of_vision_models(preset, pooling):
+    config = vision_config(preset, **TINY_VISION, pooling=pooling, initialization="normal", initializer_range=1.0)
+    model = AutoModelForImageClassification.from_config(config)
+    report = check_report(model, image_batches(), naive_image_report)
+    tokens = 5 if pooling == "cls" else 4
+    assert [layer.rows for layer in report.sites["encoder"].layers] == [4 * 2 * tokens] * 2
+    assert set(report.sites) == ({"encoder"} if pooling == "cls" else {"encoder", "pooling"})
+    assert (report.overall.zeros > 0) == (preset in ("relu-vit", "rela-g"))
+    if preset in ("softmax", "qknorm"):
+        assert report.overall.row_sum == pytest.approx(1)
+    assert [line.split()[:2] for line in format_attention_report(report).splitlines()[1:]] == [
+        ["encoder", "0"], ["encoder", "1"], ["encoder", "all"],
+        *([["pooling", "0"], ["pooling", "all"]] if pooling == "attention" else []), ["all", "all"],
+    ]  # fmt: skip
+
+
+def test_report_of_a_stock_vision_model():
+    model = ViTForImageClassification(ViTConfig(**TINY_VISION, initializer_range=1.0))
+    batches = image_batches()
+    assert model.config._attn_implementation != "eager"
+    report = attention_report(model, batches)
+    model.set_attn_implementation("eager")
+    assert report == check_report(model, batches, naive_image_report)
+    assert report.overall.row_sum == pytest.approx(1)
+
+
+def test_images_for_a_translation_model_and_text_for_a_vision_model_are_refused():
+    with pytest.raises(ValueError, match="needs input_ids and labels, or pixel_values, got"):
+        attention_report(marian(), [{"images": torch.ones(1)}])
+    model = ViTForImageClassification(ViTConfig(**TINY_VISION))
+    model.forward = lambda **inputs: type("Outputs", (), {"attentions": (None,)})()
+    with pytest.raises(ValueError, match="returned no encoder attentions"):
+        attention_report(model, image_batches())
+
+
+def test_model_comes_back_as_it_was():
+    model = marian().train()
+    implementation = model.config._attn_implementation
+    assert implementation != "eager"
+    attention_report(model, BATCHES)
+    assert model.training
+    assert model.config._attn_implementation == implementation
+    with pytest.raises(ValueError, match="needs input_ids and labels"):
+        attention_report(model, [{"input_ids": torch.tensor([[4, 2]])}])
+    assert model.training
+    assert model.config._attn_implementation == implementation
+
+
+def test_heads_are_those_of_their_layer_and_files_without_them_are_read():
+    report = attention_report(marian(), BATCHES)
+    for site in report.sites.values():
+        for layer, heads in zip(site.layers, site.heads, strict=True):
+            assert layer.entropy == pytest.approx(sum(head.entropy for head in heads) / len(heads))
+            assert len({head.entropy for head in heads}) == len(heads)
+    values = report.to_dict()
+    for site in ("encoder", "decoder", "cross"):
+        del values[site]["heads"]
+    earlier = AttentionReport.from_dict(values)
+    assert earlier.sites["cross"].heads == []
+    assert earlier.sites["cross"].layers == report.sites["cross"].layers
+    with pytest.raises(ValueError, match=r"attention\.cross\.heads is \[1\], but must be a list of lists"):
+        AttentionReport.from_dict({**values, "cross": {**values["cross"], "heads": [1]}})
+
+
+def test_dropout_is_off():
+    model = marian().train()
+    assert attention_report(model, BATCHES) == attention_report(model, BATCHES)
+
+
+def test_padding_more_changes_nothing():
+    model = marian()
+    padded = {
+        "input_ids": torch.nn.functional.pad(BATCHES[0]["input_ids"], (0, 3)),
+        "attention_mask": torch.nn.functional.pad(BATCHES[0]["attention_mask"], (0, 3)),
+        "labels": torch.nn.functional.pad(BATCHES[0]["labels"], (0, 2), value=-100),
+    }
+    plain, padded = (asdict(attention_report(model, [batch]).overall) for batch in (BATCHES[0], padded))
+    assert plain == pytest.approx(padded, rel=1e-5)
+
+
+def test_no_batches_are_refused():
+    with pytest.raises(ValueError, match="no batches"):
+        attention_report(marian(), [])
+
+
+def test_table_has_a_line_for_each_layer_and_total():
+    report = attention_report(marian(), BATCHES)
+    lines = format_attention_report(report).splitlines()
+    assert len(lines) == 1 + (2 + 1) + (3 + 1) + (3 + 1) + 1
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].split()[:2] == ["encoder", "0"]
+    report.overall.entropy = None
+    assert format_attention_report(report).splitlines()[-1].split()[-2] == "-"

@@ -1,0 +1,287 @@
+"""The pass over models of this library and of transformers: what it sees is what they compute."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from reluformers import seq2seq_config, vision_config
+from reluformers.evaluation.observation import Statistic, analyse, observing
+from reluformers.evaluation.statistics import NullRate, RowStatistic, all_statistics
+
+SIZES = {
+    "vocab_size": 13, "d_model": 8, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "max_position_embeddings": 32,
+}  # fmt: skip
+STOCK = {"pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1, "decoder_start_token_id": 1, "init_std": 1.0}
+VISION = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, "image_size": [8, 12],
+    "patch_size": 4,
+}  # fmt: skip
+BATCH = {
+    "input_ids": torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    "labels": torch.tensor([[5, 2, -100, -100], [9, 10, 11, 2]]),
+}
+EVERYTHING = frozenset({"values", "cosines", "feed_forward"})
+
+TRANSLATORS = {
+    "marian": lambda: MarianMTModel(MarianConfig(**SIZES, **STOCK)),
+    "bart": lambda: BartForConditionalGeneration(BartConfig(**SIZES, **STOCK)),
+    "mbart": lambda: MBartForConditionalGeneration(MBartConfig(**SIZES, **STOCK)),
+    **{
+        f"{preset}-{position}": lambda preset=preset, position=position: AutoModelForSeq2SeqLM.from_config(
+            seq2seq_config(preset, **SIZES, norm_position=position, feed_forward_norm="layer_norm")
+        )
+        for preset, position in (("softmax", "post"), ("reluformer", "pre"), ("qknorm", "pre"), ("rela-g", "post"))
+    },
+}
+CLASSIFIERS = {
+    "vit": lambda: ViTForImageClassification(ViTConfig(**VISION, initializer_range=1.0)),
+    **{
+        pooling: lambda pooling=pooling: AutoModelForImageClassification.from_config(
+            vision_config("relu-vit", **VISION, pooling=pooling)
+        )
+        for pooling in ("cls", "mean", "attention")
+    },
+}
+
+
+def randomised(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+def count_hooks(model) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def attention_inputs(model) -> dict:
+    """What the output projection, or the output norm before it, of every attention module is given."""
+    seen = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "v_proj"):
+            last = getattr(module, "output_norm", None) or getattr(module, "out_proj", None) or module.o_proj
+            last.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
+    return seen
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_translation_models(name):
+    model = randomised(TRANSLATORS[name]())
+    seen = attention_inputs(model)
+    with observing(model, EVERYTHING) as observe:
+        observed = observe(BATCH)
+    assert {site: len(layers) for site, layers in observed.attention.items()} == {
+        "encoder": 2, "decoder": 3, "cross": 3
+    }  # fmt: skip
+    for module, output in seen.items():
+        layer = int(module.split(".")[-2])
+        site = "encoder" if ".encoder." in module else "decoder" if module.endswith("self_attn") else "cross"
+        rows = observed.attention[site][layer]
+        computed = (rows.weights @ rows.values).transpose(1, 2).flatten(2)
+        real = rows.real[:, 0]
+        torch.testing.assert_close(computed[real], output[real], rtol=1e-4, atol=1e-5)
+        assert (rows.cosines is None) == (not name.startswith("qknorm"))
+        assert (rows.correct is None) == (site == "encoder")
+    assert {site: len(layers) for site, layers in observed.feed_forward.items()} == {"encoder": 2, "decoder": 3}
+
+
+@pytest.mark.parametrize("name", [name for name in TRANSLATORS if name != "bart"])
+def test_feed_forward_of_translation_models(name):
+    """The residual is the state before the norm with PreNorm, after the attention's norm with PostNorm."""
+    model = randomised(TRANSLATORS[name]())
+    layer = model.model.encoder.layers[1]
+    branch = getattr(layer, "mlp", None) or layer.fc2
+    is_pre = name.endswith("pre") or name == "mbart"
+    before = {"mbart": "final_layer_norm", "marian": "fc1"}.get(name, "mlp_norm" if is_pre else "mlp")
+    seen = {}
+    getattr(layer, before).register_forward_pre_hook(lambda _, inputs: seen.update(residual=inputs[0]))
+    branch.register_forward_hook(lambda _module, _inputs, output: seen.update(output=output))
+    values = getattr(branch, "fc2", branch)
+    values.register_forward_pre_hook(lambda _, inputs: seen.update(inner=inputs[0]))
+    with observing(model, EVERYTHING) as observe:
+        rows = observe(BATCH).feed_forward["encoder"][1]
+    real = BATCH["attention_mask"].bool()
+    for part, expected in seen.items():
+        torch.testing.assert_close(getattr(rows, part), expected[real], rtol=1e-4, atol=1e-4)
+
+
+def test_cosines_are_the_scores():
+    model = randomised(TRANSLATORS["qknorm-pre"]())
+    with observing(model, EVERYTHING) as observe:
+        observed = observe(BATCH)
+    for layer, rows in zip(model.model.encoder.layers, observed.attention["encoder"], strict=True):
+        scores = (rows.cosines * layer.self_attn.scale.item()).masked_fill(~rows.visible, -torch.inf)
+        weights = scores.softmax(-1).nan_to_num()
+        torch.testing.assert_close(weights, rows.weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_vision_models(name):
+    model = randomised(CLASSIFIERS[name]())
+    seen = attention_inputs(model)
+    pixels = torch.randn(3, 3, 8, 12)
+    with observing(model, EVERYTHING) as observe:
+        observed = observe({"pixel_values": pixels, "labels": torch.tensor([0, 1, 0])})
+        unlabelled = observe({"pixel_values": pixels})
+    assert observed.grid == (2, 3)
+    assert set(observed.attention) == ({"encoder", "pooling"} if name == "attention" else {"encoder"})
+    for module, output in seen.items():
+        site = "pooling" if "pooler" in module else "encoder"
+        rows = observed.attention[site][int(module.split(".")[2]) if site == "encoder" else 0]
+        torch.testing.assert_close(
+            (rows.weights @ rows.values).transpose(1, 2).flatten(2), output, rtol=1e-4, atol=1e-5
+        )
+    places = observed.attention["encoder"][0].places
+    assert places[-6:].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert len(places) == (7 if name in ("vit", "cls") else 6)
+    assert bool(places[0].isnan().all()) == (name in ("vit", "cls"))
+    with torch.no_grad():
+        right = model(pixels).logits.argmax(-1) == torch.tensor([0, 1, 0])
+    assert observed.attention["encoder"][0].correct.flatten().tolist() == right.tolist()
+    assert unlabelled.attention["encoder"][0].correct is None
+    assert len(observed.feed_forward["encoder"]) == 2
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, *CLASSIFIERS])
+def test_every_statistic_of_every_model(name):
+    model = randomised((TRANSLATORS | CLASSIFIERS)[name]())
+    images = {"pixel_values": torch.randn(2, 3, 8, 12), "labels": torch.tensor([0, 1])}
+    batch = BATCH if name in TRANSLATORS else images
+    analyse(model, [batch], [RowStatistic()])  # transformers leaves hooks of its own behind at the first pass
+    hooks = count_hooks(model)
+    results = analyse(model, [batch, batch], all_statistics(), shuffled=[NullRate()])
+    assert count_hooks(model) == hooks
+    expected = {
+        "zeros", "null_rate", "entropy", "row_sum", "sink", "accuracy", "distance", "head_diversity", "top_share.10",
+        "ffn_variance_ratio",
+    }  # fmt: skip
+    assert expected <= set(results)
+    assert ("null_rate.shuffled" in results) == (name in TRANSLATORS)
+    assert ("cosine_max" in results) == name.startswith("qknorm")
+    lengths = {length for length in (1, 2, 4, 8) if f"output_variance.{length}" in results}
+    assert lengths == ({1, 2, 4} if name in TRANSLATORS else {4})
+    for value in results.values():
+        for layers in value.values():
+            assert all(len(layer["heads"]) in (0, 2, 4) for layer in layers)
+    assert results == analyse(model, [batch, batch], all_statistics(), shuffled=[NullRate()])
+
+
+@pytest.mark.parametrize("labels", [[-100, 6, 7, 2], [6, -100, 7, 2], [6, 7, 2, -100]])
+def test_the_decoder_sees_what_it_reads_whatever_is_scored(labels):
+    model = randomised(TRANSLATORS["softmax-post"]())
+    with observing(model, EVERYTHING) as observe:
+        observed = observe({"input_ids": torch.tensor([[5, 6, 2]]), "labels": torch.tensor([labels])})
+    for rows in observed.attention["decoder"]:
+        scored = torch.tensor([labels]) != -100
+        assert torch.equal(rows.real[:, 0], scored)
+        torch.testing.assert_close(rows.row_sums[:, :, scored[0]], torch.ones(1, rows.weights.shape[1], 3))
+        assert rows.key_counts[0, 0][scored[0]].tolist() == (torch.arange(4) + 1)[scored[0]].tolist()
+
+
+def test_right_places_are_those_of_the_argmax():
+    model = randomised(TRANSLATORS["marian"]())
+    with torch.no_grad():
+        predicted = model(**BATCH).logits.argmax(-1)
+    labels = BATCH["labels"].clone()
+    labels[1, :2] = predicted[1, :2]  # the first is right now; the second depends on it
+    with torch.no_grad():
+        predicted = model(**{**BATCH, "labels": labels}).logits.argmax(-1)
+    with observing(model) as observe:
+        rows = observe({**BATCH, "labels": labels}).attention["cross"][0]
+    assert rows.correct[:, 0].tolist() == (predicted == labels).tolist()
+    assert rows.correct[1, 0, 0]
+
+
+def test_classes_of_the_decoder_are_those_of_what_it_reads():
+    model = randomised(TRANSLATORS["marian"]())
+    source, target = torch.arange(13) + 100, torch.arange(13) + 200
+    with observing(model, token_classes=(source, target)) as observe:
+        observed = observe(BATCH)
+    cross = observed.attention["cross"][0]
+    assert cross.key_classes.tolist() == (BATCH["input_ids"] + 100).tolist()
+    assert cross.query_classes[1].tolist() == [0, 209, 210, 211]
+    assert cross.query_classes[0, :2].tolist() == [0, 205]
+    assert observed.attention["decoder"][0].key_classes.tolist() == cross.query_classes.tolist()
+    assert observed.attention["encoder"][0].query_classes.tolist() == cross.key_classes.tolist()
+
+
+class Targets(Statistic):
+    """Remembers the labels."""
+
+    def __init__(self):
+        self.labels = []
+
+    def update(self, observed):
+        self.labels.append(observed.inputs["labels"].tolist())
+
+    def result(self):
+        return {"labels": self.labels}
+
+
+def test_shuffled_targets_belong_to_no_source():
+    single = {"input_ids": torch.tensor([[4, 12, 2]]), "labels": torch.tensor([[5, 2]])}
+    results = analyse(randomised(TRANSLATORS["marian"]()), [BATCH, single], [Targets()], shuffled=[Targets()])
+    assert results["labels"] == [BATCH["labels"].tolist(), [[5, 2]]]
+    assert results["labels.shuffled"] == [BATCH["labels"].tolist()[::-1]]
+
+
+def test_one_pass_over_batches_that_come_one_by_one():
+    model = randomised(TRANSLATORS["reluformer-pre"]())
+    alive = []
+
+    def batches():
+        for seed in range(4):
+            torch.manual_seed(seed)
+            batch = {**BATCH, "input_ids": BATCH["input_ids"].clone()}
+            alive.append(batch)
+            yield batch
+            alive.pop()
+
+    one_by_one = analyse(model, batches(), all_statistics())
+    assert not alive
+    assert one_by_one["zeros"] == analyse(model, [BATCH], [RowStatistic()])["zeros"]
+
+
+def test_a_batch_at_a_time_or_all_at_once():
+    model = randomised(TRANSLATORS["rela-g-post"]())
+    rows = [{name: tensor[number : number + 1] for name, tensor in BATCH.items()} for number in range(2)]
+    together, apart = (analyse(model, batches, all_statistics()) for batches in ([BATCH], rows))
+    assert together.keys() == apart.keys()
+    for name, sites in together.items():
+        for site, layers in sites.items():
+            for layer, other in zip(layers, apart[name][site], strict=True):
+                values, others = ([part["overall"], *part["heads"]] for part in (layer, other))
+                assert [value is None for value in values] == [value is None for value in others], name
+                known = [value for value in values if value is not None]
+                assert known == pytest.approx([value for value in others if value is not None], rel=1e-4, abs=1e-5), (
+                    name
+                )
+
+
+def test_heads_are_in_the_order_of_the_weights():
+    model = randomised(TRANSLATORS["reluformer-pre"]())
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**BATCH, output_attentions=True, use_cache=False).encoder_attentions
+    visible = (BATCH["attention_mask"][:, None] * BATCH["attention_mask"][:, :, None]).bool()
+    zeros = analyse(model, [BATCH], [RowStatistic()])["zeros"]["encoder"]
+    for layer, matrix in zip(zeros, weights, strict=True):
+        shares = [(matrix[:, head][visible] == 0).double().mean().item() for head in range(2)]
+        assert layer["heads"] == pytest.approx(shares)
+    assert any(first["heads"] != second["heads"] for first, second in pairwise(zeros))

@@ -1,0 +1,382 @@
+"""Every statistic against numbers worked out by hand and against naive loops over single weights."""
+
+import math
+
+import pytest
+import torch
+
+from reluformers.evaluation.observation import FeedForwardRows, Observed, Rows
+from reluformers.evaluation.statistics import (
+    ClassMass,
+    CosineSaturation,
+    Distance,
+    FeedForwardTopShare,
+    HeadDiversity,
+    NullRate,
+    NullRateByClass,
+    OutputVariance,
+    RightAndWrong,
+    RowStatistic,
+    Sink,
+    TopShare,
+    VarianceRatio,
+    all_statistics,
+    head_variance,
+)
+
+CLASSES = ("end", "comma", "word")
+
+
+def random_rows(seed: int, activation=torch.relu, **further) -> Rows:
+    """Weights [3, 2, 6, 6] with null rows, padded queries and keys, a causal mask, and rubbish where it is masked."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = activation(torch.randn(3, 2, 6, 6, generator=generator))
+    weights[0, 1, 2] = 0.0
+    weights[0, 0, 3] = 0.0
+    weights[0, 1, 3] = 0.0
+    real = torch.ones(3, 6, dtype=torch.bool)
+    real[2, 4:] = False
+    visible = real[:, :, None] & real[:, None, :] & torch.ones(6, 6, dtype=torch.bool).tril()
+    weights = weights.masked_fill(~visible.unsqueeze(1), float("nan"))
+    options = {
+        "correct": torch.rand(3, 1, 6, generator=generator) > 0.5,
+        "query_classes": torch.randint(3, (3, 6), generator=generator),
+        "key_classes": torch.randint(3, (3, 6), generator=generator),
+        "places": torch.tensor([[float("nan")] * 2, *([i // 3, i % 3] for i in range(5))]),
+        "values": torch.randn(3, 2, 6, 4, generator=generator),
+        "cosines": torch.rand(3, 2, 6, 6, generator=generator) * 2 - 1,
+    }
+    return Rows.of(weights, visible, real, **{**options, **further})
+
+
+def each_row(rows: Rows, head: int):
+    """Sentence, query, visible keys, their weights, and their shares, None where there are none."""
+    for b in range(rows.weights.shape[0]):
+        for i in range(rows.weights.shape[2]):
+            if rows.real[b, 0, i]:
+                keys = [j for j in range(rows.weights.shape[3]) if rows.visible[b, 0, i, j]]
+                weights = [rows.weights[b, head, i, j].item() for j in keys]
+                has_shares = sum(weights) > 0 and min(weights) >= 0
+                yield b, i, keys, weights, [w / sum(weights) for w in weights] if has_shares else None
+
+
+def mean(values) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def entropy(shares) -> float:
+    return -sum(p * math.log(p) for p in shares if p > 0)
+
+
+def measured(statistic, *parts, kind: str = "attention") -> dict:
+    """Name → the only layer, of several batches."""
+    for part in parts:
+        other = {"attention": {}, kind: {"encoder": [part]}}
+        statistic.update(Observed({}, **other))
+    return {name: sites["encoder"][0] for name, sites in statistic.result().items()}
+
+
+def check(statistic, naive, seeds=(0, 1)) -> None:
+    """`naive(rows, heads)` → name → value, for each head and for all of them over two batches."""
+    batches = [random_rows(seed) for seed in seeds]
+    results = measured(statistic, *batches)
+    expected = naive(batches, (0, 1))
+    assert set(results) == {name for name, value in expected.items() if value is not None}
+    for name, layer in results.items():
+        assert layer["overall"] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+        for head, value in enumerate(layer["heads"]):
+            assert value == pytest.approx(naive(batches, (head,))[name], rel=1e-5, abs=1e-6), name
+
+
+def over(batches, heads):
+    for rows in batches:
+        for head in heads:
+            for row in each_row(rows, head):
+                yield rows, head, *row
+
+
+def test_rows():
+    def naive(batches, heads):
+        found = list(over(batches, heads))
+        return {
+            "zeros": mean(w == 0 for *_, weights, _ in found for w in weights),
+            "null_rate": mean(not any(weights) for *_, weights, _ in found),
+            "entropy": mean(entropy(shares) for *_, shares in found if shares),
+            "row_sum": mean(sum(weights) for *_, weights, _ in found),
+        }
+
+    check(RowStatistic(), naive)
+    check(NullRate(), lambda batches, heads: {"null_rate": naive(batches, heads)["null_rate"]})
+
+
+def test_null_rate_by_class():
+    def naive(batches, heads):
+        found = list(over(batches, heads))
+        return {
+            f"null_rate.{name}": mean(
+                not any(weights) for rows, _, b, i, _, weights, _ in found if rows.query_classes[b, i] == number
+            )
+            for number, name in enumerate(CLASSES)
+        }
+
+    check(NullRateByClass(CLASSES), naive)
+
+
+def test_null_rate_by_class_by_hand():
+    weights = torch.tensor([[[[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]]])
+    visible = torch.ones(1, 3, 2, dtype=torch.bool)
+    rows = Rows.of(weights, visible, visible[..., 0], query_classes=torch.tensor([[1, 2, 2]]))
+    results = measured(NullRateByClass(CLASSES), rows)
+    assert {name: layer["overall"] for name, layer in results.items()} == {
+        "null_rate.comma": 1.0,
+        "null_rate.word": 0.5,
+    }
+
+
+def test_sink():
+    def naive(batches, heads):
+        return {"sink": mean(shares[0] for *_, keys, _, shares in over(batches, heads) if shares and len(keys) > 1)}
+
+    check(Sink(), naive)
+
+
+def test_sink_takes_the_first_key_that_is_visible():
+    weights = torch.tensor([[[[9.0, 3.0, 1.0], [9.0, 0.0, 0.0], [9.0, 0.0, 5.0]]]])
+    visible = torch.tensor([[[False, True, True]] * 3])
+    rows = Rows.of(weights, visible, torch.ones(1, 3, dtype=torch.bool))
+    assert measured(Sink(), rows)["sink"]["overall"] == pytest.approx((3 / 4 + 0) / 2)
+
+
+def test_right_and_wrong():
+    def naive(batches, heads):
+        values, found = {}, list(over(batches, heads))
+        values["accuracy"] = mean(rows.correct[b, 0, i].item() for rows, _, b, i, *_ in found)
+        for name, wanted in (("right", True), ("wrong", False)):
+            chosen = [row for row in found if row[0].correct[row[2], 0, row[3]] == wanted]
+            values[f"row_sum.{name}"] = mean(sum(weights) for *_, weights, _ in chosen)
+            values[f"entropy.{name}"] = mean(entropy(shares) for *_, shares in chosen if shares)
+        return values
+
+    check(RightAndWrong(), naive)
+
+
+def test_right_and_wrong_of_a_whole_image():
+    rows = random_rows(0, correct=torch.tensor([True, True, False])[:, None, None])
+    assert measured(RightAndWrong(), rows)["accuracy"]["overall"] == pytest.approx(12 / 16)
+    assert measured(RightAndWrong(), random_rows(0, correct=None)) == {}
+
+
+def test_output_variance():
+    def naive(batches, heads):
+        components = {}
+        for rows, head, b, _, keys, weights, _ in over(batches, heads):
+            output = sum(w * rows.values[b, head, j] for w, j in zip(weights, keys, strict=True))
+            components.setdefault(2 ** int(math.log2(len(keys))), []).extend(output.tolist())
+        return {
+            f"output_variance.{length}": mean(x * x for x in values) - mean(values) ** 2
+            for length, values in components.items()
+        }
+
+    check(OutputVariance(), naive)
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_output_variance_is_that_of_theorem_4_1(length):
+    weights, values = torch.randn(40, 2, 20, length).relu(), torch.randn(40, 2, length, 8)
+    visible = torch.ones(40, 20, length, dtype=torch.bool)
+    name = f"output_variance.{length}"
+    for gamma in (None, 1.0):
+        scaled = weights if gamma is None else weights / (gamma * math.sqrt(length / 2))
+        rows = Rows.of(scaled, visible, visible[..., 0], values=values)
+        variance = measured(OutputVariance(), rows)[name]["overall"]
+        assert variance == pytest.approx(length / 2 if gamma is None else 1.0, rel=0.1)
+
+
+def test_the_longest_rows_are_counted_together():
+    visible = torch.ones(1, 2, 2**13, dtype=torch.bool)
+    rows = Rows.of(torch.rand(1, 1, 2, 2**13), visible, visible[..., 0], values=torch.randn(1, 1, 2**13, 4))
+    assert set(measured(OutputVariance(), rows)) == {"output_variance.4096"}
+
+
+def test_top_share():
+    percents = (10.0, 50.0, 100.0)
+
+    def naive(batches, heads):
+        found = [shares for *_, shares in over(batches, heads) if shares]
+        return {
+            f"top_share.{p:g}": mean(
+                sum(sorted(shares, reverse=True)[: math.ceil(len(shares) * p / 100)]) for shares in found
+            )
+            for p in percents
+        }
+
+    check(TopShare(percents), naive)
+
+
+def test_top_share_by_hand():
+    weights = torch.arange(1.0, 21.0)[None, None, None]  # 1 to 20, which sum to 210
+    visible = torch.ones(1, 1, 20, dtype=torch.bool)
+    results = measured(TopShare((5.0, 6.0, 100.0)), Rows.of(weights, visible, visible[..., 0]))
+    assert [layer["overall"] for layer in results.values()] == pytest.approx([20 / 210, 39 / 210, 1])
+
+
+def test_distance():
+    def naive(batches, heads):
+        means = []
+        for rows, _, _, i, keys, _, shares in over(batches, heads):
+            placed = [(p, j) for p, j in zip(shares or [], keys, strict=bool(shares)) if j > 0 and p > 0]
+            if i > 0 and placed:
+                total = sum(p for p, _ in placed)
+                distances = [(p, math.dist(rows.places[i].tolist(), rows.places[j].tolist())) for p, j in placed]
+                means.append(sum(p * distance for p, distance in distances) / total)
+        return {"distance": mean(means)}
+
+    check(Distance(), naive)
+
+
+def test_distance_by_hand():
+    weights = torch.tensor([[[[1.0, 0.0, 1.0], [3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]]])
+    visible = torch.ones(1, 3, 3, dtype=torch.bool)
+    rows = Rows.of(weights, visible, visible[..., 0], places=torch.arange(3.0).unsqueeze(1))
+    assert measured(Distance(), rows)["distance"]["overall"] == pytest.approx((1 + 1) / 2)
+    assert measured(Distance(), Rows.of(weights, visible, visible[..., 0])) == {}
+
+
+def test_class_mass():
+    def naive(batches, heads):
+        found = [row for row in over(batches, heads) if row[-1]]
+        values = {}
+        for number, name in enumerate(CLASSES):
+            members = [[rows.key_classes[b, j] == number for j in keys] for rows, _, b, _, keys, *_ in found]
+            values[f"mass.{name}"] = mean(
+                sum(p for p, is_member in zip(row[-1], chosen, strict=True) if is_member)
+                for row, chosen in zip(found, members, strict=True)
+            )
+            values[f"keys.{name}"] = mean(mean(map(float, chosen)) for chosen in members)
+        return values
+
+    check(ClassMass(CLASSES), naive)
+
+
+def naive_divergence(distributions: list[list[float]]) -> float:
+    mixed = [mean(column) for column in zip(*distributions, strict=True)]
+    return entropy(mixed) - mean(map(entropy, distributions))
+
+
+@pytest.mark.parametrize("activation", [torch.relu, torch.nn.functional.leaky_relu])
+def test_head_diversity(activation):
+    temperatures = (1.0, 0.25)
+    rows = random_rows(3, activation)
+    expected = {"head_diversity": [], "head_diversity.1": [], "head_diversity.0.25": []}
+    for (_, _, _, first, shares), (_, _, _, second, others) in zip(each_row(rows, 0), each_row(rows, 1), strict=True):
+        heads = [(first, shares), (second, others)]
+        if any(min(weights) < 0 for weights, _ in heads):
+            continue
+        dummy = [0.0] * len(first) + [1.0]
+        expected["head_diversity"].append(naive_divergence([[*p, 0.0] if p else dummy for _, p in heads]))
+        for temperature in temperatures:
+            renormalised = []
+            for weights, p in heads:
+                powers = [math.exp(w**temperature) for w in weights]
+                renormalised.append([*(x / sum(powers) for x in powers), 0.0] if p else dummy)
+            expected[f"head_diversity.{temperature:g}"].append(naive_divergence(renormalised))
+    results = measured(HeadDiversity(temperatures), rows)
+    assert {name: layer["overall"] for name, layer in results.items()} == pytest.approx(
+        {name: mean(values) for name, values in expected.items()}, rel=1e-5
+    )
+    assert all(layer["heads"] == [] for layer in results.values())
+
+
+def test_head_diversity_by_hand():
+    visible = torch.ones(1, 1, 2, dtype=torch.bool)
+
+    def diversity(*heads) -> dict:
+        results = measured(
+            HeadDiversity((1.0,)), Rows.of(torch.tensor([[[row] for row in heads]]), visible, visible[..., 0])
+        )
+        return {name: layer["overall"] for name, layer in results.items()}
+
+    assert diversity([1.0, 0.0], [0.0, 1.0]) == {"head_diversity": pytest.approx(math.log(2))}
+    assert diversity([0.3, 0.7], [0.3, 0.7]) == {"head_diversity": pytest.approx(0, abs=1e-6)}
+    # a null head puts everything on a key that no other head sees; two null heads agree
+    assert diversity([2.0, 0.0], [0.0, 0.0])["head_diversity"] == pytest.approx(math.log(2))
+    assert diversity([0.0, 0.0], [0.0, 0.0])["head_diversity"] == pytest.approx(0, abs=1e-6)
+    three = diversity([2.0, 0.0], [0.0, 2.0], [0.0, 0.0])
+    assert three["head_diversity"] == pytest.approx(math.log(3))
+    assert 0 < three["head_diversity.1"] < math.log(3)
+
+
+def test_cosine_saturation():
+    def naive(batches, heads):
+        sizes = [
+            [abs(rows.cosines[b, h, i, j].item()) for j in keys] for rows, h, b, i, keys, *_ in over(batches, heads)
+        ]
+        return {
+            "cosine_max": mean(map(max, sizes)),
+            "cosine_saturated": mean(size >= 0.9 for row in sizes for size in row),
+        }
+
+    check(CosineSaturation(), naive)
+    assert measured(CosineSaturation(), random_rows(0, cosines=None)) == {}
+
+
+def random_feed_forward(seed: int) -> FeedForwardRows:
+    generator = torch.Generator().manual_seed(seed)
+    inner, output, residual = (torch.randn(7, width, generator=generator) for width in (30, 4, 4))
+    inner[2] = 0.0
+    return FeedForwardRows(inner.relu(), output * 2 + 1, residual * 5 - 3)
+
+
+def test_feed_forward_top_share():
+    parts = [random_feed_forward(0), random_feed_forward(1)]
+    results = measured(FeedForwardTopShare((10.0, 50.0)), *parts, kind="feed_forward")
+    rows = [sorted(row.tolist(), reverse=True) for part in parts for row in part.inner if row.sum() > 0]
+    for percent in (10, 50):
+        expected = mean(sum(row[: 30 * percent // 100]) / sum(row) for row in rows)
+        assert results[f"ffn_top_share.{percent}"]["overall"] == pytest.approx(expected, rel=1e-5)
+        assert results[f"ffn_top_share.{percent}"]["heads"] == []
+
+
+def test_variance_ratio():
+    parts = [random_feed_forward(0), random_feed_forward(1)]
+    output, residual = (torch.cat([getattr(part, name) for part in parts]) for name in ("output", "residual"))
+    expected = (output.var(correction=0) / residual.var(correction=0)).item()
+    results = measured(VarianceRatio(), *parts, kind="feed_forward")
+    assert results["ffn_variance_ratio"]["overall"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_nothing_was_seen_of_is_not_reported():
+    weights = torch.zeros(1, 2, 3, 3)
+    visible = torch.ones(1, 3, 3, dtype=torch.bool)
+    results = {}
+    for statistic in all_statistics():
+        results |= measured(statistic, Rows.of(weights, visible, visible[..., 0]))
+    assert set(results) == {
+        "zeros",
+        "null_rate",
+        "row_sum",
+        "head_diversity",
+        *(f"head_diversity.{t}" for t in (1, 0.5, 0.25, 0.1)),
+    }
+    assert results["null_rate"] == {"overall": 1.0, "heads": [1.0, 1.0]}
+
+
+def test_head_variance():
+    assert head_variance([0.0, 1.0, None]) == pytest.approx(0.5)
+    assert head_variance([0.2, 0.4, 0.9]) == pytest.approx(0.13)
+    assert head_variance([0.5, None]) is None
+
+
+def test_memory_does_not_grow_with_the_data():
+    statistics = all_statistics(CLASSES)
+    sizes = []
+    for seed in range(3):
+        for statistic in statistics:
+            statistic.update(Observed({}, {"encoder": [random_rows(seed)]}, {"encoder": [random_feed_forward(seed)]}))
+        sizes.append(
+            [sums.numel() for statistic in statistics for layers in statistic.sums.values() for sums in layers]
+        )
+    assert sizes[0] == sizes[1] == sizes[2]
+    kinds = {sums.dtype for statistic in statistics for layers in statistic.sums.values() for sums in layers}
+    assert kinds == {torch.float64}  # as many rows as there are would be lost in less

@@ -1,0 +1,477 @@
+"""Records of runs, and the tables and verdicts that follow from them."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from reluformers.errors import UserError
+from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
+from reluformers.evaluation.circumstances import Circumstances
+from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers_research.records import RunRecord, gather, has_record, load_records
+from reluformers_research.report import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    Runs,
+    TableReport,
+    records_by_row,
+    replace_tables,
+    tables_in,
+)
+from reluformers_research.statistics import Difference
+from reluformers_research.tables import Claim, Table, public_sections, run_name
+
+BASE = """task: image-classification
+model: {image_size: 8, patch_size: 4, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}
+data: {train: a.parquet, test: c.parquet}
+"""
+TABLE = """
+title: a table
+margin: 0.02
+baseline: one
+settings:
+  small: {recipe: base.yaml, note: tiny}
+rows:
+  one: {paper: 0.7, model: {preset: softmax}}
+  two: {model: {preset: relu}}
+  three: {model: {preset: rela}}
+claims:
+  - one < two
+  - two > three
+  - three >= one
+  - three ~ one
+  - "zeros: two > one"
+"""
+ROWS = 2000
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "t.yaml").write_text(TABLE)
+    return Table.load(str(tmp_path / "t.yaml"))
+
+
+def save_run(
+    table, folder: Path, name: str, seed: int, share: float, *, zeros=0.0, diverged=None, checksum="1", train="1"
+):
+    """A record of a run that was right in a share of the rows."""
+    recipe = table.recipe("small", table.rows[name], seed)
+    hits = np.random.default_rng(seed + 100 * len(name)).random(ROWS) < share
+    rows = np.stack([hits, np.ones(ROWS)], 1).astype(np.int64)
+    whole = AttentionStatistics(zeros, 0.0, 1.0, 1.0, 10)
+    evaluation = Evaluation(
+        task=recipe.task,
+        data=ScoredData(split="test", source="c.parquet", rows=ROWS, unit="images", checksum=checksum),
+        scores={"accuracy": Score(float(hits.mean()))},
+        attention=AttentionReport({}, whole),
+        circumstances=Circumstances(torch="2", transformers="5", processor="a processor", commit="abc"),
+    )
+    record = RunRecord(
+        name=run_name(recipe),
+        recipe=public_sections(recipe),
+        evaluation=None if diverged else evaluation,
+        diverged=diverged,
+        data={"train": {"name": "a.parquet", "sha256": [train]}},
+        counts={} if diverged else {"accuracy": rows},
+    )
+    record.save(folder)
+    return record
+
+
+def report_of(table, folder, **options):
+    return TableReport.of_records(table, "small", records_by_row(folder), **options)
+
+
+def verdicts(report):
+    return {verdict.claim.text: verdict.verdict for verdict in report.verdicts}
+
+
+def test_a_record_comes_back_as_it_was(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 3, 0.8)
+    again = RunRecord.load(tmp_path / f"{record.name}.json")
+    assert again == record
+    assert again.seed == 3
+    rows = again.counts["accuracy"]
+    assert rows.dtype == np.int64
+    assert rows[:, 0].mean() == pytest.approx(again.score)
+    counts = [[300, 70_000], [0, 1]]  # more than a byte or two hold
+    replace(record, counts={"accuracy": np.array(counts)}).save(tmp_path)
+    assert RunRecord.load(tmp_path / record.name).counts["accuracy"].tolist() == counts
+
+
+def read_gathered(folder) -> list[dict]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_gathered_records_are_those_that_were_written(table, tmp_path):
+    files, folder = tmp_path / "files", tmp_path / "gathered"
+    for seed in (1, 2):
+        record = save_run(table, files, "one", seed, 1 / 3)
+    replace(record, name="words-1", translations=["Ein Hund.", "", "ä\x0bé"]).save(files)
+    save_run(table, files, "two", 1, 0.8, diverged="nan")
+    values = {path.stem: json.loads(path.read_text()) for path in files.glob("*.json")}
+    assert gather(files, folder) == 4
+    assert not list(folder.glob("*.json"))
+    for row in read_gathered(folder):
+        own = values[row["name"]]
+        for name in ("recipe", "evaluation", "data"):
+            assert json.loads(row[name] or "null") == own.get(name)
+        assert row["accuracy"] == (own["evaluation"]["scores"]["accuracy"]["value"] if "evaluation" in own else None)
+    one_by_one, gathered = load_records(files), load_records(folder)
+    assert gathered == one_by_one
+    for first, second in zip(one_by_one, gathered, strict=True):
+        assert first.counts.keys() == second.counts.keys()
+        for metric, rows in first.counts.items():
+            assert np.array_equal(rows, second.counts[metric])
+            assert rows.dtype == second.counts[metric].dtype
+    assert RunRecord.load(folder / "words-1").translations == ["Ein Hund.", "", "ä é"]
+    assert has_record(folder, "words-1")
+    assert not has_record(folder, "words-2")
+
+
+def test_the_same_runs_are_the_same_bytes(table, tmp_path):
+    save_run(table, tmp_path / "a", "one", 1, 0.5)
+    save_run(table, tmp_path / "b", "one", 2, 0.5)
+    for order in ("ab", "ba"):
+        for name in order:
+            gather(tmp_path / name, tmp_path / order)
+    gather(tmp_path / "ab", tmp_path / "ab")
+    first, second = [{path.name: path.read_bytes() for path in (tmp_path / order).iterdir()} for order in ("ab", "ba")]
+    assert list(first) == ["image_classification-00000.parquet"]
+    assert first == second
+
+
+def test_many_runs_are_several_files(table, tmp_path, monkeypatch):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path / "files", "one", seed, 0.5)
+    monkeypatch.setattr("reluformers_research.records._SHARD_BYTES", 30_000)
+    gather(tmp_path / "files", tmp_path / "gathered")
+    assert len(list((tmp_path / "gathered").iterdir())) > 1
+    assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
+    monkeypatch.undo()
+    gather(tmp_path / "gathered", tmp_path / "gathered")
+    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["image_classification-00000.parquet"]
+    assert load_records(tmp_path / "gathered") == load_records(tmp_path / "files")
+
+
+@pytest.mark.parametrize("change", ["json", "counts", "translations"])
+def test_two_runs_of_a_name_are_refused(table, tmp_path, change):
+    record = save_run(table, tmp_path / "a", "one", 1, 0.5)
+    gather(tmp_path / "a", tmp_path / "b")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    changed = {
+        "json": {"seconds": 3.0},
+        "counts": {"counts": {"accuracy": record.counts["accuracy"][::-1]}},
+        "translations": {"translations": ["x"]},
+    }
+    replace(record, **changed[change]).save(tmp_path / "a")
+    with pytest.raises(UserError, match=record.name):
+        gather(tmp_path / "a", tmp_path / "b")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
+    replace(record, **changed[change]).save(tmp_path / "b")
+    with pytest.raises(UserError, match=record.name):
+        load_records(tmp_path / "b")
+
+
+def test_a_run_is_gathered_under_its_name(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.5)
+    for path in list(tmp_path.glob(f"{record.name}.*")):
+        path.rename(tmp_path / f"other-1{path.suffix}")
+    with pytest.raises(UserError, match=record.name):
+        gather(tmp_path, tmp_path / "gathered")
+
+
+def test_gathered_runs_and_new_ones_are_one_table(table, tmp_path):
+    save_run(table, tmp_path / "files", "one", 1, 0.5)
+    gather(tmp_path / "files", tmp_path)
+    save_run(table, tmp_path, "one", 2, 0.5)
+    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
+    assert gather(tmp_path, tmp_path) == 2
+    assert [record.seed for record in report_of(table, tmp_path).runs["one"].records] == [1, 2]
+
+
+def test_other_parquet_files_are_refused(table, tmp_path):
+    save_run(table, tmp_path / "files", "one", 1, 0.5)
+    gather(tmp_path / "files", tmp_path)
+    (path,) = tmp_path.glob("*.parquet")
+    rows = pq.read_table(path)
+    for damaged in (
+        rows.append_column("more", rows["seed"]),
+        rows.drop_columns("recipe"),
+        rows.drop_columns("format_version"),
+    ):
+        pq.write_table(damaged, path)
+        with pytest.raises(UserError, match=path.name):
+            load_records(tmp_path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=path.name):
+        load_records(tmp_path)
+
+
+def test_translations_are_kept_line_by_line(table, tmp_path):
+    import gzip
+
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    record.translations = ["Ein Hund.", "zwei\nZeilen"]
+    record.save(tmp_path)
+    first = (tmp_path / f"{record.name}.txt.gz").read_bytes()
+    assert gzip.decompress(first).decode().splitlines() == ["Ein Hund.", "zwei Zeilen"]
+    record.save(tmp_path)
+    assert (tmp_path / f"{record.name}.txt.gz").read_bytes() == first
+
+
+def test_a_claim_of_the_loss(table, tmp_path):
+    """Which is what training measured, with a margin of a hundredth of the second row's."""
+    for seed in (1, 2, 3):
+        for name, loss in (("one", 2.0), ("two", 1.9), ("three", 2.0)):
+            record = save_run(table, tmp_path, name, seed, 0.5)
+            record.results["validation_loss"] = loss + seed / 1000
+            record.save(tmp_path)
+    texts = ("loss: two < one", "loss: one < two", "loss: one ~ three", "loss: two ~ one", "loss: one ~ two")
+    claims = [Claim.parse(text) for text in texts]
+    report = report_of(replace(table, claims=claims), tmp_path)
+    assert [verdict.verdict for verdict in report.verdicts] == [HOLDS, FAILS, HOLDS, FAILS, FAILS]
+    assert [report._margin(claim) for claim in claims[-2:]] == pytest.approx([0.02002, 0.01902])
+    assert "| dev loss |" in report.markdown()
+    assert "| 1.902 |" in report.markdown()
+    assert "dev loss" not in report_of(table, tmp_path).markdown()
+
+
+def test_a_damaged_record_is_named(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    path = tmp_path / f"{record.name}.json"
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
+        records_by_row(tmp_path)
+    for recipe, message in (({}, "task is None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
+        path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
+        with pytest.raises(UserError, match=f"{record.name}: {message}"):
+            records_by_row(tmp_path)
+    path.write_text(json.dumps({"format_version": 99}))
+    with pytest.raises(UserError, match="is no record of a run, or one of a newer"):
+        records_by_row(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut short", "cut in half"])
+def test_damaged_rows_are_named(table, tmp_path, content):
+    record = save_run(table, tmp_path, "one", 1, 0.8)
+    path = tmp_path / f"{record.name}.npz"
+    path.write_bytes(path.read_bytes()[:200] if content is None else content)
+    with pytest.raises(UserError, match=f"{record.name}.npz: cannot be read"):
+        load_records(tmp_path)
+
+
+def test_verdicts_follow_from_the_runs(table, tmp_path):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path, "one", seed, 0.60)
+        save_run(table, tmp_path, "two", seed, 0.80, zeros=0.5 + 0.01 * seed)
+        save_run(table, tmp_path, "three", seed, 0.60)
+    report = report_of(table, tmp_path)
+    found = verdicts(report)
+    assert found["one < two"] == HOLDS
+    assert found["two > three"] == HOLDS
+    assert found["zeros: two > one"] == HOLDS
+    text = report.markdown()
+    assert "| two | – | 3 | 8" in text
+    assert "- tiny." in text
+    assert "abc" in text
+
+
+def test_what_is_worse_does_not_hold(table, tmp_path):
+    for seed in (1, 2, 3):
+        save_run(table, tmp_path, "one", seed, 0.80)
+        save_run(table, tmp_path, "two", seed, 0.60)
+        save_run(table, tmp_path, "three", seed, 0.60)
+    found = verdicts(report_of(table, tmp_path))
+    assert found["one < two"] == FAILS
+    assert found["three >= one"] == FAILS
+    assert found["three ~ one"] == FAILS
+
+
+def test_wide_seeds_decide_nothing(table, tmp_path):
+    for seed, share in ((1, 0.0), (2, 1.0)):
+        save_run(table, tmp_path, "one", seed, share)
+        save_run(table, tmp_path, "two", seed, share + 0.03)
+    report = report_of(table, tmp_path)
+    found = {verdict.claim.text: verdict for verdict in report.verdicts}
+    assert found["one < two"].verdict == OPEN
+    assert "would have been found" in found["one < two"].reason
+    assert found["two > three"].reason == "needs two seeds of both, has 2 and 0"
+    low, high = report.difference("two", "one").interval
+    assert f"[−{-low:.2%}, +{high:.2%}] | not decided |" in report.markdown()
+    assert "| one | 0.7 | 2 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
+
+
+def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
+    text = (tmp_path / "t.yaml").read_text()
+    text = text.replace("{recipe: base.yaml,", "{recipe: base.yaml, rows: [one, two, four, five],")
+    text = text.replace(
+        "claims:", "  four: {model: {preset: qknorm}}\n  five: {model: {preset: relu-vit}}\nclaims:\n  - four ~ five"
+    )
+    (tmp_path / "t.yaml").write_text(text)
+    table = Table.load(str(tmp_path / "t.yaml"))
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+    text = report_of(table, tmp_path).markdown()
+    assert "| one < two | – | not decided | needs two seeds of both, has 0 and 2 |" in text
+    assert "three" not in text, "a row of no run of this setting"
+    assert "| four" not in text
+    assert text.endswith("Claims of rows without a run: `four ~ five`.\n")
+
+
+def test_rows_that_were_asked_for_are_shown_alone(table, tmp_path):
+    for seed in (1, 2, 3, 4, 5):
+        for name, share in (("one", 0.5), ("two", 0.7), ("three", 0.5)):
+            save_run(table, tmp_path, name, seed, share)
+    text = report_of(table, tmp_path, rows=["one", "two"]).markdown()
+    assert "- differences to `one` with 95 % intervals" in text
+    assert "p < 0.001 that it is false" in text
+    assert "p = 0.000" not in text
+    unexplained = report_of(table, tmp_path, rows=["one", "two"]).markdown(explain=False)
+    assert set(text.splitlines()) - set(unexplained.splitlines()) == {
+        line for line in text.splitlines() if line.startswith(("- differences to", "- found from:", "- p by seed:"))
+    }
+    without_baseline = report_of(table, tmp_path, rows=["two", "three"]).markdown()
+    assert "differences to" not in without_baseline
+    assert "found from" not in without_baseline
+    assert "| two > three |" in without_baseline
+
+
+def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
+        save_run(table, tmp_path, "two", seed, 0.6)
+        save_run(table, tmp_path, "three", seed, 0.5, diverged="the loss was nan at update 7")
+    report = report_of(table, tmp_path)
+    assert verdicts(report)["one < two"] == verdicts(report)["two > three"] == HOLDS
+    assert verdicts(report)["three >= one"] == verdicts(report)["zeros: two > one"] == OPEN
+    assert "0 + 2 diverged" in report.markdown()
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+    report = report_of(table, tmp_path)
+    assert verdicts(report)["three >= one"] == verdicts(report)["three ~ one"] == FAILS
+    assert report.verdicts[2].reason == "all 2 runs of three diverged"
+
+
+@pytest.mark.parametrize(
+    ("relation", "value", "verdict"),
+    [
+        (">", 0.004, HOLDS),
+        (">", -0.004, FAILS),
+        (">", 0.03, HOLDS),
+        (">=", -0.015, HOLDS),
+        (">=", -0.03, FAILS),
+        (">=", 0.03, HOLDS),
+        ("~", -0.015, HOLDS),
+        ("~", 0.015, HOLDS),
+        ("~", -0.03, FAILS),
+        ("~", 0.03, FAILS),
+        (">=", -0.02093, FAILS),
+        ("~", -0.02093, OPEN),
+        ("~", 0.02093, OPEN),
+    ],
+)
+def test_a_claim_fails_beyond_its_margin_alone(table, relation, value, verdict):
+    """With a margin of 0.02 and no doubt about the difference, but of 0.02093: 3.5 % of its draws are within.
+
+    That is the p-value of a claim that has one side; of one with two sides it is twice as much.
+    """
+    report = TableReport(table, "small", [Runs(row, [], []) for row in table.rows.values()])
+    claim = Claim.parse(f"one {relation} two")
+    false, true = report._chances(claim, Difference(value, np.linspace(value - 1e-3, value + 1e-3, 20_000)))
+    assert (HOLDS if false < 0.05 else FAILS if true < 0.05 else OPEN) == verdict
+
+
+def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
+    """Holm's correction makes 0.1 of 0.02 for the first of five claims, and 0.04 of 0.01 for the four p by seed."""
+    for seed in (1, 2):
+        for name in table.rows:
+            save_run(table, tmp_path, name, seed, 0.5)
+    monkeypatch.setattr("reluformers_research.report.paired_p_value", lambda system, baseline, score: 0.01)
+    for chances in ((0.02, 0.9), (0.9, 0.02)):
+        monkeypatch.setattr(TableReport, "_chances", lambda *_, chances=chances: chances)
+        report = report_of(table, tmp_path)
+        assert set(verdicts(report).values()) == {OPEN}
+    assert list(report.p_values.values()) == pytest.approx([0.04] * 4)
+
+
+def test_rows_of_other_data_are_not_compared(table, tmp_path):
+    for seed in (1, 2):
+        save_run(table, tmp_path, "one", seed, 0.5)
+        save_run(table, tmp_path, "two", seed, 0.6, checksum="2")
+    with pytest.raises(UserError, match="runs scored on different test sets"):
+        report_of(table, tmp_path)
+
+
+def test_runs_of_one_row_are_of_one_training_set(table, tmp_path):
+    for seed, checksum in ((1, "a"), (2, "b")):
+        save_run(table, tmp_path, "one", seed, 0.5, train=checksum)
+    with pytest.raises(UserError, match=r"row one: there are runs trained on different files"):
+        report_of(table, tmp_path)
+
+
+def test_runs_are_scored_in_one_way(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    record = save_run(table, tmp_path, "one", 2, 0.5)
+    path = tmp_path / f"{record.name}.json"
+    content = json.loads(path.read_text())
+    for score in content["evaluation"]["scores"].values():
+        score["signature"] = "tok:none"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="row one: there are runs with the signatures None and tok:none"):
+        report_of(table, tmp_path)
+
+
+def test_what_is_half_written_is_no_record(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    (tmp_path / ".tmp-0a1b2c3d-one-2.json").write_text("{")
+    assert len(report_of(table, tmp_path).runs["one"].records) == 1
+
+
+def test_a_seed_does_not_count_twice(table, tmp_path):
+    record = save_run(table, tmp_path, "one", 1, 0.5)
+    shutil.copy(tmp_path / f"{record.name}.npz", tmp_path / "another-1.npz")
+    content = (tmp_path / f"{record.name}.json").read_text()
+    (tmp_path / "another-1.json").write_text(content.replace(record.name, "another-1"))
+    with pytest.raises(UserError, match=r"are both the run of .*, row one, with seed 1"):
+        report_of(table, tmp_path)
+
+
+def test_records_of_other_rows_are_left_alone(table, tmp_path):
+    save_run(table, tmp_path, "one", 1, 0.5)
+    other = table.recipe("small", table.rows["one"], 1, ["training.max_steps=3"])
+    RunRecord(run_name(other), public_sections(other), diverged="x").save(tmp_path)
+    report = report_of(table, tmp_path)
+    assert [record.seed for record in report.runs["one"].records] == [1]
+    assert not report.runs["one"].diverged
+
+
+PAGE = """# Results
+<!-- table: source/t1 small -->
+old
+<!-- end of table -->
+words
+<!-- table: source/t2 small -->
+<!-- end of table -->
+"""
+
+
+def test_blocks_of_a_page_are_written_anew():
+    assert tables_in(PAGE) == [("source/t1", "small"), ("source/t2", "small")]
+    written = replace_tables(PAGE, {("source/t1", "small"): "| a |\n"})
+    assert "old" not in written
+    assert "small -->\n| a |\n<!-- end" in written
+    assert "\nwords\n" in written
+    assert replace_tables(written, {("source/t1", "small"): "| a |\n"}) == written
+    with pytest.raises(UserError, match="no line <!-- table: source/t3 small -->"):
+        replace_tables(PAGE, {("source/t3", "small"): ""})
+    for damaged in (PAGE.replace("<!-- end of table -->", "", 1), PAGE.replace("t1 small -->", "t1 small->")):
+        with pytest.raises(UserError, match="the page has a line with '<!-- table: '"):
+            replace_tables(damaged, {("source/t2", "small"): ""})

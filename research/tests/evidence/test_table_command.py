@@ -1,0 +1,363 @@
+"""`reluformers table`: rows over seeds, stopped and gone on with, and the table of what has run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from sacrebleu.metrics import BLEU, CHRF
+
+from builders.commands import refusal_of, run_command
+from builders.translation_runs import make_recipe, write_pairs
+from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers.translation.evaluation import score_of_sums
+from reluformers_research import runner
+from reluformers_research.records import RunRecord, gather
+from reluformers_research.row import Job, run_job
+from reluformers_research.runner import run_here
+from reluformers_research.tables import list_tables, public_sections, run_name
+
+EVIDENCE = Path(__file__).resolve().parents[2] / "records"
+TABLE = {
+    "title": "toy",
+    "margin": 0.5,
+    "baseline": "softmax",
+    "settings": {"paper": {"recipe": "toy.yaml"}},
+    "rows": {"softmax": {"paper": 1.0, "model": {"preset": "softmax"}}, "relu": {"model": {"preset": "relu"}}},
+    "claims": ["relu < softmax"],
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    return {name: write_pairs(folder, name, rows) for name, rows in (("train", 120), ("validation", 6), ("test", 8))}
+
+
+@pytest.fixture
+def table_file(tmp_path, files):
+    make_recipe(files).save(tmp_path / "toy.yaml")
+    (tmp_path / "table.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
+    return tmp_path / "table.yaml"
+
+
+def make_job(files, folder, **training) -> Job:
+    recipe = make_recipe(files, eval_strategy="epoch", **training)
+    name = run_name(recipe)
+    return Job(name, recipe.to_dict(), {}, str(folder / name), str(folder / "records"))
+
+
+def test_a_row_leaves_a_record(files, tmp_path):
+    job = make_job(files, tmp_path)
+    job.save(tmp_path / "job.json")
+    run_job(tmp_path / "job.json")
+    record = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
+    rows = record.counts
+    assert len(record.translations) == 8
+    assert rows["bleu"].shape == (8, 10)
+    assert score_of_sums(BLEU(), rows["bleu"].sum(0)) == pytest.approx(record.score)
+    assert score_of_sums(CHRF(), rows["chrf"].sum(0)) == pytest.approx(record.evaluation.scores["chrf"].value)
+    assert record.evaluation.data.source == "test.en, test.de"
+    assert record.evaluation.attention is not None
+    assert record.evaluation.circumstances.seed == record.seed == 3
+    assert len(record.data["train"]["sha256"]) == 2
+    assert all(len(digest) == 64 for digest in (*record.data["train"]["sha256"], record.tokenizer))
+    assert record.processor_seconds > 0
+    assert record.memory > 0
+    assert any("eval_loss" in entry for entry in record.log)
+    # nothing of this machine
+    assert str(tmp_path) not in (tmp_path / "records" / f"{job.name}.json").read_text()
+    changed = (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns
+    run_job(tmp_path / "job.json")
+    assert (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns == changed
+
+
+def test_a_row_is_done_by_one_process(files, tmp_path, capsys):
+    from filelock import FileLock
+
+    job = make_job(files, tmp_path)
+    job.save(tmp_path / "job.json")
+    with FileLock(tmp_path / "job.json.lock"), pytest.raises(SystemExit) as caught:
+        run_job(tmp_path / "job.json")
+    assert caught.value.code == 75
+    assert "another process" in capsys.readouterr().out
+
+
+def make_stand_in(folder) -> Path:
+    """A program that takes a job for done unless its data lie nowhere."""
+    path = folder / "python"
+    path.write_text(
+        f"""#!{sys.executable} -S
+import json, pathlib, sys
+job = json.load(open(sys.argv[3]))
+if job["recipe"]["data"]["test"] == "nowhere.jsonl":
+    sys.exit("error: nowhere.jsonl: no such file")
+record = pathlib.Path(job["records"]) / (job["name"] + ".json")
+record.parent.mkdir(exist_ok=True)
+record.write_text("{{}}")
+"""
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_failing_row_does_not_stop_the_others(files, tmp_path, monkeypatch):
+    bad, good = make_job({**files, "test": "nowhere.jsonl"}, tmp_path), make_job(files, tmp_path)
+    # a process without the imports of the real one, which the slow tests start
+    monkeypatch.setattr(runner.sys, "executable", str(make_stand_in(tmp_path)))
+    lines = []
+    assert not run_here([bad, good], tmp_path, workers=1, minutes=None, report=lines.append)
+    assert good.is_done
+    assert not bad.is_done
+    (failed,) = [line for line in lines if "failed" in line]
+    assert failed.startswith(f"{bad.name}: failed (error: nowhere.jsonl: no such file")
+    lines.clear()
+    assert run_here([good], tmp_path, workers=1, minutes=None, report=lines.append)
+    assert lines == ["1 of 1 runs are done, 0 at a time"]
+
+
+def test_the_command_stops_in_time_and_goes_on(files, tmp_path):
+    job = make_job(files, tmp_path, num_train_epochs=10_000)
+    lines = []
+    started = time.monotonic()
+    assert not run_here([job], tmp_path, workers=1, minutes=0.005, report=lines.append)
+    assert time.monotonic() - started < 60
+    assert lines[-1] == "0.005 minutes are over; the same command goes on"
+
+
+def start_row(path) -> subprocess.Popen:
+    """A process as the command starts it: the tests' own computes short sequences in another way."""
+    command = [sys.executable, "-m", "reluformers_research.row", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
+@pytest.mark.slow
+def test_a_killed_row_goes_on_from_its_checkpoint(files, tmp_path):
+    job = make_job(files, tmp_path, num_train_epochs=6)
+    job.save(tmp_path / "job.json")
+    process = start_row(tmp_path / "job.json")
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / job.name).glob("checkpoint-*/trainer_state.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not job.is_done
+    assert start_row(tmp_path / "job.json").wait() == 0
+    resumed = RunRecord.load(tmp_path / "records" / f"{job.name}.json")
+    assert resumed.seconds is None
+    whole = Job(**{**vars(job), "folder": str(tmp_path / "whole"), "records": str(tmp_path / "others")})
+    whole.save(tmp_path / "whole.json")
+    assert start_row(tmp_path / "whole.json").wait() == 0
+    again = RunRecord.load(tmp_path / "others" / f"{job.name}.json")
+    assert (again.score, again.results["validation_loss"]) == (resumed.score, resumed.results["validation_loss"])
+
+
+@pytest.mark.slow
+def test_the_whole_command(table_file, files, tmp_path, capsys):
+    options = ["--seeds", "1", "2", "--jobs", "2", "--output_dir", tmp_path / "runs"]
+    run_command("table", table_file, *options)
+    printed = capsys.readouterr().out
+    assert "0 of 4 runs are done" in printed
+    assert "| softmax | 1.0 | 2 |" in printed
+    assert "| relu < softmax |" in printed
+    run_command("table", table_file, *options)
+    assert "4 of 4 runs are done" in capsys.readouterr().out
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- table: {table_file} paper -->\n<!-- end of table -->\n")
+    run_command("table", "--write", page, "--records", tmp_path / "runs" / "records")
+    assert "| relu < softmax |" in page.read_text()
+    record = next((tmp_path / "runs" / "records").glob("*-1.json"))
+    places = [f"data.{name}={json.dumps(pair)}" for name, pair in files.items()]
+    run_command("table", "--again", record, *places, "--output_dir", tmp_path / "again")
+    last = capsys.readouterr().out.splitlines()[-1]
+    score = f"{RunRecord.load(record).score:.2f}"
+    assert last.startswith(f"BLEU {score}; the record has {score}, its row ")
+
+
+@pytest.mark.slow
+def test_runs_are_handed_over(table_file, tmp_path, capsys):
+    """By submitit's executor for one machine, which takes what Slurm takes."""
+    options = ["--seeds", "1", "--rows", "softmax", "--output_dir", tmp_path / "runs"]
+    run_command("table", table_file, *options, "--submit", "cluster=local", "timeout_min=5")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("submitted 1 runs: ")
+    records = tmp_path / "runs" / "records"
+    deadline = time.monotonic() + 240
+    while not list(records.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    run_command("table", table_file, *options, "--show")
+    assert "| softmax | 1.0 | 1 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run_command("table", table_file, *options, "--submit", "cluster=local", "partitions=gpu")
+    assert "submitit: " in capsys.readouterr().err
+
+
+def test_a_page_is_not_emptied(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: reluformer/t2 small -->\n| 28.07 |\n<!-- end of table -->\n")
+    for records in ([], ["--records", tmp_path]):
+        line = refusal_of(capsys, "table", "--write", page, "--output_dir", tmp_path / "runs", *records)
+        assert "holds no record of a run, and the tables of" in line
+    assert "28.07" in page.read_text()
+
+
+def test_a_finished_table_needs_no_data(tmp_path, capsys):
+    options = ["--setting", "small", "--rows", "small/relu/0", "--seeds", "1", "--records", EVIDENCE]
+    run_command("table", "relu_vit/f3", *options, "data.path=cifar10", "--output_dir", tmp_path)
+    assert "1 of 1 runs are done" in capsys.readouterr().out
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
+    run_command("table", "reluformer/t2", *options, *files, "--output_dir", tmp_path)
+    assert "1 of 1 runs are done" in capsys.readouterr().out
+
+
+def test_records_of_other_files_of_the_same_names_are_refused(tmp_path, capsys):
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE]
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    for name in names.values():
+        (tmp_path / f"{name}.jsonl.gz").touch()
+    files = [f"data.{split}={tmp_path}/{name}.jsonl.gz" for split, name in names.items()]
+    line = refusal_of(capsys, "table", "reluformer/t2", *options, *files, "--output_dir", tmp_path / "runs")
+    assert "its data.train is another file of that name; give --records another folder" in line
+
+
+def test_a_record_is_not_compared_with_itself(files, tmp_path, capsys, monkeypatch):
+    first = save_record(files, tmp_path, "first-1")
+    monkeypatch.setattr("reluformers_research.commands.table.run_name", lambda recipe: "first-1")
+    gather(tmp_path, tmp_path / "gathered")
+    for record, records in ((first, tmp_path), (tmp_path / "gathered" / "first-1", tmp_path / "gathered")):
+        line = refusal_of(capsys, "table", "--again", record, "--records", records, "--output_dir", tmp_path / "runs")
+        assert "a run of its own would be taken for it; give --records another folder" in line
+
+
+def test_runs_are_gathered(files, tmp_path, capsys):
+    save_record(files, tmp_path / "files", "first-1")
+    run_command("table", "--gather", tmp_path / "files", "--records", tmp_path / "gathered")
+    assert capsys.readouterr().out == f"{tmp_path / 'gathered'}: 1 runs\n"
+    assert [path.name for path in (tmp_path / "gathered").iterdir()] == ["translation-00000.parquet"]
+    assert str(tmp_path / "empty") in refusal_of(
+        capsys, "table", "--gather", tmp_path / "empty", "--records", tmp_path
+    )
+
+
+def test_records_that_were_scored_otherwise_are_refused(tmp_path, capsys):
+    content = yaml.safe_load(Path("research/recipes/reluformer/t2.yaml").read_text(encoding="utf-8"))
+    content["settings"]["small"]["evaluate"] = {"tokenize": "intl"}
+    content["settings"]["small"]["recipe"] = str(Path("scripts/recipes/small_multi30k.yaml").resolve())
+    (tmp_path / "t2.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    names = {"train": "train", "validation": "validation", "test": "test_2016_flickr"}
+    files = [f"data.{split}=nowhere/{name}.jsonl.gz" for split, name in names.items()]
+    options = ["--setting", "small", "--rows", "relu", "--seeds", "1", "--records", EVIDENCE, "--output_dir", tmp_path]
+    line = refusal_of(capsys, "table", tmp_path / "t2.yaml", *options, *files)
+    assert "was scored with {'tokenize': '13a'}, but {'tokenize': 'intl'} is asked for" in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "BLEU 12.00; the record has 12.00, its row 12.00 to 12.00 with 1 seeds"),
+        ({"diverged": "nan"}, "no scores to compare: again-1 diverged (nan)"),
+    ],
+)
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch, fields, said, is_gathered):
+    """What is changed for the second run changes nothing of the first one's record."""
+    first = save_record(files, tmp_path / "first", "first-1")
+    if is_gathered:
+        gather(tmp_path / "first", tmp_path / "gathered")
+        first = tmp_path / "gathered" / "first-1"
+    monkeypatch.setattr("reluformers_research.commands.table.run_name", lambda recipe: "again-1")
+    monkeypatch.setattr(
+        "reluformers_research.commands.table.run_here",
+        lambda jobs, *_, **__: save_record(files, tmp_path / "again", jobs[0].name, **fields).exists(),
+    )
+    options = ["--records", tmp_path / "again", "--output_dir", tmp_path / "runs"]
+    run_command("table", "--again", first, "training.learning_rate=0.5", *options)
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def save_record(files, folder, name, **fields) -> Path:
+    recipe = make_recipe(files)
+    evaluation = None if "diverged" in fields else Evaluation(
+        task="translation",
+        data=ScoredData(split="test", source="test", rows=8, unit="sentences", checksum="1"),
+        scores={"bleu": Score(12.0), "chrf": Score(30.0)},
+    )  # fmt: skip
+    counts = {} if evaluation is None else {"bleu": np.ones((8, 10)), "chrf": np.ones((8, 18))}
+    RunRecord(name, public_sections(recipe), evaluation=evaluation, counts=counts, **fields).save(folder)
+    return folder / f"{name}.json"
+
+
+def test_an_output_that_cannot_be_written_is_named_before_training(table_file, files, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    line = refusal_of(capsys, "table", table_file, "--records", tmp_path / "file" / "records")
+    assert "cannot be written here" in line
+
+
+def test_show_submits_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reluformers_research.commands.table.submit", None)
+    run_command("table", "glu/t1", "--show", "--submit", "slurm_partition=gpu", "--output_dir", tmp_path)
+    assert capsys.readouterr().out.startswith("No run of glu/t1 (paper) is finished")
+
+
+def test_one_table_or_all_are_listed(capsys):
+    run_command("table", "relu_vit/f4", "--list")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["relu_vit/f4"]
+    run_command("table", "--list")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == list_tables()
+
+
+def test_scores_are_drawn(tmp_path, capsys):
+    options = ["--setting", "small", "--show", "--rows", "small/relu/0", "--plot", tmp_path / "scores.png"]
+    run_command("table", "relu_vit/f3", *options, "--records", EVIDENCE)
+    assert capsys.readouterr().out.endswith(f"picture: {tmp_path / 'scores.png'}\n")
+    assert (tmp_path / "scores.png").stat().st_size > 0
+    (tmp_path / "scores.png").unlink()
+    run_command("table", "relu_vit/f3", *options, "--records", tmp_path)
+    assert capsys.readouterr().out.endswith("no picture, as no run is finished\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a table, such as reluformer/t2"),
+        (("reluformer/t9",), "unknown table 'reluformer/t9'"),
+        (("reluformer/t2", "--rows", "tanh"), "no row is called 'tanh'"),
+        (("reluformer/t2", "--setting", "large"), "unknown setting 'large'"),
+        (("reluformer/t2", "--jobs", "0"), "--jobs is 0"),
+        (("reluformer/t2", "model.heads=3"), "unknown key 'model.heads'"),
+        (("reluformer/t2", "--seeds", "1", "2", "model.heads=3"), "unknown key 'model.heads'"),
+        (("reluformer/t2", "--rows", "relu", "model.heads=3", "--jobs", "2"), "unknown key 'model.heads'"),
+        (("reluformer/t2", "--seeds", "model.heads=3"), "--seeds is followed by model.heads=3 and by no value"),
+        (("reluformer/t2", "--submit", "cluster=local", "model.heads=3"), "unknown key 'model.heads'"),
+        (("--seeds", "1", "2", "reluformer/t2"), "--seeds: 'reluformer/t2' is no whole number"),
+        (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
+        (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record (No such file or directory)"),
+        (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
+        (
+            ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
+            "nowhere.jsonl.gz: no such file; check the path",
+        ),
+        (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
+        (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
+        (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
+        (("reluformer/t2", "--minutes", "-1"), "--minutes is -1.0, but must be a number above 0"),
+        (("--gather", "runs"), "--records"),
+        (("reluformer/t2", "--gather", "runs", "--records", "records"), "leave reluformer/t2 out"),
+        (("--gather", "runs", "--records", "records", "--plot", "scores.png"), "does not go with --gather"),
+        (("--again", "nowhere/RUN"), "nowhere/RUN.json: cannot be read as a record"),
+        (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
+        (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
+    ],
+)
+def test_refusals(capsys, tmp_path, arguments, message):
+    assert message in refusal_of(capsys, "table", *arguments, "--output_dir", tmp_path)

@@ -1,0 +1,177 @@
+"""The papers' tables: every row is a valid recipe and a model; what a table's file may say."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from reluformers.configuration.configuration_attention import AttentionConfig
+from transformers import AutoModelForSeq2SeqLM
+
+from reluformers.errors import UserError
+from reluformers_research.tables import RECIPES, Claim, Table, list_tables, row_key, run_name
+
+TABLES = list_tables()
+SETTINGS = [(name, setting) for name in TABLES for setting in Table.load(name).settings]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_first_comment_is_the_command(name):
+    head = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").split("\n\n")[0]
+    assert f"#   reluformers table {name}" in head
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_every_row_resolves_to_a_model(name, setting):
+    table = Table.load(name)
+    keys = {}
+    for row in table.rows_of(setting):
+        recipe = table.recipe(setting, row, 1)
+        recipe.model_config()
+        recipe.training_arguments("runs/row")
+        keys.setdefault(row_key(recipe), []).append(row.name)
+        assert table.baseline_of(row.name) in table.rows
+    same = [names for names in keys.values() if len(names) > 1]
+    assert not same, "rows of one table that are one recipe"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_claim_is_of_rows_that_some_setting_has(name):
+    table = Table.load(name)
+    for claim in table.claims:
+        homes = [setting for setting in table.settings if {claim.first, claim.second} <= _names(table, setting)]
+        assert homes, claim.text
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_a_row_that_names_an_activation_says_its_whole_formula(name, setting):
+    """Or it keeps, say, the length factor of the preset of its recipe."""
+    table = Table.load(name)
+    for row in table.rows_of(setting):
+        stated = row.sections.get("model", {}).get("attention", {})
+        if "activation" not in stated or "preset" in stated:
+            continue
+        attention = asdict(table.recipe(setting, row, 1).model_config().attention)
+        usual = asdict(AttentionConfig(activation=attention["activation"], scale_length=attention["scale_length"]))
+        kept = {field for field in attention if attention[field] != usual[field]} - set(stated)
+        assert not kept, row.name
+
+
+def _names(table, setting):
+    return {row.name for row in table.rows_of(setting)}
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "relation", "second", "measure"),
+    [
+        ("relu < softmax", "softmax", ">", "relu", "score"),
+        ("a >= b", "a", ">=", "b", "score"),
+        ("a <= b", "b", ">=", "a", "score"),
+        ("64/softmax+norm ~ 64/relu", "64/softmax+norm", "~", "64/relu", "score"),
+        ("entropy: a > b", "a", ">", "b", "entropy"),
+    ],
+)
+def test_claims(text, first, relation, second, measure):
+    assert Claim.parse(text) == Claim(first, second, relation, measure, text)
+
+
+@pytest.mark.parametrize("text", ["a b", "a = b", "speed: a > b", "a > b > c"])
+def test_bad_claims(text):
+    with pytest.raises(UserError):
+        Claim.parse(text)
+
+
+SMALL = """
+title: a table
+margin: 0.5
+baseline: one
+settings:
+  paper: {recipe: base.yaml}
+rows:
+  one: {paper: 1.0, model: {preset: softmax}}
+  two: {model: {preset: reluformer}}
+claims: [one < two]
+"""
+BASE = "task: translation\nmodel: {d_model: 16}\ndata: {train: a.jsonl, validation: b.jsonl, test: c.jsonl}\n"
+
+
+def write_table(folder, text=SMALL):
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "t.yaml").write_text(text)
+    return str(folder / "t.yaml")
+
+
+def test_a_run_is_named_by_what_decides_it(tmp_path):
+    table = Table.load(write_table(tmp_path))
+    one, two = table.rows_of("paper")
+
+    def name(row, seed=1, overrides=()):
+        return run_name(table.recipe("paper", row, seed, overrides))
+
+    assert name(one) == name(one)
+    assert name(one, 2) == name(one)[:-1] + "2"
+    assert len({name(one), name(two), name(one, overrides=["training.max_steps=3"])}) == 3
+    # the place of a file is none of it, its name is
+    assert name(one, overrides=["data.train=/elsewhere/a.jsonl"]) == name(one)
+    assert name(one, overrides=["data.train=/elsewhere/other.jsonl"]) != name(one)
+    recipe = table.recipe("paper", one, 7, ["data.train=/elsewhere/other.jsonl"])
+    assert row_key(recipe) == row_key(table.recipe("paper", one, 1))
+
+
+def test_a_default_that_is_written_out_makes_no_other_run(tmp_path):
+    table = Table.load(write_table(tmp_path))
+    one, _ = table.rows_of("paper")
+    usual, written = (
+        table.recipe("paper", one, 1, values) for values in ((), ["data.translation_column=translation"])
+    )
+    assert run_name(usual) == run_name(written)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("rows:", "lines:"), "unknown key 'lines'"),
+        (("one < two", "one < tow"), "unknown row 'tow'; the nearest allowed is 'two'"),
+        (("baseline: one", "baseline: three"), "unknown row 'three'"),
+        (("recipe: base.yaml", "recipes: base.yaml"), "unknown key 'settings.paper.recipes'"),
+        (("margin: 0.5\n", ""), "margin is missing"),
+    ],
+)
+def test_a_faulty_file_is_refused_by_name(tmp_path, change, message):
+    path = write_table(tmp_path, SMALL.replace(*change))
+    with pytest.raises(UserError, match=message) as error:
+        Table.load(path)
+    assert str(error.value).startswith(path)
+
+
+def test_unknown_names_are_refused(tmp_path):
+    table = Table.load(write_table(tmp_path))
+    with pytest.raises(UserError, match="no row is called 'three'; there are one, two"):
+        table.rows_of("paper", ["three"])
+    with pytest.raises(UserError, match="unknown setting 'small'"):
+        table.rows_of("small")
+    with pytest.raises(UserError, match="unknown table 'reluformer/t22'; the nearest allowed is 'reluformer/t2'"):
+        Table.load("reluformer/t22")
+
+
+def count_parameters(name, row, tokens):
+    table = Table.load(name)
+    config = table.recipe("paper", table.rows[row], 1).model_config(vocab_size=tokens)
+    with torch.device("meta"):
+        return AutoModelForSeq2SeqLM.from_config(config).num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("row", "printed"), [("gl-en/qknorm", 31_051_880), ("sk-en/qknorm", 48_356_907), ("en-he/qknorm", 48_401_538)]
+)
+def test_parameters_of_qknorm_table_1(row, printed):
+    """The released code adds two language embeddings; with 513 parameters a token the printed number fits one size."""
+    table = Table.load("qknorm/t2")
+    tokens = table.recipe("paper", table.rows[row], 1).tokenizer.vocab_size
+    assert count_parameters("qknorm/t2", row, tokens) + 2 * 512 == printed
+
+
+def test_parameters_of_rela_table_2():
+    """72.31M and 72.34M: some 27,510 tokens; two vectors in each of 18 modules make 0.02M of the printed 0.03M."""
+    softmax, gated = (count_parameters("rela/t1", row, 27_510) for row in ("softmax", "rela-g"))
+    assert f"{softmax / 1e6:.2f}" == "72.31"
+    assert gated - softmax == 2 * 18 * 512

@@ -1,0 +1,169 @@
+"""The translation demo from corpus to answer: each step is the library's own, as in any other training run."""
+
+import json
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
+
+from demo.corpus import KINDS, DemoCorpus, Row
+from reluformers.errors import UserError
+from reluformers.files import atomic_directory, iterate_lines
+from reluformers.publish.clean_process import answer_in_clean_process
+from reluformers.translation.decoding import load_translation_model, saved_search, translate
+from reluformers.translation.tokenization import load_tokenizers
+
+# characters; the recipe's model has a position for each, were every one a token
+MAX_TEXT_LENGTH = 250
+CORPUS_FILES = ("train.jsonl", "validation.jsonl")
+# characters of the longest line of each class of lengths but the last
+LENGTHS = (20, 40, 60, 80, 120)
+
+
+class Right(NamedTuple):
+    """How many of how many rows are right."""
+
+    right: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.right:3} of {self.rows:3} ({self.right / self.rows:.0%})"
+
+
+class CleanTranslation(NamedTuple):
+    """A translation, the class that made it, of the code in the saved folder, and what the model does not know.
+
+    Args:
+        text: the translation.
+        model_class: with its module.
+        warning: names the characters of the source that the tokenizer does not know; empty if it knows all.
+    """
+
+    text: str
+    model_class: str
+    warning: str
+
+
+def check_text(text: str) -> str:
+    """Check a line that a user wants translated.
+
+    Args:
+        text: the line.
+
+    Returns:
+        The line with runs of white space as single blanks.
+
+    Raises:
+        UserError: the text is empty, too long or not Unicode.
+    """
+    text = " ".join(text.split())
+    if not text:
+        raise UserError('TEXT is empty; give one line, such as make demo TEXT="in 5 days"')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"TEXT is not valid UTF-8 at character {error.start + 1}; type it again as UTF-8") from error
+    if (length := len(unicodedata.normalize("NFKC", text))) > MAX_TEXT_LENGTH:
+        raise UserError(f"TEXT has {length} characters, at most {MAX_TEXT_LENGTH} are allowed; translate it in parts")
+    return text
+
+
+def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
+    """Write the corpus as any other parallel data: JSON lines with a "translation" column.
+
+    Args:
+        corpus: what to write.
+        folder: where to; an earlier corpus is replaced.
+
+    Returns:
+        Split → file.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    _check_corpus_folder(folder)
+    splits = {"train": corpus.train, "validation": corpus.held_out}
+    with atomic_directory(folder, overwrite=True) as temporary:
+        for split, rows in splits.items():
+            lines = [
+                json.dumps({"kind": row.kind, "translation": {"en": row.source, "de": row.target}}, ensure_ascii=False)
+                for row in rows
+            ]
+            (temporary / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {split: folder / f"{split}.jsonl" for split in splits}
+
+
+def _check_corpus_folder(folder: Path) -> None:
+    """Refuse to replace files that `write_corpus` has not written."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
+        if not first.startswith('{"kind": '):
+            raise UserError(
+                f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
+            )
+
+
+def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:
+    """Translate rows with a saved model, as it does by default.
+
+    Args:
+        folder: of the model.
+        rows: to translate.
+
+    Returns:
+        Translations, in the order of the rows.
+    """
+    model, tokenizers = load_translation_model(folder)
+    return translate(model, tokenizers, [row.source for row in rows], **saved_search(model.generation_config))
+
+
+def first_of_each_kind(
+    rows: Sequence[Row], translations: Sequence[str], count: int = len(KINDS)
+) -> list[tuple[Row, str]]:
+    """The first row of each kind with its translation, in the order of `KINDS`, at most `count`."""
+    first = {row.kind: (row, text) for row, text in reversed(list(zip(rows, translations, strict=True)))}
+    return [first[kind] for kind in KINDS if kind in first][:count]
+
+
+def count_right(rows: Sequence[Row], translations: Sequence[str]) -> dict[str, dict[str, Right]]:
+    """How many translations are the reference to the letter.
+
+    Args:
+        rows: that were translated.
+        translations: in the order of the rows.
+
+    Returns:
+        Counts by kind, in the order of `KINDS`, and by length of the source, in the order of `LENGTHS`; groups
+        without rows are left out.
+    """
+    by_length = [f"up to {most}" for most in LENGTHS] + [f"over {LENGTHS[-1]}"]
+    groups = {"kind": dict.fromkeys(KINDS, Right(0, 0)), "length": dict.fromkeys(by_length, Right(0, 0))}
+    for row, translation in zip(rows, translations, strict=True):
+        names = {"kind": row.kind, "length": by_length[bisect_left(LENGTHS, len(row.source))]}
+        for group, name in names.items():
+            right, total = groups[group][name]
+            groups[group][name] = Right(right + (translation == row.target), total + 1)
+    return {group: {name: right for name, right in counts.items() if right.rows} for group, counts in groups.items()}
+
+
+def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
+    """Open a saved folder where `reluformers` cannot be imported, and translate with 5 beams.
+
+    Args:
+        folder: of the model.
+        text: one line, as `check_text` returns it.
+
+    Returns:
+        The translation, the model's class and a warning of unknown characters.
+
+    Raises:
+        UserError: there is no model.
+        RuntimeError: the process failed; the message is the end of what it said.
+    """
+    answer = answer_in_clean_process("translation", folder, text.encode())
+    unknown = unknown_characters(load_tokenizers(folder)[0], [text])
+    warning = describe_unknown(unknown) if unknown else ""
+    return CleanTranslation(answer["translation"], answer["model_class"], warning)
