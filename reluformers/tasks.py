@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from .errors import UserError
+from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
 from .images import card as image_card
@@ -20,7 +21,7 @@ from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
-from .saved_models import can_open
+from .saved_models import can_open, load_config
 from .training.recipe import Recipe, read_sections
 from .translation import card as translation_card
 from .translation.evaluation import TranslationScorer
@@ -139,6 +140,22 @@ def task_of_model_type(model_type: Any) -> Task | None:
     """The task of a family of this library by its `model_type`; None for others."""
     models = FAMILIES.get(config_class_of(model_type), {})
     return next((task for task in TASKS.values() if task.auto_class in models), None)
+
+
+def evaluate(model: str | Path, data: str | Mapping[str, Any], **fields: Any) -> Evaluation:
+    """Score a saved model on a data set: its task's metrics, speed and, if wanted, the statistics of its attention.
+
+    Args:
+        model: folder or Hub id.
+        data: Hub id, folder or file of the rows.
+        fields: further fields of `ScoringOptions`, and those of the task's: `TranslationScoring`, `ImageScoring`.
+
+    Raises:
+        UserError: model or data cannot be loaded or do not fit each other, or a field has a value that is not allowed.
+        TypeError: a field is not known.
+    """
+    scorer = task_of(load_config(model, trust_remote_code=fields.get("trust_remote_code", False))).scorer
+    return scorer(scorer.options_class(model=model, data=data, **fields)).run()
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -12,15 +12,18 @@ The decoding of the ReLA and QKNorm papers:
 """
 
 import argparse
+import dataclasses
 import os
 
 from reluformers.errors import UserError
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
+from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 
+from .options import add_fields
 from .terminal import silence_transformers
 
 
@@ -28,14 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
     parser.add_argument("model", help="folder of a saved model, or Hub id")
     parser.add_argument("--data", required=True, help="Hub id, folder or file of the rows")
-    parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
-    parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
-    parser.add_argument("--split", default="test", help="split to score; may carry a slice, such as test[:100]")
-    parser.add_argument("--attention_report", action="store_true", help="measure the attention weights too")
-    parser.add_argument("--output", help="JSON file for the results")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
+    common = [item.name for item in dataclasses.fields(ScoringOptions)]
+    add_fields(parser, ScoringOptions, common[2:])
     for task in TASKS.values():
-        task.scorer.add_arguments(parser.add_argument_group(f"options of {task}"))
+        options = task.scorer.options_class
+        add_fields(parser.add_argument_group(f"options of {task}"), options, options.own_fields())
 
 
 def run(options: argparse.Namespace) -> None:
@@ -52,15 +52,12 @@ def run(options: argparse.Namespace) -> None:
     check_model(options.model)
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
-    options.task = task.name
-    scorer = task.scorer(options)
+    scorer = task.scorer(options_of(options, task))
     evaluation = scorer.run()
     for line in [*describe(evaluation), *scorer.further_lines(evaluation)]:
         print(line)
     if evaluation.attention:
         print(format_attention_report(evaluation.attention))
-    if options.output:
-        evaluation.save(options.output)
 
 
 def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
@@ -69,11 +66,17 @@ def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
     Raises:
         UserError: one is given; names it.
     """
-    own = task.scorer.default_options()
+    own = task.scorer.options_class.own_fields()
     for other in TASKS.values():
-        for name, default in other.scorer.default_options().items():
+        for name, default in other.scorer.options_class.own_fields().items():
             if name not in own and vars(options).get(name, default) != default:
                 raise UserError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
+
+
+def options_of(options: argparse.Namespace, task: Task) -> ScoringOptions:
+    """Those of the command line that a task's scorer takes."""
+    names = {item.name for item in dataclasses.fields(task.scorer.options_class)}
+    return task.scorer.options_class(**{name: value for name, value in vars(options).items() if name in names})
 
 
 def describe(evaluation: Evaluation) -> list[str]:

@@ -1,12 +1,11 @@
 """How a saved model is scored, whatever its task: load, answer, count, measure the attention."""
 
-import argparse
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,48 +46,62 @@ class Scores:
     classes: dict[str, dict[str, Any]] | None = None
 
 
-class Scorer(ABC):
-    """Scores one saved model on one split.
+@dataclass(kw_only=True)
+class ScoringOptions:
+    """Which model is scored on which rows; a task adds fields of its own.
 
     Args:
-        options: of the command line: `task`, `model`, `data`, `data_config`, `data_revision`, `split`,
-            `attention_report`, `output`, `trust_remote_code`, and those of the task's own `add_arguments`.
+        model: folder of a saved model, or Hub id.
+        data: Hub id, folder or file of the rows; {split: file or files} names the files of a split.
+        data_config: configuration name of a Hub data set, such as de-en.
+        data_revision: branch, tag or commit of a Hub data set.
+        split: split to score; may carry a slice, such as test[:100].
+        attention_report: measure the attention weights too.
+        output: JSON file for the results.
+        trust_remote_code: run model code of the repository.
 
     Raises:
-        UserError: an option has a value that is not allowed.
+        UserError: a field has a value that is not allowed.
     """
 
+    model: str | Path
+    data: str | dict[str, Any]
+    data_config: str | None = None
+    data_revision: str | None = None
+    split: str = "test"
+    attention_report: bool = False
+    output: str | Path | None = None
+    trust_remote_code: bool = False
+
+    row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
+
+    @classmethod
+    def own_fields(cls) -> dict[str, Any]:
+        """Name → default of the fields that are the task's own."""
+        common = {item.name for item in fields(ScoringOptions)}
+        return {item.name: item.default for item in fields(cls) if item.name not in common}
+
+    @property
+    def source(self) -> str | dict[str, Any]:
+        """Where the rows are, as the tasks' loaders take it."""
+        options = {"name": self.data_config, "revision": self.data_revision}
+        return self.data if all(value is None for value in options.values()) else {"path": self.data, **options}
+
+
+class Scorer(ABC):
+    """Scores one saved model on one split."""
+
+    task: ClassVar[str]
+    options_class: ClassVar[type[ScoringOptions]]
     model: PreTrainedModel
 
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, options: ScoringOptions):
         self.options = options
-        self.check_options()
-
-    @staticmethod
-    @abstractmethod
-    def add_data_arguments(group: argparse._ActionsContainer) -> None:
-        """Add the options that say what the rows are and how they are batched."""
-
-    @classmethod
-    @abstractmethod
-    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
-        """Add all options that this task has beside the common ones."""
-
-    @classmethod
-    def default_options(cls) -> dict[str, Any]:
-        """Name → default of the options that are the task's own."""
-        parser = argparse.ArgumentParser(add_help=False)
-        cls.add_arguments(parser)
-        return vars(parser.parse_args([]))
 
     @staticmethod
     @abstractmethod
     def recipe_options(recipe: Any) -> dict[str, Any]:
         """Options by which a model is scored as its recipe says, beside those of where the rows are."""
-
-    @abstractmethod
-    def check_options(self) -> None:
-        """Refuse what would fail only after the work."""
 
     @abstractmethod
     def load(self) -> ScoredData:
@@ -127,14 +140,6 @@ class Scorer(ABC):
         """What the command prints below the scores."""
         return []
 
-    @property
-    def source(self) -> str | dict[str, str]:
-        """Where the rows are, as the tasks' loaders take it."""
-        options = {"name": self.options.data_config, "revision": self.options.data_revision}
-        if all(value is None for value in options.values()):
-            return self.options.data
-        return {"path": self.options.data, **options}
-
     def run(self) -> Evaluation:
         """Score the model.
 
@@ -148,7 +153,7 @@ class Scorer(ABC):
         seconds = time.perf_counter() - started
         scores = self.count(answers)
         evaluation = Evaluation(
-            task=self.options.task,
+            task=self.task,
             model=str(self.options.model),
             data=data,
             scores=scores.scores,
@@ -160,18 +165,21 @@ class Scorer(ABC):
         if self.options.attention_report:
             evaluation.attention = attention_report(self.model, self.attention_batches())
         self.write_files(answers, evaluation)
+        if self.options.output:
+            evaluation.save(self.options.output)
         return evaluation
 
 
-def check_at_least(options: argparse.Namespace, **least: float) -> None:
-    """Refuse options below a bound.
+def check_at_least(options: Any, **least: float) -> None:
+    """Refuse fields below a bound; None is above all.
 
     Raises:
         UserError: one is; names it.
     """
     for name, bound in least.items():
-        if vars(options)[name] < bound:
-            raise UserError(f"{name} must be at least {bound}, got {vars(options)[name]}")
+        value = getattr(options, name)
+        if value is not None and value < bound:
+            raise UserError(f"{name} must be at least {bound}, got {value}")
 
 
 def _training_seed(model: str | Path) -> int | None:

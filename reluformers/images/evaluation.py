@@ -1,15 +1,15 @@
 """Scores saved image classifiers: accuracy, and recall and precision of each class."""
 
-import argparse
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, check_at_least
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
 from reluformers.files import check_output_files
 
 from .loading import IMAGE, LABEL, image_file, load_image_split
@@ -19,43 +19,52 @@ from .scoring import Predictions, evaluate, image_batches, load_image_model, mod
 PRINTED_CLASSES = 10
 
 
+@dataclass(kw_only=True)
+class ImageScoring(ScoringOptions):
+    """How an image classifier is scored, beside what all models need.
+
+    Args:
+        image_column: column of the images, if there are several.
+        label_column: column of the classes, if there are several.
+        batch_size: images of a batch.
+        num_workers: processes that decode images; 0 = this one.
+        confusion_matrix: picture of what was taken for what, .png or .svg.
+    """
+
+    image_column: str | None = None
+    label_column: str | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    confusion_matrix: str | None = None
+
+    row_fields: ClassVar[tuple[str, ...]] = ("image_column", "label_column", "batch_size", "num_workers")
+
+    def __post_init__(self):
+        check_at_least(self, batch_size=1, num_workers=0)
+        if self.confusion_matrix:
+            check_picture_path(self.confusion_matrix)
+        check_output_files(self.output, self.confusion_matrix, inputs=[self.data])
+
+
 class ImageScorer(Scorer):
     """Classifies a split and compares with its labels; see `Scorer`."""
 
-    @staticmethod
-    def add_data_arguments(group: argparse._ActionsContainer) -> None:
-        """Columns and batches."""
-        group.add_argument("--image_column", help="column of the images, if there are several")
-        group.add_argument("--label_column", help="column of the classes, if there are several")
-        group.add_argument("--batch_size", type=int, default=64, help="images of a batch")
-        group.add_argument("--num_workers", type=int, default=0, help="processes that decode images; 0 = this one")
-
-    @classmethod
-    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
-        """Columns, batches and the confusion matrix."""
-        cls.add_data_arguments(group)
-        group.add_argument("--confusion_matrix", help="picture of what was taken for what, .png or .svg")
+    task = ImageRecipe.task
+    options_class = ImageScoring
+    options: ImageScoring
 
     @staticmethod
     def recipe_options(recipe: ImageRecipe) -> dict[str, Any]:
         """Columns."""
         return {name: getattr(recipe.data, name) for name in ("image_column", "label_column")}
 
-    def check_options(self) -> None:
-        """Refuse what would fail only after the images were read."""
-        options = self.options
-        check_at_least(options, batch_size=1, num_workers=0)
-        if options.confusion_matrix:
-            check_picture_path(options.confusion_matrix)
-        check_output_files(options.output, options.confusion_matrix, inputs=[options.data])
-
     def load(self) -> ScoredData:
         """The model first, as its classes number the labels."""
         options = self.options
         self.model, processor = load_image_model(options.model, trust_remote_code=options.trust_remote_code)
         self.names = model_classes(self.model.config)
-        columns = {name: vars(options)[name] for name in ("image_column", "label_column")}
-        dataset = load_image_split(self.source, options.split, classes=self.names, **columns)
+        columns = {name: getattr(options, name) for name in ("image_column", "label_column")}
+        dataset = load_image_split(options.source, options.split, classes=self.names, **columns)
         self.batches = image_batches(
             dataset,
             processor,

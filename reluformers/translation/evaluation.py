@@ -1,9 +1,9 @@
 """Scores saved translation models: BLEU and chrF with sacreBLEU's signatures."""
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -17,7 +17,7 @@ from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, Side, check_at_least
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
@@ -32,34 +32,67 @@ _DOCUMENTS = ("document_column", "document_tokens")
 _SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
 
 
+@dataclass(kw_only=True)
+class TranslationScoring(ScoringOptions):
+    """How a translation model is scored, beside what all models need.
+
+    Args:
+        source_lang: language to translate from, such as en; needed.
+        target_lang: language to translate to, such as de; needed.
+        translation_column: column with a dict of both languages, if there is one.
+        document_column: column of the document's id, for document_tokens.
+        document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
+        max_tokens: source tokens of a batch, with padding.
+        num_beams: beams; 1 is greedy search.
+        length_penalty: exponent a of the length penalty.
+        penalty: hf: len^a, wu: ((5 + len)/6)^a.
+        early_stopping: end of a beam search.
+        min_new_tokens: tokens; 1 forbids empty translations.
+        tokenize: sacreBLEU's tokenizer; none for text in tokens.
+        predictions: text file for the translations, one per line.
+    """
+
+    source_lang: str | None = None
+    target_lang: str | None = None
+    translation_column: str = "translation"
+    document_column: str | None = None
+    document_tokens: int | None = None
+    max_tokens: int = 4096
+    num_beams: int = 5
+    length_penalty: float = 1.0
+    penalty: Literal[PENALTIES] = "hf"
+    early_stopping: Literal[tuple(EARLY_STOPPING)] = "false"
+    min_new_tokens: int = 0
+    tokenize: str = "13a"
+    predictions: str | None = None
+
+    row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
+
+    def __post_init__(self):
+        for name in _LANGUAGES:
+            if getattr(self, name) is None:
+                raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
+        check_search(num_beams=self.num_beams, length_penalty=self.length_penalty, max_tokens=self.max_tokens)
+        check_at_least(self, min_new_tokens=0, document_tokens=1)
+        if self.document_tokens is None and self.document_column is not None:
+            raise UserError("--document_column is of documents that are joined: give --document_tokens too")
+        if self.document_tokens is not None and self.document_column is None:
+            raise UserError("--document_tokens joins sentences of a document: name --document_column too")
+        if self.tokenize not in BLEU.TOKENIZERS:
+            raise UserError(f"tokenize {self.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+        try:
+            BLEU(tokenize=self.tokenize)
+        except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
+            raise UserError(f"tokenize {self.tokenize!r} cannot be used: {describe_error(error)}") from error
+        check_output_files(self.output, self.predictions, inputs=[self.data])
+
+
 class TranslationScorer(Scorer):
     """Translates a split and compares with its references; see `Scorer`."""
 
-    @staticmethod
-    def add_data_arguments(group: argparse._ActionsContainer) -> None:
-        """Languages and batches."""
-        group.add_argument("--source_lang", help="language to translate from, such as en; needed")
-        group.add_argument("--target_lang", help="language to translate to, such as de; needed")
-        group.add_argument(
-            "--translation_column", default="translation", help="column with a dict of both languages, if there is one"
-        )
-        group.add_argument("--document_column", help="column of the document's id, for --document_tokens")
-        group.add_argument(
-            "--document_tokens", type=int, help="join the sentences of a document up to so many tokens (ReLUFormer, B)"
-        )
-        group.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
-
-    @classmethod
-    def add_arguments(cls, group: argparse._ActionsContainer) -> None:
-        """Languages, batches, search and scoring."""
-        cls.add_data_arguments(group)
-        group.add_argument("--num_beams", type=int, default=5, help="beams; 1 is greedy search")
-        group.add_argument("--length_penalty", type=float, default=1.0, help="exponent a of the length penalty")
-        group.add_argument("--penalty", choices=PENALTIES, default="hf", help="hf: len^a, wu: ((5 + len)/6)^a")
-        group.add_argument("--early_stopping", choices=EARLY_STOPPING, default="false", help="end of a beam search")
-        group.add_argument("--min_new_tokens", type=int, default=0, help="tokens; 1 forbids empty translations")
-        group.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer; none for text in tokens")
-        group.add_argument("--predictions", help="text file for the translations, one per line")
+    task = TranslationRecipe.task
+    options_class = TranslationScoring
+    options: TranslationScoring
 
     @staticmethod
     def recipe_options(recipe: TranslationRecipe) -> dict[str, Any]:
@@ -73,37 +106,14 @@ class TranslationScorer(Scorer):
             "early_stopping": names[decoding.early_stopping],
         }
 
-    def check_options(self) -> None:
-        """Refuse what would fail only after the translation."""
-        options = self.options
-        for name in _LANGUAGES:
-            if vars(options)[name] is None:
-                raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
-        check_search(**{name: vars(options)[name] for name in ("num_beams", "length_penalty", "max_tokens")})
-        check_at_least(options, min_new_tokens=0)
-        if options.document_tokens is None:
-            if options.document_column is not None:
-                raise UserError("--document_column is of documents that are joined: give --document_tokens too")
-        else:
-            check_at_least(options, document_tokens=1)
-            if options.document_column is None:
-                raise UserError("--document_tokens joins sentences of a document: name --document_column too")
-        if options.tokenize not in BLEU.TOKENIZERS:
-            raise UserError(f"tokenize {options.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-        try:
-            BLEU(tokenize=options.tokenize)
-        except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
-            raise UserError(f"tokenize {options.tokenize!r} cannot be used: {describe_error(error)}") from error
-        check_output_files(options.output, options.predictions, inputs=[options.data])
-
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""
         options = self.options
-        languages = {name: vars(options)[name] for name in _LANGUAGES}
+        languages = {name: getattr(options, name) for name in _LANGUAGES}
         packs = options.document_tokens is not None
         columns = {"translation_column": options.translation_column}
         columns |= {"document_column": options.document_column} if packs else {}
-        self.pairs = load_translation_split(self.source, options.split, **languages, **columns)
+        self.pairs = load_translation_split(options.source, options.split, **languages, **columns)
         self.model, self.tokenizers = load_translation_model(
             options.model, trust_remote_code=options.trust_remote_code
         )
@@ -123,7 +133,7 @@ class TranslationScorer(Scorer):
     @property
     def decoding(self) -> dict:
         """Options of `translate`."""
-        chosen = {name: vars(self.options)[name] for name in _SEARCH}
+        chosen = {name: getattr(self.options, name) for name in _SEARCH}
         return {**chosen, "early_stopping": EARLY_STOPPING[self.options.early_stopping]}
 
     def answer(self) -> list[str]:

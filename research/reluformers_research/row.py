@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.names import source_name
 from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.evaluation.circumstances import peak_memory
+from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
 from reluformers.tasks import Task, task_named
 from reluformers.training.checkpoints import checkpoints_of
@@ -115,7 +115,7 @@ def _run(job: Job) -> None:
     print(f"{job.name}: {task.main_metric} {record.score:.4f}")
 
 
-def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
+def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
     """Options of `reluformers evaluate` for the test set of a recipe.
 
     Raises:
@@ -128,13 +128,12 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> Namespace:
         places = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
     else:
         places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
-    usual = task.scorer.default_options()
+    usual = task.scorer.options_class.own_fields()
     for name in job.evaluate:
         if name not in usual:
             raise UserError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
-    common = {"model": job.folder, "task": task.name, "attention_report": True, "output": None}
-    own = {**usual, **task.scorer.recipe_options(recipe), **job.evaluate}
-    return Namespace(**common, trust_remote_code=False, **places, **own)
+    own = {**task.scorer.recipe_options(recipe), **job.evaluate}
+    return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
 
 
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
@@ -158,7 +157,7 @@ def check_data(job: Job, record: RunRecord) -> None:
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
-    path, usual = Path(job.records) / job.name, task.scorer.default_options()
+    path, usual = Path(job.records) / job.name, task.scorer.options_class.own_fields()
     if usual | record.evaluate != usual | job.evaluate:
         raise UserError(
             f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"

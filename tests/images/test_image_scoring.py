@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
 
 from builders.commands import run_command
-from reluformers import vision_config
+from reluformers import tasks, vision_config
 from reluformers.errors import UserError
+from reluformers.evaluation.results import Evaluation
 from reluformers.images.loading import load_image_split
 from reluformers.images.processing import build_image_processor
 from reluformers.images.scoring import (
@@ -314,6 +315,22 @@ def with_broken_image(data):
 def without_split(data):
     shutil.rmtree(data / "test")
     return "test"
+
+
+def test_the_function_is_the_command(folder, data, tmp_path):
+    options = {"batch_size": 5, "attention_report": True}
+    measured = tasks.evaluate(folder, str(data), split="test", **options, output=tmp_path / "new" / "results.json")
+    run_command(
+        *("evaluate", folder, "--data", data, "--batch_size", 5, "--attention_report"),
+        *("--output", tmp_path / "results.json"),
+    )
+    written = [Evaluation.load(path / "results.json") for path in (tmp_path, tmp_path / "new")]
+    assert written[0].scores == written[1].scores == measured.scores
+    assert written[0].attention == written[1].attention == measured.attention
+    with pytest.raises(UserError, match="num_workers"):
+        tasks.evaluate(folder, str(data), num_workers=-1)
+    with pytest.raises(TypeError, match="num_beams"):
+        tasks.evaluate(folder, str(data), num_beams=3)
 
 
 @pytest.mark.parametrize(

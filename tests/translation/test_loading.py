@@ -332,7 +332,7 @@ def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row,
     with pytest.raises(UserError, match=rf"x\.jsonl, row {row}: 'de'"):
         read(str(path))
     if value != ["a"]:  # which is a list of words there
-        with pytest.raises(UserError, match=rf"x\.jsonl, line {row}: 'de'"):
+        with pytest.raises(UserError, match=rf"x\.jsonl, row {row}: 'de'"):
             list(ParallelText([str(path)], "en", "de"))
 
 

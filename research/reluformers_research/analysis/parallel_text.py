@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_text, iterate_lines
+from reluformers.translation.rows import read_rows
 
 KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
 _SLICE = re.compile(r"(?P<path>.+)\[(?P<start>\d*):(?P<stop>\d*)\]")
@@ -22,14 +23,12 @@ class ParallelRow(NamedTuple):
 
     Args:
         source, target: texts; tokens of a list are joined by blanks.
-        lines: of the files that it comes from.
-        values: of a row of JSON all that it has, else empty.
+        values: of a file of rows all that the row has, else empty.
         place: file and line, for errors.
     """
 
     source: str
     target: str
-    lines: tuple[str, ...]
     values: dict[str, Any]
     place: str
 
@@ -79,42 +78,22 @@ class ParallelText:
         Raises:
             UserError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
         """
-        read = {"jsonl": self._json_rows, "tsv": self._table_rows, "text": self._text_rows}[self.kind]
+        read = self._text_rows if self.kind == "text" else self._file_rows
         return islice(read(), self.rows.start, self.rows.stop)
 
     def count(self) -> int:
         """Number of rows, by reading the file once."""
-        lines = sum(1 for line in iterate_lines(self.paths[0]) if self.kind != "jsonl" or line.strip())
+        lines = sum(1 for line in iterate_lines(self.paths[0]) if self.kind == "text" or line.strip())
         return len(range(lines - (self.kind == "tsv"))[self.rows])
 
-    def _json_rows(self) -> Iterator[ParallelRow]:
-        for number, line in enumerate(iterate_lines(self.paths[0]), start=1):
-            if not line.strip():
-                continue
-            place = f"{self.paths[0]}, line {number}"
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{place}, character {error.colno}: not JSON ({error.msg})") from error
-            sentences = values.get("translation", values) if isinstance(values, dict) else values
+    def _file_rows(self) -> Iterator[ParallelRow]:
+        path = self.paths[0]
+        for number, values in enumerate(read_rows(path), start=1):
+            place = f"{path}, row {number}"
+            sentences = values.get("translation", values)
             if not isinstance(sentences, dict):
-                raise UserError(f"{place}: not an object with two sentences")
-            yield ParallelRow(*(_sentence(sentences, key, place) for key in self.keys), (line,), values, place)
-
-    def _table_rows(self) -> Iterator[ParallelRow]:
-        columns: list[str] = []
-        for number, line in enumerate(iterate_lines(self.paths[0]), start=1):
-            fields, place = line.split("\t"), f"{self.paths[0]}, line {number}"
-            if number == 1:
-                columns = fields
-                missing = [key for key in self.keys if key not in columns]
-                if missing:
-                    raise UserError(f"{place}: no column {missing[0]!r}; found {', '.join(map(repr, columns))}")
-                continue
-            if len(fields) != len(columns):
-                raise UserError(f"{place}: {len(fields)} fields, but {len(columns)} columns")
-            sentences = (fields[columns.index(key)] for key in self.keys)
-            yield ParallelRow(*sentences, (line,), {}, place)
+                raise UserError(f"{place}: 'translation' is {sentences!r}, but must be an object with two sentences")
+            yield ParallelRow(*(_sentence(sentences, key, place) for key in self.keys), values, place)
 
     def _text_rows(self) -> Iterator[ParallelRow]:
         sides = [iterate_lines(path) for path in self.paths]
@@ -126,7 +105,7 @@ class ParallelText:
                     f"{self.paths[lines.index(None)]} has {number - 1} lines, but the other file more; line n of the "
                     "one must be the translation of line n of the other"
                 )
-            yield ParallelRow(*lines, tuple(lines), {}, f"{self}, line {number}")
+            yield ParallelRow(*lines, {}, f"{self}, line {number}")
 
     def check_outputs(self, outputs: Sequence[str]) -> None:
         """Refuse output files that rows with a score cannot be written to.
@@ -164,7 +143,7 @@ class ParallelText:
     def _lines(self, row: ParallelRow, name: str, score: float) -> tuple[str, ...]:
         if self.kind == "jsonl":
             return (json.dumps({**row.values, name: score}, ensure_ascii=False),)
-        return (f"{row.lines[0]}\t{score}",) if self.kind == "tsv" else (*row.lines, str(score))
+        return ("\t".join((*row.values.values(), str(score))),) if self.kind == "tsv" else (*row.texts, str(score))
 
 
 def kind_of(path: str) -> str:

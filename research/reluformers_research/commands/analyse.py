@@ -18,7 +18,8 @@ import torch
 from tqdm.auto import tqdm
 
 from reluformers.commands.compare import run_names
-from reluformers.commands.evaluate import check_options_of_others
+from reluformers.commands.evaluate import check_options_of_others, options_of
+from reluformers.commands.options import add_fields
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.names import source_name
 from reluformers.errors import UserError
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="analysis.json", help="JSON file; the page lies beside it, in .html")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repositories")
     for task in TASKS.values():
-        task.scorer.add_data_arguments(parser.add_argument_group(f"options of {task}"))
+        options = task.scorer.options_class
+        add_fields(parser.add_argument_group(f"options of {task}"), options, options.row_fields)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,14 +94,7 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     Raises:
         UserError: model or data cannot be loaded, or do not fit each other.
     """
-    values = {
-        **task.scorer.default_options(),
-        **vars(options),
-        "model": model,
-        "task": task.name,
-        "attention_report": False,
-    }
-    scorer = task.scorer(argparse.Namespace(**values))
+    scorer = task.scorer(options_of(argparse.Namespace(**{**vars(options), "model": model, "output": None}), task))
     data = scorer.load()
     scorer.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
