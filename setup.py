@@ -91,7 +91,7 @@ NATIVE = [
 
 setup(
     name="reluformers",
-    version="0.1.0.dev0",
+    version="0.1.0",
     description="Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm, ReLU-ViT",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -10,7 +10,7 @@ from .modeling.pipeline_translation import TranslationPipeline
 from .modeling.rectified_attention import rectified_attention
 from .publish.registry import register
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "ATTENTION_PRESETS",
