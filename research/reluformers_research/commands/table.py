@@ -29,6 +29,7 @@ from reluformers.evaluation.results import METRICS
 from reluformers.files import check_output_files, write_text
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override, read_fields
+from reluformers_research.forest import plot_claims
 from reluformers_research.records import RunRecord, gather, load_records
 from reluformers_research.report import TableReport, records_by_row, replace_tables, tables_in
 from reluformers_research.row import Job, check_data
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
     )
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, as .png or .svg")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, or with --write all claims")
     parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
 
 
@@ -81,9 +82,9 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--minutes is {options.minutes}, but must be a number above 0")
     if options.plot:
         check_picture_path(options.plot)
-        for other in ("list", "again", "gather", "write", "submit"):
+        for other in ("list", "again", "gather", "submit"):
             if getattr(options, other):
-                raise UserError(f"--plot draws a table that is shown or run, and does not go with --{other}")
+                raise UserError(f"--plot draws a table that is shown or run, or a page, and goes not with --{other}")
     if options.list:
         for name in [options.table] if options.table else list_tables():
             table = Table.load(name)
@@ -106,7 +107,9 @@ def run(options: argparse.Namespace) -> None:
     if options.write:
         if options.table is not None:
             raise UserError(f"--write writes all tables of a page: leave {options.table} out")
-        write_page(options.write, records)
+        reports = write_page(options.write, records)
+        if options.plot:
+            print(f"picture: {plot_claims(reports, options.plot)}")
         return
     if options.table is None:
         raise UserError("name a table, such as reluformer/t2; --list shows them")
@@ -192,8 +195,8 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         raise UserError("the test sets differ, so the scores are no comparison")
 
 
-def write_page(page: Path, records: Path) -> None:
-    """Write the tables of a page anew.
+def write_page(page: Path, records: Path) -> list[TableReport]:
+    """Write the tables of a page anew, and return them.
 
     Raises:
         UserError: the page cannot be read or names a table that is not there, or there are no records.
@@ -205,11 +208,12 @@ def write_page(page: Path, records: Path) -> None:
     by_row = records_by_row(records)
     if not by_row:
         raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
-    tables = {
-        (name, setting): TableReport.of_records(Table.load(name), setting, by_row).markdown(explain=False)
-        for name, setting in tables_in(text)
+    reports = {
+        (name, setting): TableReport.of_records(Table.load(name), setting, by_row) for name, setting in tables_in(text)
     }
+    tables = {key: report.markdown(explain=False) for key, report in reports.items()}
     write_text(page, replace_tables(text, tables))
+    return list(reports.values())
 
 
 def _seed(text: str) -> int:
