@@ -205,16 +205,17 @@ def _checked_place(name_or_path: str | Path) -> Path:
 
 def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
     """Refuse a generation_config.json that asks for more than any memory, or for what is no number."""
+    settings = getattr(model, "generation_config", None)  # an image classifier has none
     steps = max(getattr(model.config, "max_position_embeddings", None) or 0, _MOST_STEPS) + 1
     bounds = dict.fromkeys(("num_beams", "num_return_sequences"), _MOST_BEAMS)
     bounds |= dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), steps)
     for name, most in bounds.items():
-        value = getattr(model.generation_config, name, None)
+        value = getattr(settings, name, None)
         if value is not None and (type(value) is not int or not 0 <= value <= most):
             raise UserError(
                 f"{name_or_path}: {name} of generation_config.json is {value!r:.60}, but must be from 0 to {most}."
             )
-    penalty = getattr(model.generation_config, "length_penalty", None)
+    penalty = getattr(settings, "length_penalty", None)
     if penalty is not None and type(penalty) not in (int, float):
         raise UserError(
             f"{name_or_path}: length_penalty of generation_config.json is {penalty!r:.60}, but must be a number."

@@ -19,6 +19,7 @@ from reluformers.cards.check import check_card
 from reluformers.cards.finished_run import read_results
 from reluformers.data_names import is_hub_id
 from reluformers.errors import UserError
+from reluformers.examples import read_examples
 from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder, write_answers
@@ -173,7 +174,7 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
         repo_id: where to.
         folder: that it came from; without `examples` in its results the task's own example is used.
     """
-    examples = read_results(folder).get("examples")
+    examples = read_examples(read_results(folder), "source")
     example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (
