@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
 from .errors import UserError, describe_error
 from .files import check_name, read_json
@@ -91,6 +92,7 @@ def load_model(
         with opening(name_or_path, what):
             _check_stored_size(auto_class, config, path)
     with opening(name_or_path, what):
+        check_no_adapter(name_or_path, kwargs.get("revision"))
         model, info = auto_class.from_pretrained(
             name_or_path,
             trust_remote_code=trust_remote_code,
@@ -146,6 +148,23 @@ def read_index(index: str | Path) -> list[str]:
     return sorted(set(names.values()))
 
 
+def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
+    """Refuse an adapter of PEFT: transformers would open the model that it names, which may be anybody's.
+
+    Args:
+        place: folder or Hub id.
+        revision: of a Hub id.
+
+    Raises:
+        UserError: there is one.
+    """
+    if find_adapter_config_file(str(place), revision=revision):
+        raise UserError(
+            f"{place}: holds an adapter, adapter_config.json, and not a model alone; merge it into its model by "
+            "`merge_and_unload` of PEFT, and save that into another folder."
+        )
+
+
 def check_indices(folder: str | Path) -> None:
     """Refuse a folder with an index of weights that `read_index` refuses."""
     for index in (Path(folder, name) for name in _INDICES):
@@ -195,6 +214,8 @@ def _check_stored_size(auto_class: type, config: PreTrainedConfig, folder: Path)
 def _checked_place(name_or_path: str | Path) -> Path:
     """The path, unless it can only be that of a folder and is none of a model."""
     path = Path(check_name(name_or_path))
+    if path.exists():
+        check_no_adapter(path)
     if path.exists() and not (path / "config.json").is_file():
         raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
     if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):

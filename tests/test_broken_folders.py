@@ -12,6 +12,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 from builders.broken_files import INDEX, SHARD, break_folder, split_weights
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_classifier, save_translator
+from reluformers import saved_models
 from reluformers.analysis.cross_attention import open_translator
 from reluformers.cards.finished_run import read_finished_run
 from reluformers.conversion.convert import open_processor, open_source
@@ -253,6 +254,27 @@ def test_every_command_refuses_a_huge_size(copy_of, tmp_path, capsys, command):
     line = refusal_of(capsys, *command_lines(copy_of["translation"], tmp_path)[command])
     assert "decoder_layers" in line
     assert str(HUGE) in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_every_command_refuses_an_adapter(copy_of, tmp_path, capsys, command, is_alone):
+    if is_alone and command == "average":
+        return  # of checkpoints it reads the weights alone
+    folder = copy_of["translation"]
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    if is_alone:
+        (folder / "config.json").unlink()
+    line = refusal_of(capsys, *command_lines(folder, tmp_path)[command])
+    assert is_alone or "adapter_config.json" in line
+
+
+def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):
+    found = []
+    monkeypatch.setattr(saved_models, "find_adapter_config_file", lambda *_, **options: found.append(options) or "x")
+    with pytest.raises(UserError, match="adapter"):
+        load_model(AutoModelForSeq2SeqLM, "ORG/NAME", revision="v1")
+    assert found[-1]["revision"] == "v1"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

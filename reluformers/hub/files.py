@@ -18,7 +18,7 @@ from reluformers.files import read_json
 from reluformers.payload import payload_names
 from reluformers.registry import auto_map, code_of, config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
-from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, read_index
+from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -33,8 +33,8 @@ CHECK_FILE = "check.json"
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # a tokenizer of SentencePiece files has no other one
 _IN_PLACE_OF = {"tokenizer.json": "source.spm"}
-# what transformers runs or follows besides the code that config.json names; a release holds none of it
-_RUN_TOO = ("custom_generate/generate.py", "adapter_config.json")
+# what transformers runs besides the code that config.json names; a release holds none of it
+_RUN_TOO = ("custom_generate/generate.py",)
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = (
     CHECK_FILE,
@@ -61,6 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     _check_finished(folder)
+    check_no_adapter(folder)
     config = read_json(folder / "config.json")
     if task_of_model_type(config.get("model_type")) is None:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
