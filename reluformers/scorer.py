@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,6 +17,7 @@ from .analysis.attention_report import attention_report
 from .analysis.model_analysis import Side
 from .circumstances import current_circumstances
 from .errors import UserError
+from .files import parse_yaml
 from .results import Evaluation, Score, ScoredData
 from .training.recipe import Recipe
 
@@ -171,8 +171,8 @@ def _training_seed(model: str | Path) -> int | None:
     """The seed in the recipe beside a model, if there is one."""
     path = Path(model, "recipe.yaml")
     try:
-        training = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("training") if path.is_file() else None
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        training = (parse_yaml(path.read_text(encoding="utf-8")) or {}).get("training") if path.is_file() else None
+    except (OSError, ValueError, AttributeError):
         return None  # whoever needs the recipe says what is wrong with it
     seed = training.get("seed") if isinstance(training, dict) else None
     return seed if isinstance(seed, int) else None

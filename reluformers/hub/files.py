@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.cards.card import CARD_FILE
 from reluformers.cards.check import check_card, pictures
 from reluformers.data_names import is_hub_id
-from reluformers.errors import UserError
-from reluformers.files import read_json
+from reluformers.errors import UserError, describe_error
+from reluformers.files import parse_yaml, read_json
 from reluformers.payload import payload_names
 from reluformers.registry import auto_map, code_of, config_class_of, custom_pipelines
 from reluformers.results import EVALUATION_FILE
@@ -271,9 +270,11 @@ def _copy_record(source: Path, target: Path) -> None:
     text = _read(source)
     is_yaml = source.suffix == ".yaml"
     try:
-        content = yaml.safe_load(text) if is_yaml else json.loads(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{source}: cannot be read ({' '.join(str(error).split())}); write it again") from error
+        content = parse_yaml(text) if is_yaml else read_json(source, object)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{source}: cannot be read ({describe_error(error)}); write it again") from error
     reduced = _without_paths(content)
     if reduced != content:
         dump = to_yaml(reduced)
