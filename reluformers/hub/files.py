@@ -161,12 +161,15 @@ def _names_code(path: Path) -> bool:
     return '"auto_map": ' in json.dumps(read_json(path))
 
 
-def stage_files(folder: Path, staging: Path) -> None:
+def stage_files(folder: Path, staging: Path) -> dict[Path, tuple[int, ...] | None]:
     """Bring the files of a release into an empty folder: weights and pictures as links, texts as clean copies.
 
     Args:
         folder: of a saved model.
         staging: where to.
+
+    Returns:
+        The links with the `stamp` that was checked: what is behind them may change until it is uploaded.
 
     Raises:
         UserError: a file is missing, lies elsewhere, is not what its name says, holds a token or names a place of this
@@ -175,16 +178,28 @@ def stage_files(folder: Path, staging: Path) -> None:
     names = select_files(folder)
     for name in names:
         _check_inside(folder, name)
+    stamps = {}
     for name in names:
         source, target = folder / name, staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix.lower() in BINARY:
             target.symlink_to(source.resolve())
+            stamps[target] = stamp(target)
         elif name in RECORDS:
             _copy_record(source, target)
         else:
             shutil.copyfile(source, target)
     check_files(staging, names, shown_as=folder)
+    return stamps
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the content of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _check_finished(folder: Path) -> None:

@@ -24,7 +24,7 @@ from reluformers.tasks import TASKS, task_of_model_type
 
 from .check import check_folder, write_answers
 from .errors import hub_errors
-from .files import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files
+from .files import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files, stamp
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
 from .repository import Operation, Repository, file_names
@@ -81,7 +81,7 @@ def push_to_hub(
     folder, api = Path(folder), api or HfApi()
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
-        stage_files(folder, staging)
+        stamps = stage_files(folder, staging)
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         checked = set(file_names(staging))
         config = read_config(folder)
@@ -103,6 +103,9 @@ def push_to_hub(
         if write_notebook(staging, repo_id, names[0], task):
             check_files(staging, [NOTEBOOK], shown_as=folder)
         name, changes = _choose_revision(repository, folder, staging, names)
+        # behind this the Hub refuses what is not what the commit announces
+        for path in (path for path, before in stamps.items() if stamp(path) != before):
+            raise UserError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
         is_new = bool(changes) or not repository.exists
         if not repository.exists:
             repository.create(private)
