@@ -15,7 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .errors import UserError, describe_error
+
+_MOST_VALUES = 10**6  # of YAML; its aliases make any number of them in a few lines
 
 
 @contextmanager
@@ -100,6 +104,22 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
         raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
         raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
+    return content
+
+
+def parse_yaml(text: str) -> Any:
+    """Content of YAML.
+
+    Raises:
+        ValueError: it is none, is nested without end, or its aliases repeat more than any memory holds.
+    """
+    try:
+        content = yaml.safe_load(text)
+        count = _count_values(content, {})
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(describe_error(error)) from error
+    if count > _MOST_VALUES:
+        raise ValueError(f"its aliases make more than {_MOST_VALUES:,} values of it")
     return content
 
 
@@ -257,6 +277,17 @@ def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
         raise UserError(
             f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
         ) from error
+
+
+def _count_values(content: Any, known: dict[int, float]) -> float:
+    """How many values there are when each is written where it is named; infinitely many in one that holds itself."""
+    if not isinstance(content, dict | list):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = math.inf
+        parts = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_count_values(part, known) for part in parts)
+    return known[id(content)]
 
 
 def _as_json(content: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
 from .errors import UserError, describe_error
 from .files import check_name, read_json
@@ -25,6 +26,9 @@ _DEPTHS = ("encoder_layers", "decoder_layers", "num_hidden_layers")
 # goes beyond both bounds would take memory that nothing fills.
 _MOST_PER_STORED = 10
 _FEW_PARAMETERS = 2**24
+# what a saved search may ask for; memory for all of it is taken at once
+_MOST_BEAMS = 1000
+_MOST_STEPS = 4096  # where the model does not have more positions
 
 # what tokenizers of all kinds save
 TOKENIZER_FILES = (
@@ -88,6 +92,7 @@ def load_model(
         with opening(name_or_path, what):
             _check_stored_size(auto_class, config, path)
     with opening(name_or_path, what):
+        check_no_adapter(name_or_path, kwargs.get("revision"))
         model, info = auto_class.from_pretrained(
             name_or_path,
             trust_remote_code=trust_remote_code,
@@ -96,6 +101,7 @@ def load_model(
             **kwargs,
         )
     _check_weights(name_or_path, info)
+    _check_search(name_or_path, model)
     model.config.return_dict = True  # outputs are read by their names here
     return model.eval()
 
@@ -140,6 +146,23 @@ def read_index(index: str | Path) -> list[str]:
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
             raise UserError(f"{index}: names {name!r}, which is no file of weights in the folder")
     return sorted(set(names.values()))
+
+
+def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
+    """Refuse an adapter of PEFT: transformers would open the model that it names, which may be anybody's.
+
+    Args:
+        place: folder or Hub id.
+        revision: of a Hub id.
+
+    Raises:
+        UserError: there is one.
+    """
+    if find_adapter_config_file(str(place), revision=revision):
+        raise UserError(
+            f"{place}: holds an adapter, adapter_config.json, and not a model alone; merge it into its model by "
+            "`merge_and_unload` of PEFT, and save that into another folder."
+        )
 
 
 def check_indices(folder: str | Path) -> None:
@@ -191,12 +214,33 @@ def _check_stored_size(auto_class: type, config: PreTrainedConfig, folder: Path)
 def _checked_place(name_or_path: str | Path) -> Path:
     """The path, unless it can only be that of a folder and is none of a model."""
     path = Path(check_name(name_or_path))
+    if path.exists():
+        check_no_adapter(path)
     if path.exists() and not (path / "config.json").is_file():
         raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
     if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
         raise UserError(f"{name_or_path}: no such folder.")
     check_indices(path)
     return path
+
+
+def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
+    """Refuse a generation_config.json that asks for more than any memory, or for what is no number."""
+    settings = getattr(model, "generation_config", None)  # an image classifier has none
+    steps = max(getattr(model.config, "max_position_embeddings", None) or 0, _MOST_STEPS) + 1
+    bounds = dict.fromkeys(("num_beams", "num_return_sequences"), _MOST_BEAMS)
+    bounds |= dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), steps)
+    for name, most in bounds.items():
+        value = getattr(settings, name, None)
+        if value is not None and (type(value) is not int or not 0 <= value <= most):
+            raise UserError(
+                f"{name_or_path}: {name} of generation_config.json is {value!r:.60}, but must be from 0 to {most}."
+            )
+    penalty = getattr(settings, "length_penalty", None)
+    if penalty is not None and type(penalty) not in (int, float):
+        raise UserError(
+            f"{name_or_path}: length_penalty of generation_config.json is {penalty!r:.60}, but must be a number."
+        )
 
 
 def _check_weights(name_or_path: str | Path, info: dict) -> None:

@@ -16,10 +16,10 @@ import shutil
 from pathlib import Path
 
 import reluformers_native
-from reluformers.modeling.compiled import NATIVE_INTERFACE
 
 from reluformers.errors import UserError, run_main
 from reluformers.files import atomic_directory, write_json
+from reluformers.modeling.compiled import NATIVE_INTERFACE
 from reluformers.publish.payload import payload_files
 
 NAME = "reluformers-attention"

@@ -10,8 +10,9 @@ import pytest
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from builders.broken_files import INDEX, SHARD, break_folder, split_weights
-from builders.commands import refusal_of
+from builders.commands import refusal_of, run_command
 from builders.saved_models import save_classifier, save_translator
+from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.errors import UserError
 from reluformers.evaluation.cross_attention import open_translator
@@ -20,7 +21,7 @@ from reluformers.publish.finished_run import read_finished_run
 from reluformers.publish.folder_check import read_answers, write_answers
 from reluformers.publish.release import foreign_code, read_config, select_files
 from reluformers.saved_models import load_config, load_model
-from reluformers.translation.decoding import load_translation_model
+from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.tokenization import train_tokenizer
 
 HUGE = 10**9
@@ -68,6 +69,10 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def copy_of(whole, tmp_path):
     return {kind: Path(shutil.copytree(path, tmp_path / kind)) for kind, path in whole.items()}
+
+
+def change_json(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def change_config(folder, **fields):
@@ -145,6 +150,59 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(c
         assert time.process_time() - start < 2
 
 
+SEARCH = {
+    "num_beams": (10**9, 0.5, "x", -1, [4]),
+    "num_return_sequences": (10**9, -1),
+    "max_length": (10**9, "x", -5),
+    "max_new_tokens": (10**12,),
+    "min_length": (10**9, "x"),
+    "min_new_tokens": (10**9, [[]]),
+    "length_penalty": ("x", [1]),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in SEARCH.items() for value in values])
+def test_a_search_beyond_any_memory_is_refused_before_it_begins(copy_of, field, value):
+    change_json(copy_of["translation"] / "generation_config.json", **{field: value})
+    with pytest.raises(UserError, match=field):
+        load_translation_model(copy_of["translation"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoder_start_token_id": [1, "a"]},
+        {"eos_token_id": [None]},
+        {"forced_bos_token_id": 10**7},
+        {"encoder_no_repeat_ngram_size": True},
+        {"exponential_decay_length_penalty": -1},
+        {"max_time": "x"},
+        {"prompt_lookup_num_tokens": "x"},
+        {"no_repeat_ngram_size": {}},
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--alignments"]])
+def test_a_search_that_generate_cannot_do_is_the_settings_fault(copy_of, capsys, fields, more):
+    folder = copy_of["translation"]
+    change_json(folder / "generation_config.json", **fields)
+    assert "generation_config.json" in refusal_of(capsys, "translate", "--model", folder, "Two dogs", *more)
+
+
+@pytest.mark.parametrize("fields", [{"num_return_sequences": 3, "num_beams": 4}, {"return_dict_in_generate": True}])
+@pytest.mark.parametrize("more", [[], ["--alignments"]])
+def test_a_text_has_one_translation_whatever_is_saved(copy_of, capsys, fields, more):
+    change_json(copy_of["translation"] / "generation_config.json", **fields)
+    run_command("translate", "--model", copy_of["translation"], "Two dogs", *more)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_fault_that_is_not_the_settings_stays_what_it_is(copy_of, monkeypatch):
+    model, tokenizers = load_translation_model(copy_of["translation"])
+    monkeypatch.setattr(model, "forward", lambda *arguments, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        translate(model, tokenizers, ["a"])
+
+
 def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):
     sizes = dict.fromkeys(
         ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1
@@ -196,6 +254,27 @@ def test_every_command_refuses_a_huge_size(copy_of, tmp_path, capsys, command):
     line = refusal_of(capsys, *command_lines(copy_of["translation"], tmp_path)[command])
     assert "decoder_layers" in line
     assert str(HUGE) in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_every_command_refuses_an_adapter(copy_of, tmp_path, capsys, command, is_alone):
+    if is_alone and command == "average":
+        return  # of checkpoints it reads the weights alone
+    folder = copy_of["translation"]
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    if is_alone:
+        (folder / "config.json").unlink()
+    line = refusal_of(capsys, *command_lines(folder, tmp_path)[command])
+    assert is_alone or "adapter_config.json" in line
+
+
+def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):
+    found = []
+    monkeypatch.setattr(saved_models, "find_adapter_config_file", lambda *_, **options: found.append(options) or "x")
+    with pytest.raises(UserError, match="adapter"):
+        load_model(AutoModelForSeq2SeqLM, "ORG/NAME", revision="v1")
+    assert found[-1]["revision"] == "v1"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

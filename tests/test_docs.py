@@ -5,10 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from reluformers_cli import all_commands
 
 from reluformers.commands import SECTION_CHANGE, build_parser, take_changes
 from reluformers.tasks import load_recipe
+from reluformers_cli import all_commands
 from reluformers_research.tables import Table
 
 ROOT = Path(__file__).resolve().parent.parent

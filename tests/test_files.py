@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reluformers.errors import UserError, run_main
-from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines
+from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
 
 
 def names(folder):
@@ -270,3 +270,19 @@ def test_other_errors_propagate_and_success_is_silent(capsys):
             run_main(one)
     run_main(lambda: None)
     assert capsys.readouterr().err == ""
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: &a [*a]", BOMB, "a: b: c", "\x00"])
+def test_yaml_beyond_memory_is_none(text):
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_yaml(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_with_aliases_is_read():
+    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: ''") == {"a": [1, 2], "b": [1, 2], "c": ""}

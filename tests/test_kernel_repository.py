@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from reluformers.modeling import compiled
 
 from reluformers.errors import UserError
+from reluformers.modeling import compiled
 
 native = pytest.importorskip("reluformers_native")
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "kernel_repository.py"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from reluformers.modeling import attention
 from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -18,6 +17,7 @@ from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
+from reluformers.modeling import attention
 from reluformers.publish.payload import find_payload_file, payload_files
 
 

@@ -192,7 +192,7 @@ class Translator:
         Raises:
             ValueError: there is no such site or layer.
         """
-        if site not in AXIS_NAMES:
+        if not isinstance(site, str) or site not in AXIS_NAMES:
             raise ValueError(f"The site {site!r} is none of {list(AXIS_NAMES)}.")
         given, written = translation.target_ids[:-1], translation.target_ids[1:]
         outputs = self.model(
@@ -427,15 +427,16 @@ def open_image(file: str | BytesIO | None, folder: str | None = None) -> Image.I
     raise ValueError(f"The image has {width} × {height} pixels, at most {allowed}.")
 
 
-def choose_layer(layers: Sequence[torch.Tensor], layer: int) -> np.ndarray:
+def choose_layer(layers: Sequence[torch.Tensor], layer: Any) -> np.ndarray:
     """Weights [heads, queries, keys] of one layer out of [1, heads, queries, keys] of each.
 
     Raises:
         ValueError: there is no such layer.
     """
-    if layer not in range(len(layers)):
-        raise ValueError(f"Layer {layer + 1} is none of the {len(layers)}.")
-    return layers[layer][0].float().numpy()
+    is_number = isinstance(layer, int | float)
+    if not is_number or layer not in range(len(layers)):
+        raise ValueError(f"Layer {layer + 1 if is_number else layer} is none of the {len(layers)}.")
+    return layers[int(layer)][0].float().numpy()
 
 
 def split_words(tokenizer: Any, ids: Sequence[int]) -> list[Word]:

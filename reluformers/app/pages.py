@@ -176,7 +176,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
         rows; of "cross" also the word alignment, pairs of a target word and its source word or null.
         """
         translation = translator.translate(text, BEAMS)
-        shown = translator.attend(translation, site, layer - 1)
+        shown = translator.attend(translation, site, layer - 1 if isinstance(layer, int | float) else layer)
         return {
             "translation": translation.text,
             "queries": [word.text for word in shown.queries],
@@ -259,7 +259,8 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
         return classifier.classify(open_image(path, image.GRADIO_CACHE))[0]
 
     def sketch(layer: int, drawing: gr.EventData) -> tuple[dict[str, float], list[Any], str]:
-        return look(open_sketch(drawing.picture), layer)
+        sent = drawing._data  # by whoever asks, so not always with a picture
+        return look(open_sketch(sent.get("picture") if isinstance(sent, dict) else None), layer)
 
     last_layer = len(classifier.layer_names()) - 1
     scores, seen, opened = look(open_image(examples[0]), last_layer) if examples else (None, None, None)

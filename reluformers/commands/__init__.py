@@ -10,10 +10,9 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from reluformers_cli import all_commands
-
 from reluformers.errors import UserError, run_main
 from reluformers.files import check_name
+from reluformers_cli import all_commands
 
 SECTION_CHANGE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)  # section.key=value
 FIELD_CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # field=value

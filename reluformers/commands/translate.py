@@ -23,8 +23,9 @@ from reluformers.errors import UserError
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.modeling.pipeline_translation import TranslationPipeline
+from reluformers.saved_models import opening
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import load_translation_model, saved_search
+from reluformers.translation.decoding import ONE_BEST, load_translation_model, saved_search
 from reluformers.translation.lines import TABLES, continued_file, read_texts, translate_lines
 
 from .terminal import shows_progress, silence_transformers
@@ -69,8 +70,11 @@ def run(options: argparse.Namespace) -> None:
         if options.alignments:
             pipe = TranslationPipeline(model, tokenizers[0], tokenizers[1])
             for text in islice(texts(), start, None):
-                found = pipe(text, return_alignments=True, **search)[0] if text.strip() else {"translation_text": ""}
-                yield json.dumps({"source": text, **found}, ensure_ascii=False)
+                with opening(options.model, "a translation by its generation_config.json"):
+                    found = [{"translation_text": ""}]
+                    if text.strip():
+                        found = pipe(text, return_alignments=True, **ONE_BEST, **search)
+                yield json.dumps({"source": text, **found[0]}, ensure_ascii=False)
             return
         batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
         yield from translate_lines(model, tokenizers, islice(texts(), start, None), **search, **batches)

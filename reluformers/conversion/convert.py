@@ -332,5 +332,5 @@ def card_metadata(place: str) -> dict[str, Any]:
         if not has_file(place, CARD_FILE):
             return {}
         return ModelCard.load(cached_file(place, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         return {}

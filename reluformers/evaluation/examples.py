@@ -1,7 +1,11 @@
 """An input and what a model answered to it, as a model card shows them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from reluformers.errors import UserError
+from reluformers.files import check_text
 
 
 @dataclass(frozen=True)
@@ -25,3 +29,22 @@ class Example:
         if isinstance(self.output, str):
             return {"text": self.input, "example_title": self.title, "output": {"text": self.output}}
         return {"src": self.input, "example_title": self.title, "output": self.output}
+
+
+def read_examples(results: Mapping[str, Any], *parts: str) -> list[dict[str, str]]:
+    """The sentences that a training run has written into its results; none where one lacks a part or is no text.
+
+    Args:
+        results: content of results.json.
+        parts: of an example that are needed, such as "source".
+    """
+    rows = results.get("examples")
+    if not isinstance(rows, list):
+        return []
+    try:
+        for row in rows:
+            for part in parts:
+                check_text(row[part], part, "examples")
+    except (TypeError, KeyError, UserError):
+        return []
+    return rows

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.errors import UserError
+from reluformers.files import parse_yaml
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
@@ -186,8 +186,8 @@ def _training_seed(model: str | Path) -> int | None:
     """The seed in the recipe beside a model, if there is one."""
     path = Path(model, "recipe.yaml")
     try:
-        training = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("training") if path.is_file() else None
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        training = (parse_yaml(path.read_text(encoding="utf-8")) or {}).get("training") if path.is_file() else None
+    except (OSError, ValueError, AttributeError):
         return None  # whoever needs the recipe says what is wrong with it
     seed = training.get("seed") if isinstance(training, dict) else None
     return seed if isinstance(seed, int) else None

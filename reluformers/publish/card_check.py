@@ -9,6 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from reluformers.errors import UserError, describe_error
+from reluformers.files import parse_yaml
 from reluformers.tasks import TASKS
 
 from .secrets import find_secret, is_own_place
@@ -67,9 +68,9 @@ def check_card_text(text: str, path: str | Path) -> ModelCard:
     # the client says the same as we do, and more loudly
     logging.getLogger("huggingface_hub.repocard_data").setLevel(logging.CRITICAL)
     try:
-        metadata = yaml.safe_load(_METADATA.match(text)[0].strip("-\r\n ")) or {}
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: the metadata of the card are no YAML ({' '.join(str(error).split())})") from error
+        metadata = parse_yaml(_METADATA.match(text)[0].strip("-\r\n ")) or {}
+    except ValueError as error:
+        raise UserError(f"{path}: the metadata of the card are no YAML ({describe_error(error)})") from error
     # pictures are looked for only where the metadata have the shape that names them
     problems = _metadata_problems(metadata) or [*_text_problems(text), *_missing_pictures(text, metadata, path)]
     if problems:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from reluformers.data.names import is_hub_id
+from reluformers.files import parse_yaml
 
 
 class DataWords(NamedTuple):
@@ -59,8 +58,8 @@ def _read_beside(data: Mapping[str, Any]) -> DataWords:
         if place.parent == Path() or not readme.is_file():
             return DataWords()
         text = readme.read_text(encoding="utf-8")
-        front = yaml.safe_load(found[1]) if (found := _FRONT.match(text)) else {}
-    except (OSError, ValueError, yaml.YAMLError):  # there may be no such path
+        front = parse_yaml(found[1]) if (found := _FRONT.match(text)) else {}
+    except (OSError, ValueError):  # there may be no such path
         return DataWords()
     if not isinstance(front, dict) or not front:  # that of a program or a project, not the card of data
         return DataWords()

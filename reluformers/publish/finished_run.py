@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedConfig
 
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
-from reluformers.files import read_json
+from reluformers.files import parse_yaml, read_json
 from reluformers.saved_models import load_config
 from reluformers.tasks import Task, task_of
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -136,8 +135,8 @@ def _read(path: Path, kind: type) -> Any:
     if path.suffix != ".yaml":
         return read_json(path, kind)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
         raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import transformers
 from safetensors.torch import save
 
 from reluformers.errors import UserError
-from reluformers.files import read_json, write_json
+from reluformers.evaluation.examples import read_examples
+from reluformers.files import check_text, read_json, write_json
 from reluformers.saved_models import load_model, opening
 from reluformers.tasks import Task, task_of_model_type
 
@@ -109,7 +111,7 @@ def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
 
 def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     """Source texts for a translation model: examples of its run, or else what its tokenizer makes of tokens."""
-    texts = [example["source"] for example in read_results(folder).get("examples") or []][:NUM_STORED]
+    texts = [example["source"] for example in read_examples(read_results(folder), "source")][:NUM_STORED]
     if texts:
         return texts
     with opening(folder, "its tokenizer"):
@@ -134,12 +136,12 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
         answers = content["answers"]
         for answer in answers:
             numbers = [answer["logits"][name] for name in ("mean", "std", "max")]
-            is_summary = all(type(number) in (int, float) for number in numbers)
-            if not is_summary or not isinstance(answer.get("text", ""), str):
+            if not all(type(number) in (int, float) and isfinite(number) for number in numbers):
                 raise ValueError(f"an answer is {answer!r:.200}")
+            check_text(answer.get("text", ""), "text", "answers")
         if len(answers) > NUM_STORED or len({"text" in answer for answer in answers}) > 1:
             raise ValueError(f"there are {len(answers)} answers, of {NUM_STORED} inputs at most and of one kind")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
     return answers
 

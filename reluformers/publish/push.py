@@ -16,6 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from reluformers.data.names import is_hub_id
 from reluformers.errors import UserError
+from reluformers.evaluation.examples import read_examples
 from reluformers.tasks import TASKS, task_of_model_type
 
 from .card import CARD_FILE, write_card
@@ -25,7 +26,7 @@ from .folder_check import check_folder, write_answers
 from .hub_errors import hub_errors
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
-from .release import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files
+from .release import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files, stamp
 from .repository import Operation, Repository, file_names
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -80,7 +81,7 @@ def push_to_hub(
     folder, api = Path(folder), api or HfApi()
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
-        stage_files(folder, staging)
+        stamps = stage_files(folder, staging)
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         checked = set(file_names(staging))
         config = read_config(folder)
@@ -102,6 +103,9 @@ def push_to_hub(
         if write_notebook(staging, repo_id, names[0], task):
             check_files(staging, [NOTEBOOK], shown_as=folder)
         name, changes = _choose_revision(repository, folder, staging, names)
+        # behind this the Hub refuses what is not what the commit announces
+        for path in (path for path, before in stamps.items() if stamp(path) != before):
+            raise UserError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
         is_new = bool(changes) or not repository.exists
         if not repository.exists:
             repository.create(private)
@@ -173,7 +177,7 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
         repo_id: where to.
         folder: that it came from; without `examples` in its results the task's own example is used.
     """
-    examples = read_results(folder).get("examples")
+    examples = read_examples(read_results(folder), "source")
     example = examples[0]["source"] if examples else TASKS[release.task].example
     pinned = f'model="{repo_id}", revision="{release.revision}"'
     return (

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
-from reluformers.errors import UserError
+from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
-from reluformers.files import read_json
-from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, read_index
+from reluformers.files import parse_yaml, read_json
+from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -34,8 +33,8 @@ CHECK_FILE = "check.json"
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # a tokenizer of SentencePiece files has no other one
 _IN_PLACE_OF = {"tokenizer.json": "source.spm"}
-# what transformers runs or follows besides the code that config.json names; a release holds none of it
-_RUN_TOO = ("custom_generate/generate.py", "adapter_config.json")
+# what transformers runs besides the code that config.json names; a release holds none of it
+_RUN_TOO = ("custom_generate/generate.py",)
 # what else belongs to a saved model and is taken if it is there
 _OPTIONAL = (
     CHECK_FILE,
@@ -62,6 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     _check_finished(folder)
+    check_no_adapter(folder)
     config = read_json(folder / "config.json")
     if task_of_model_type(config.get("model_type")) is None:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
@@ -162,12 +162,15 @@ def _names_code(path: Path) -> bool:
     return '"auto_map": ' in json.dumps(read_json(path))
 
 
-def stage_files(folder: Path, staging: Path) -> None:
+def stage_files(folder: Path, staging: Path) -> dict[Path, tuple[int, ...] | None]:
     """Bring the files of a release into an empty folder: weights and pictures as links, texts as clean copies.
 
     Args:
         folder: of a saved model.
         staging: where to.
+
+    Returns:
+        The links with the `stamp` that was checked: what is behind them may change until it is uploaded.
 
     Raises:
         UserError: a file is missing, lies elsewhere, is not what its name says, holds a token or names a place of this
@@ -176,16 +179,28 @@ def stage_files(folder: Path, staging: Path) -> None:
     names = select_files(folder)
     for name in names:
         _check_inside(folder, name)
+    stamps = {}
     for name in names:
         source, target = folder / name, staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.suffix.lower() in BINARY:
             target.symlink_to(source.resolve())
+            stamps[target] = stamp(target)
         elif name in RECORDS:
             _copy_record(source, target)
         else:
             shutil.copyfile(source, target)
     check_files(staging, names, shown_as=folder)
+    return stamps
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the content of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _check_finished(folder: Path) -> None:
@@ -271,9 +286,11 @@ def _copy_record(source: Path, target: Path) -> None:
     text = _read(source)
     is_yaml = source.suffix == ".yaml"
     try:
-        content = yaml.safe_load(text) if is_yaml else json.loads(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{source}: cannot be read ({' '.join(str(error).split())}); write it again") from error
+        content = parse_yaml(text) if is_yaml else read_json(source, object)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{source}: cannot be read ({describe_error(error)}); write it again") from error
     reduced = _without_paths(content)
     if reduced != content:
         dump = to_yaml(reduced)

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field, fields
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-
-from accelerate import PartialState
 
 
 @dataclass

@@ -175,13 +175,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _damaged(path, "is missing")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        digest = manifest.pop("sha256")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        is_whole, version = manifest.pop("sha256") == _digest(manifest), manifest["format_version"]
+        if version == FORMAT_VERSION:
+            sizes = [type(expected["size"]) for expected in manifest["files"].values()]
+            kinds = {type(manifest["step"]), *sizes}, type(manifest["run"])
+            is_whole = is_whole and kinds == ({int}, dict)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "is damaged") from error
-    if digest != _digest(manifest):
+    if not is_whole:
         raise _damaged(path, "is damaged")
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise _damaged(path, f"has format_version {manifest['format_version']!r}, this version reads {FORMAT_VERSION}")
+    if version != FORMAT_VERSION:
+        raise _damaged(path, f"has format_version {version!r}, this version reads {FORMAT_VERSION}")
     return manifest
 
 

@@ -367,7 +367,7 @@ def _parse_yaml(text: str, name: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # the latter of a number of thousands of digits
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of numbers of thousands of digits, and of nests
         raise UserError(f"{name}: not valid YAML ({describe_error(error)})") from error
 
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
 
-from accelerate import PartialState
 from reluformers.conversion.convert import build_model, origin
 from reluformers.conversion.start import open_start
 from reluformers.errors import UserError, describe_error

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
-from accelerate import Accelerator
 from reluformers.conversion.calibration import Call, exchanged_modules, recording
 from reluformers.errors import UserError
 

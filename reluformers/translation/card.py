@@ -12,7 +12,7 @@ from reluformers.data.sources import load_held_out
 from reluformers.errors import UserError
 from reluformers.evaluation.attention_report import attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
-from reluformers.evaluation.examples import Example
+from reluformers.evaluation.examples import Example, read_examples
 
 from .decoding import load_translation_model, saved_search, translate
 from .evaluation import teacher_forced_batches
@@ -43,7 +43,7 @@ for layer, shares in enumerate(weights, start=1):
 INPUTS_ARE_FILES = False
 # pictures that a run draws beside its curves
 RUN_PICTURES: tuple[str, ...] = ()
-_PARTS = {"source", "reference", "output"}
+_PARTS = ("source", "reference", "output")
 
 _LANGUAGES = {
     "be": "Belarusian",
@@ -136,10 +136,8 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
     Raises:
         UserError: the model cannot be loaded.
     """
-    known = run.results.get("examples")
-    if not isinstance(known, list) or not all(isinstance(row, dict) and row.keys() >= _PARTS for row in known):
-        known = _translate_held_out(folder, run)
-    known = sorted(known, key=lambda row: row["output"].strip() != str(row["reference"]).strip())
+    known = read_examples(run.results, *_PARTS) or _translate_held_out(folder, run)
+    known = sorted(known, key=lambda row: row["output"].strip() != row["reference"].strip())
     return [
         Example(row["source"], row["output"], f"Example {number}", row["reference"])
         for number, row in enumerate(known[:SHOWN_EXAMPLES], start=1)

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import length_batches
+from reluformers.errors import UserError, describe_error
 from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.saved_models import load_model, opening
 
@@ -27,6 +28,9 @@ EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
 # a translation may be this much longer than its source, or as much as the source is long, if that is more: with 50
 # alone, as in the papers, a fifth of the targets of documents of 512 tokens and more could not be written
 _EXTRA_TOKENS = 50
+
+# whatever a model was saved with: the same translation each time, and one alone
+ONE_BEST = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
 
 Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
@@ -100,7 +104,7 @@ def translate(
     lengths = _token_counts(source_tokenizer, texts, limit)
     if unknown := unknown_characters(source_tokenizer, texts):
         logger.warning("%s.", describe_unknown(unknown))
-    options = {"num_beams": num_beams, "do_sample": False, **generation_options}
+    options = {"num_beams": num_beams, **ONE_BEST, **generation_options}
     if num_beams > 1:
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
@@ -185,14 +189,28 @@ def _generate(
     ).to(model.device)
     source_length = batch["input_ids"].shape[1]
     new_tokens = source_length + max(source_length, _EXTRA_TOKENS)
-    return model.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
+    options = {
         # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
-        max_length=1 + (new_tokens if limit is None else min(new_tokens, limit)),
-        max_new_tokens=None,
+        "max_length": 1 + (new_tokens if limit is None else min(new_tokens, limit)),
+        "max_new_tokens": None,
+        **{name: batch[name] for name in ("input_ids", "attention_mask")},
         **options,
-    )
+    }
+    try:
+        return model.generate(**options)
+    except Exception as error:
+        saved, model.generation_config = model.generation_config, GenerationConfig.from_model_config(model.config)
+        try:
+            model.generate(**options)
+        except Exception:
+            raise error from None
+        finally:
+            model.generation_config = saved
+        # a fault that is gone without the saved settings is theirs
+        raise UserError(
+            f"generation_config.json of {model.name_or_path}: generate cannot do what it says "
+            f"({type(error).__name__}: {describe_error(error)})"
+        ) from error
 
 
 @contextmanager

@@ -20,8 +20,6 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from reluformers.modeling import computation
-from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,6 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 from reluformers import rectified_attention
 from reluformers.errors import run_main
 from reluformers.files import atomic_write, write_json
+from reluformers.modeling import computation
+from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 
 PEER = "sdpa"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import torch
-from reluformers.modeling import normalization
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -32,6 +31,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from reluformers import ATTENTION_PRESETS, VISION_SIZES, vision_config
 from reluformers.errors import run_main
+from reluformers.modeling import normalization
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PEERS = ("transformers sdpa", "transformers eager", "timm")

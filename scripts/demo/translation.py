@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
-
 from demo.corpus import KINDS, DemoCorpus, Row
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
+from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
 from reluformers.translation.tokenization import load_tokenizers

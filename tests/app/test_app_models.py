@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reluformers.modeling import handler
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers.modeling import handler
 
 TEXT = TEXTS[1]
 
@@ -123,7 +123,13 @@ def test_bad_text_and_beams_are_refused(translator, text, beams, message):
 
 @pytest.mark.parametrize(
     ("site", "layer", "message"),
-    [("middle", 0, "site 'middle'"), ("cross", 2, "Layer 3"), ("cross", -1, "Layer 0")],
+    [
+        ("middle", 0, "site 'middle'"),
+        ("cross", 2, "Layer 3"),
+        ("cross", -1, "Layer 0"),
+        (["x"], 0, "site"),
+        ("cross", [1], "1"),
+    ],
 )
 def test_unknown_sites_and_layers_are_refused(translator, site, layer, message):
     with pytest.raises(ValueError, match=message):

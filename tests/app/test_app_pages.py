@@ -162,6 +162,11 @@ def test_programs_see_named_endpoints_alone(translation_client, classification_c
         ("/translate", (TEXT, 500), "500"),
         ("/attention", (TEXT, "cross", 77), "77"),
         ("/attention", (TEXT, "middle", 1), "middle"),
+        ("/attention", (TEXT, ["cross"], 1), "cross"),
+        ("/attention", (TEXT, {}, 1), "site"),
+        ("/attention", (TEXT, "cross", "first"), "first"),
+        ("/attention", (TEXT, "cross", [1]), "1"),
+        ("/attention", (TEXT, "cross", None), "None"),
     ],
 )
 def test_programs_are_told_what_is_wrong(translation_client, name, arguments, message):
@@ -295,6 +300,19 @@ def test_small_images_can_be_drawn(classifier, tmp_path):
     classifier_of_photos = models.load_model(str(save_classifier(tmp_path)))
     classifier_of_photos.config.image_size = [33, 12]
     assert not has_pad(classifier_of_photos)
+
+
+@pytest.mark.parametrize(
+    "data", [None, True, 3, "x", [], {}, {"picture": 3}, {"picture": "data:image/png;base64,AAAA"}]
+)
+def test_a_drawing_that_is_none_is_refused(classifier, caplog, monkeypatch, data):
+    said = []
+    monkeypatch.setattr(gr, "Warning", lambda message, **options: said.append(message))
+    page = pages.classification_app({"one": classifier}, "# Title")
+    (sketch,) = [event.fn for event in page.fns.values() if event.api_name == "sketch"]
+    sketch(0, gr.EventData(None, data))
+    assert not caplog.records
+    assert len(said) == 1
 
 
 def test_models_of_two_kinds_are_not_compared(tmp_path):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from reluformers_cli import main
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -7,9 +7,9 @@ on a cluster.
 import json
 import sys
 
+from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from accelerate import PartialState
 from reluformers.errors import run_main
 from reluformers.translation import TranslationRecipe, train_translation
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 
 import reluformers
 from reluformers import seq2seq_config, vision_config
+from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from reluformers.families import FAMILIES
 from reluformers.papers import QKNORM, RELA, RELU_VIT, RELUFORMER, attention_source, formula
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from reluformers_cli import COMMANDS
 
 from builders.commands import SCRIPTS, run_command
 from builders.saved_models import save_classifier, save_translator
@@ -20,6 +19,7 @@ from reluformers.errors import UserError, run_main
 from reluformers.files import check_output_files
 from reluformers.images.loading import load_image_split
 from reluformers.saved_models import load_config
+from reluformers_cli import COMMANDS
 
 
 def fails(capsys, *arguments) -> str:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from reluformers.modeling import computation
 
 from builders.commands import run_command
+from reluformers.modeling import computation
 
 
 def lines_of(capsys) -> dict[str, str]:

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 
 FIELDS = tuple(field.name for field in dataclasses.fields(AttentionConfig))

@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from reluformers.configuration.configuration_base import TransformerConfig
 from transformers import AutoConfig, AutoModel
 
 from builders.models import PRESETS, TINY
@@ -16,6 +15,7 @@ from reluformers import (
     Seq2SeqTransformerConfig,
     seq2seq_config,
 )
+from reluformers.configuration.configuration_base import TransformerConfig
 
 BAD_FIELDS = [
     ({"dropout": 1.0}, r"dropout is 1\.0, but must be a number in \[0, 1\)"),

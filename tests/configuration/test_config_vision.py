@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from reluformers.configuration.configuration_base import TransformerConfig
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from builders.models import PRESETS, TINY_VISION
@@ -20,6 +19,7 @@ from reluformers import (
     VisionTransformerConfig,
     vision_config,
 )
+from reluformers.configuration.configuration_base import TransformerConfig
 
 BAD_FIELDS = [
     ({"image_size": 30}, r"image_size is 30, but must be a multiple of patch_size \(16\)"),

@@ -6,13 +6,13 @@ import typing
 
 import pytest
 import torch
-from reluformers.configuration.configuration_attention import ACTIVATIONS, SHIFT_INVARIANT_ACTIVATIONS, AttentionConfig
-from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig
-from reluformers.configuration.configuration_vision import ReLUViTConfig
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
 from transformers.generation import GenerationConfig
 
 from reluformers import seq2seq_config
+from reluformers.configuration.configuration_attention import ACTIVATIONS, SHIFT_INVARIANT_ACTIVATIONS, AttentionConfig
+from reluformers.configuration.configuration_seq2seq import QKNormConfig, ReLUFormerConfig
+from reluformers.configuration.configuration_vision import ReLUViTConfig
 
 WRONG = [None, "x", "1", math.nan, math.inf, -math.inf, [], {}, object(), True]
 SIZES = {

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from reluformers.modeling.attention import MultiHeadAttention
 
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion import calibration
 from reluformers.conversion.calibration import Call, calibrate, relative_errors, sparsemax_threshold
 from reluformers.conversion.convert import build_model, convert, exchanged_config, open_source
 from reluformers.families import FAMILIES
+from reluformers.modeling.attention import MultiHeadAttention
 
 # some presets in every run, all of them where there is time
 PRESETS = ["reluformer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "rela", "relu-vit"))]

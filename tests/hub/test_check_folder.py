@@ -5,6 +5,7 @@ from functools import cache
 
 import huggingface_hub
 import pytest
+from safetensors.torch import load
 from transformers import ViTImageProcessorPil
 
 from builders.commands import refusal_of, run_command
@@ -15,7 +16,7 @@ from reluformers.errors import UserError
 from reluformers.publish import folder_check as check
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.publish.folder_check import check_folder, compare_in_clean_process, write_answers
-from reluformers.publish.push import push_to_hub
+from reluformers.publish.push import Release, push_to_hub, snippet
 from reluformers.publish.release import CHECK_FILE
 from reluformers.tasks import TASKS
 
@@ -171,8 +172,35 @@ LOGITS = {"mean": 0.0, "std": 1.0, "max": 2.0}
         [{"text": "a", "logits": LOGITS | {"std": None}}],
         [{"text": "a", "logits": LOGITS | {"max": "2"}}],
         [{"text": "a", "logits": LOGITS}] * 2000,
+        [{"text": "a", "logits": LOGITS | {"max": 10**400}}],
+        [{"text": "a", "logits": LOGITS | {"std": float("nan")}}],
+        [{"text": "\ud800", "logits": LOGITS}],
     ],
 )
 def test_answers_of_another_shape_are_refused(folder, capsys, answers):
-    check.write_answers(folder, answers)
+    (folder / CHECK_FILE).write_text(json.dumps({"format_version": 1, "answers": answers}))
     assert CHECK_FILE in refusal_of(capsys, "check", folder)
+
+
+@pytest.mark.parametrize(
+    "examples", [3, "abc", [None], [{}], [{"source": 3}], [{"source": "\ud800"}], {"source": "a"}]
+)
+def test_examples_of_another_shape_are_left_alone(folder, monkeypatch, examples):
+    given = []
+
+    def answer(task, folder, data):
+        given.append(json.loads(bytes(load(data)["texts"].tolist())))
+        return {"difference": 0.0, "generation_fault": None, "answers": [], "model_class": "a.B"}
+
+    monkeypatch.setattr(check, "answer_in_clean_process", answer)
+    (folder / "results.json").write_text(json.dumps({"examples": examples}))
+    compare_in_clean_process(folder, TASKS["translation"])
+    assert all(text.strip() for text in given[0])
+    release = Release("", "", "v1", "translation", "mit", True, False)
+    assert TASKS["translation"].example in snippet(release, REPO, folder)
+
+
+def test_an_example_longer_than_the_model_takes_is_cut(folder):
+    (folder / "results.json").write_text(json.dumps({"examples": [{"source": "two dogs play in the snow " * 20}]}))
+    (answer,) = compare_in_clean_process(folder, TASKS["translation"]).answers
+    assert len(answer["input_ids"]) == 32

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
@@ -183,3 +184,17 @@ def test_code_that_is_not_ours_is_named_and_not_run(folder, hub, unchecked, monk
 @pytest.mark.parametrize("save", [save_translator, save_classifier])
 def test_code_that_was_just_saved_is_ours(tmp_path, save):
     assert foreign_code(save(tmp_path)) == []
+
+
+def _with_a_token(path):
+    save_file(load_file(path), path, metadata={"format": "pt", "note": "hf_" + "a1B2" * 9})
+
+
+@pytest.mark.parametrize("change", [_with_a_token, Path.unlink, lambda path: path.write_bytes(b"")])
+def test_weights_that_change_meanwhile_are_not_pushed(folder, hub, unchecked, monkeypatch, change):
+    path = folder / "model.safetensors"
+    monkeypatch.setattr(push, "check_folder", lambda staging: change(path) or CHECKED)
+    with pytest.raises(UserError, match=re.escape(str(path))):
+        push_to_hub(folder, REPO, api=client(hub))
+    repo = hub.repos.get(("models", REPO))
+    assert repo is None or not repo.tags

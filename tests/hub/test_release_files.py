@@ -1,6 +1,7 @@
 """Which files of a folder make a release, and which folders are not fit to be one."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM
@@ -140,3 +141,20 @@ def test_parts_of_the_weights_are_all_there(folder):
     next(folder.glob("model-00002-of-*")).unlink()
     with pytest.raises(UserError, match=r"model-00002-of-\d+\.safetensors is missing"):
         select_files(folder)
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "README.md", "results.json", "log_history.json"])
+def test_records_nested_without_end_are_refused(folder, tmp_path, name):
+    nested = "[" * 100_000
+    (folder / name).write_text(f"---\n{nested}\n---\n" if name == "README.md" else nested)
+    with pytest.raises(UserError, match=name) as caught:
+        stage_files(folder, tmp_path / "staging")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_that_aliases_blow_up_is_refused(folder, tmp_path):
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in pairwise("abcdefghi")]
+    (folder / "recipe.yaml").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"recipe\.yaml"):
+        stage_files(folder, tmp_path / "staging")

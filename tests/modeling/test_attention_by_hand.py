@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from reluformers.modeling.attention import MultiHeadAttention
 
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTENTION_PRESETS, AttentionConfig
-from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
-from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
-from reluformers.modeling.masks import AttentionMask
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import reference
+from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTENTION_PRESETS, AttentionConfig
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
+from reluformers.modeling.masks import AttentionMask
 
 WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 10, 2, 7, 4  # odd head width, odd length
 VARIANTS = {

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+
 from reluformers.configuration.configuration_attention import ACTIVATIONS, AttentionConfig
 from reluformers.modeling.attention import MultiHeadAttention
 

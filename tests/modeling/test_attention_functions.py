@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+
+import reference
 from reluformers.configuration.configuration_attention import ACTIVATIONS, SIGNED_ACTIVATIONS
 from reluformers.modeling import attention_functions
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
-
-import reference
 
 DISTRIBUTIONS = ("softmax", "sparsemax", "entmax15")
 SIZES = [(1, 1), (1, 33), (7, 7), (33, 5)]

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from builders.models import build_model, draw_images, draw_pairs
 from reluformers.modeling import attention, computation
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from reluformers.modeling.masks import AttentionMask
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from builders.models import build_model, draw_images, draw_pairs
 
 CPU = torch.device("cpu")
 PADDED_AND_CAUSAL = AttentionMask(5, 7, CPU, torch.ones(2, 7, dtype=torch.bool), 2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from reluformers.modeling.dropout import apply_dropout, keep_factors
 
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from reluformers.configuration.configuration_base import FEED_FORWARD_ACTIVATIONS
-from reluformers.modeling.feed_forward import FeedForward
 
 import reference
+from reluformers.configuration.configuration_base import FEED_FORWARD_ACTIVATIONS
+from reluformers.modeling.feed_forward import FeedForward
 
 WIDTH, INNER = 5, 9
 all_activations = pytest.mark.parametrize("activation", FEED_FORWARD_ACTIVATIONS)

@@ -16,13 +16,13 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
-from reluformers.modeling import handler
 from transformers.image_utils import load_image
 
 from builders.clean_processes import run_clean
 from builders.models import build_model
 from builders.pictures import encode, mutations, picture
 from reluformers.images.processing import build_image_processor
+from reluformers.modeling import handler
 from reluformers.translation.tokenization import train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]

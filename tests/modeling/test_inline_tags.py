@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from reluformers.modeling.inline_tags import UNITS, TagProjection, take_tags
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
 
 from builders.models import KINDS, TINY, all_families, all_presets, build_model, draw_pairs, logits_of
 from reluformers import seq2seq_config
+from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 
 RICH = {
     "attention": {

@@ -5,10 +5,6 @@ import math
 
 import pytest
 import torch
-from reluformers.modeling.layers import drop_path
-from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
-from reluformers.modeling.patch_embeddings import sincos2d_table
 from torch import nn
 from torch.nn import functional
 from transformers import AutoModel, AutoModelForImageClassification
@@ -16,6 +12,10 @@ from transformers import AutoModel, AutoModelForImageClassification
 import reference
 from builders.models import TINY_VISION, all_presets, build_model, draw_images, logits_of
 from reluformers import vision_config
+from reluformers.modeling.layers import drop_path
+from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
+from reluformers.modeling.patch_embeddings import sincos2d_table
 
 POOLINGS = ["cls", "mean", "attention"]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
 from reluformers.modeling import computation
 from reluformers.modeling import rectified_attention as fused
 from reluformers.modeling.computation import PassOptions, native
 from reluformers.modeling.normalization import wide_dtype
-
-from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
 
 if native is None:
     pytest.skip("needs the package reluformers_native", allow_module_level=True)

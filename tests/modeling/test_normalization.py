@@ -4,15 +4,15 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import reference
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.modeling import normalization
 from reluformers.modeling.compiled import native
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
 from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, ScaleNorm, build_norm, unit_length
-from torch.fx.experimental.proxy_tensor import make_fx
-
-import reference
 
 WIDTH = 5
 NAIVE = {

@@ -6,12 +6,12 @@ from itertools import accumulate
 
 import pytest
 import torch
-from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source, weights_of_heads
 from transformers import AutoTokenizer
 
 from builders.clean_processes import run_clean
 from builders.models import build_model
 from reluformers import TranslationPipeline
+from reluformers.modeling.pipeline_translation import NO_WORD, align_words, split_source, weights_of_heads
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from reluformers.modeling.search import SearchMixin
 from transformers import GenerationConfig, GenerationMixin, Pipeline, PreTrainedConfig, PreTrainedModel
 
 from builders.models import build_model, draw_pairs
+from reluformers.modeling.search import SearchMixin
 
 ROOT = Path(__file__).parents[2]
 FILES = [path for folder in ("configuration", "modeling") for path in sorted((ROOT / folder).glob("*.py"))]

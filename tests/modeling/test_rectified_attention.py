@@ -4,8 +4,6 @@ import random
 
 import pytest
 import torch
-from reluformers.modeling import attention, blockwise_attention, computation
-from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
@@ -14,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from reluformers import MultiHeadAttention, rectified_attention
+from reluformers.modeling import attention, blockwise_attention, computation
+from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
 
 CASES = 60
 

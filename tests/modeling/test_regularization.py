@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+
+import reference
 from reluformers.configuration.configuration_seq2seq import ReLUFormerConfig
 from reluformers.modeling import regularization
 from reluformers.modeling.modeling_seq2seq import ReLUFormerForConditionalGeneration
-
-import reference
 
 LENGTH = 7
 

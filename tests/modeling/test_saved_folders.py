@@ -7,7 +7,6 @@ from collections.abc import Callable
 import peft
 import pytest
 import torch
-from reluformers.modeling.normalization import UnitLinear
 from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from builders.clean_processes import run_clean
 from builders.models import TINY, TINY_VISION, build_model, draw_pairs, logits_of
 from reluformers.families import FAMILIES
+from reluformers.modeling.normalization import UnitLinear
 
 FEW_LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
 SIZE, WIDTH = TINY["vocab_size"], TINY["d_model"]

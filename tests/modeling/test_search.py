@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 import torch
-from reluformers.modeling import normalization, search
-from reluformers.modeling.cache import TargetCache
 from torch.testing import assert_close
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import all_presets, build_model
+from reluformers.modeling import normalization, search
+from reluformers.modeling.cache import TargetCache
 from reluformers.translation.length_penalty import wu_length_penalty
 
 VOCABULARY, END = 40, 2

@@ -9,13 +9,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch import Tensor
+
+from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
 from reluformers.modeling import triton_attention
 from reluformers.modeling.computation import choose_computation
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
-from torch import Tensor
-
-from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
 
 needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
 

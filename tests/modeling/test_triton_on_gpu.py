@@ -5,10 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import choose_computation
-from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
 from torch import Tensor
 
 from builders.triton_inputs import (
@@ -22,6 +18,10 @@ from builders.triton_inputs import (
     pass_options,
 )
 from reluformers import rectified_attention
+from reluformers.modeling import triton_attention
+from reluformers.modeling.computation import choose_computation
+from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -7,9 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PrefixTuningConfig, get_peft_model
-from reluformers.modeling import generation_check
-from reluformers.modeling.generation_check import find_generation_fault
-from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -22,6 +19,9 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from builders.models import KINDS, all_families, all_family_models, build_model, draw_images, draw_pairs
+from reluformers.modeling import generation_check
+from reluformers.modeling.generation_check import find_generation_fault
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME
 from reluformers.translation.tokenization import train_tokenizer
 
 # of stock models that ours are not, of other versions, and of nobody

@@ -9,10 +9,6 @@ import math
 
 import pytest
 import torch
-from reluformers.modeling import rectified_attention as fused
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import PassOptions
-from reluformers.modeling.triton_attention import triton_backward, triton_forward
 from torch import Tensor
 
 import reference
@@ -28,6 +24,10 @@ from builders.triton_inputs import (
     visible_keys,
 )
 from reluformers import rectified_attention
+from reluformers.modeling import rectified_attention as fused
+from reluformers.modeling import triton_attention
+from reluformers.modeling.computation import PassOptions
+from reluformers.modeling.triton_attention import triton_backward, triton_forward
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

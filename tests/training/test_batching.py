@@ -4,12 +4,12 @@ import tracemalloc
 from collections import Counter
 from itertools import chain, pairwise
 
+import accelerate
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
-import accelerate
 from reluformers.data import batching
 from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
 from reluformers.errors import UserError

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 
+from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.data.sources import check_apart
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from reluformers.modeling.attention import MultiHeadAttention
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import (
@@ -21,6 +20,7 @@ from builders.translation_runs import copy_as_interrupted, make_recipe, training
 from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.run import _ImageRun, train_image_classification
+from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.training.transfer import TransferOptions, exchange_shares
 from reluformers.translation import TranslationRecipe
 from reluformers.translation.run import _TranslationRun, train_translation

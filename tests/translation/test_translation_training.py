@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from reluformers.configuration.configuration_attention import AttentionConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.translation_runs import make_recipe, training_logs, write_toy_files
+from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate

@@ -65,7 +65,9 @@ def compare(folder: str, data: bytes) -> tuple[object, dict]:
 
 def translation_of(model: torch.nn.Module, tokenizer: object, text: str) -> dict:
     """Tokens of a text, of its greedy translation, and a summary of the logits behind the latter."""
-    source = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+    limit = model.config.max_position_embeddings  # an example of a run may be longer
+    cut = {"truncation": True, "max_length": limit}
+    source = tokenizer(text, return_tensors="pt", return_token_type_ids=False, **cut)
     tokens = model.generate(**source, num_beams=1, do_sample=False, max_length=None, max_new_tokens=12)
     logits = model(**source, decoder_input_ids=tokens, use_cache=False).logits
     numbers = {"text": text, "input_ids": source["input_ids"][0].tolist(), "tokens": tokens[0].tolist()}

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from reluformers.configuration.configuration_attention import AttentionConfig
 from transformers import AutoModelForSeq2SeqLM
 
+from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.errors import UserError
 from reluformers_research.tables import RECIPES, Claim, Table, list_tables, row_key, run_name
 
