@@ -20,7 +20,7 @@ LENGTH, WIDTH = 256, 64  # of the attention that is asked for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add nothing: `env` has no options."""
 
 
 def run(options: argparse.Namespace) -> None:

@@ -74,7 +74,7 @@ def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
 
 
 def options_of(options: argparse.Namespace, task: Task) -> ScoringOptions:
-    """Those of the command line that a task's scorer takes."""
+    """Pick the options of the command line that a task's scorer takes."""
     names = {item.name for item in dataclasses.fields(task.scorer.options_class)}
     return task.scorer.options_class(**{name: value for name, value in vars(options).items() if name in names})
 

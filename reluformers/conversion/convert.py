@@ -300,7 +300,7 @@ def _fit_variant(model_class: type[PreTrainedModel], config: PreTrainedConfig, w
 
 
 def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -> GenerationConfig | None:
-    """That of a source; one saved without a file of its own has it in config.json."""
+    """Read the generation settings of a source; one saved without a file of its own has it in config.json."""
     if auto_class is not AutoModelForSeq2SeqLM:
         return None
     with opening(place, "its generation_config.json"):

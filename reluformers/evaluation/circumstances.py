@@ -39,7 +39,7 @@ class Circumstances:
 
 
 def current_circumstances(device: torch.device, *, processes: int = 1, seed: int | None = None) -> Circumstances:
-    """Those of this process.
+    """Record device, versions and commit of this process.
 
     Args:
         device: what computes.

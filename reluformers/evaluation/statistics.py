@@ -128,7 +128,7 @@ class NullRate(RowStatistic):
     """`null_rate` of `RowStatistic` alone, for shuffled targets (ReLA fig. 6, dashed)."""
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """Of a model that has seen only such pairs."""
+        """Give the values of a model that has seen only such pairs."""
         return {"null_rate": super().values(sums)["null_rate"]}
 
 

@@ -175,7 +175,7 @@ class TranslationScorer(Scorer):
         )
 
     def sides(self) -> list[Side]:
-        """Those of the pairs."""
+        """Tokenizers and texts of the pairs."""
         return [
             Side(tokenizer, self.pairs[column])
             for tokenizer, column in zip(self.tokenizers, ("source", "target"), strict=True)

@@ -212,7 +212,7 @@ def _describe(location: str | list[str] | dict[str, str]) -> str:
 
 
 def _kind(files: list[str]) -> str:
-    """Of files of rows."""
+    """Name the kind of files of rows."""
     kinds = {_format(path) for path in files}
     if len(kinds) > 1:
         raise UserError(f"{_describe(files)}: different kinds of files in one split; use one kind")

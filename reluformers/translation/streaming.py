@@ -83,7 +83,7 @@ class PairStream:
         return {"shards": shards, "first": first, "last": last, FILES: [describe_file(file) for file in self.files]}
 
     def _checksum(self, rows: Any) -> str | None:
-        """Of the token ids of an Arrow table; None where a shard has no rows."""
+        """Hash the token ids of an Arrow table; None where a shard has no rows."""
         return None if rows is None else describe_tokens(self.prepare(Dataset(rows)))["sha256"]
 
 

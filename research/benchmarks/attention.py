@@ -85,7 +85,7 @@ def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
 
 
 def blocks(*inputs, **options) -> Tensor:
-    """The same without compiled code."""
+    """Run the attention without compiled code."""
     with mock.patch.object(computation, "native", None):
         return fused(*inputs, **options)
 
@@ -190,7 +190,7 @@ def with_backward(run: partial, job: str, gradient: Tensor) -> Callable[[], obje
 
 
 def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The same from a CUDA graph, which starts its kernels without Python."""
+    """Replay the call from a CUDA graph, which starts its kernels without Python."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = call()

@@ -74,7 +74,7 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
-        """Of the training."""
+        """Seed of the training."""
         return self.recipe["training"]["seed"]
 
     def to_recipe(self) -> Recipe:

@@ -52,11 +52,11 @@ class Runs:
 
     @property
     def scores(self) -> list[float]:
-        """Of each record."""
+        """Score of each record."""
         return [record.score for record in self.records]
 
     def values(self, measure: str) -> list[float]:
-        """Of each record that has one."""
+        """Value of each record that has one."""
         return [value for record in self.records if (value := record.measure(measure)) is not None]
 
 
@@ -140,7 +140,7 @@ class TableReport:
         return cls(table, setting, runs)
 
     def difference(self, first: str, second: str, measure: str = SCORE) -> Difference | None:
-        """Of two rows; None unless both have two runs that did not diverge.
+        """Compare two rows; None unless both have two runs that did not diverge.
 
         Raises:
             UserError: their runs were trained or scored on different data.
@@ -152,7 +152,7 @@ class TableReport:
         return None if None in means else Difference.of(*means)
 
     def _mean(self, name: str, measure: str) -> Mean | None:
-        """Of a row over its seeds, if there are two."""
+        """Mean of a row over its seeds, if there are two."""
         if (name, measure) not in self._means:
             samples, score = self._samples(self.runs[name], measure)
             mean = Mean.of(name, samples, score, self._seed_variance(measure)) if len(samples) > 1 else None
@@ -160,7 +160,7 @@ class TableReport:
         return self._means[name, measure]
 
     def _seed_variance(self, measure: str) -> SeedVariance:
-        """That of all rows of the table."""
+        """Variance over seeds, pooled over all rows of the table."""
         if measure not in self._variances:
             scores = []
             for runs in self.runs.values():

@@ -37,7 +37,7 @@ class SeedVariance:
 
     @classmethod
     def of(cls, scores: Iterable[Sequence[float]]) -> "SeedVariance":
-        """That of the scores of each system; systems of one seed say nothing.
+        """Pool the variance of the scores of each system; systems of one seed say nothing.
 
         Raises:
             ValueError: no system has two seeds.
@@ -103,7 +103,7 @@ class Difference:
 
     @classmethod
     def of(cls, system: Mean, baseline: Mean) -> "Difference":
-        """That of two means of the same test rows."""
+        """Subtract two means of the same test rows."""
         return cls(system.value - baseline.value, system.draws - baseline.draws)
 
     @property

@@ -47,7 +47,7 @@ class Claim:
     text: str
 
     def by(self, metric: str) -> "Claim":
-        """The same claim by another metric, where it is one of the score."""
+        """Make the claim one of another metric, where it is one of the score."""
         return replace(self, measure=metric) if self.measure == SCORE else self
 
     @classmethod

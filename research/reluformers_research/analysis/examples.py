@@ -79,7 +79,7 @@ def _map(rows: Rows, place: int, is_query: Tensor, is_key: Tensor) -> list[list[
 def with_tokens(
     examples: dict[str, list[dict[str, Any]]], tokenizers: Sequence[PreTrainedTokenizerBase]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The same with the text of tokens in place of their ids, "▁" for a blank."""
+    """Copy examples with the text of tokens in place of their ids, "▁" for a blank."""
     return {
         kind: [
             {
