@@ -82,7 +82,7 @@ app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its att
 docs: $(SETUP)  ## build the documentation site into site/
 	@rm -rf build
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
-	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented .
+	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented . ./research
 	$(VENV)/bin/python -m mkdocs build --quiet --strict
 
 notebooks: $(SETUP)  ## execute docs/notebooks with the folder that `make demo` saved

@@ -44,7 +44,7 @@ class AlignmentHead:
 
     @classmethod
     def of_config(cls, config: PreTrainedConfig) -> "AlignmentHead":
-        """Choose as the translation pipeline does, by the fields `alignment_…`; by default the mean of the last but one."""
+        """Choose as the pipeline does, by the fields `alignment_…`; by default the mean of the last layer but one."""
         layer = getattr(config, "alignment_layer", None)
         return cls(
             max(decoder_layers(config) - 2, 0) if layer is None else layer,
@@ -218,7 +218,7 @@ class LinkCounts:
         return alignment_scores(*counts, self.sure)
 
     def best(self) -> AlignmentHead:
-        """Find the method with the smallest AER; of equal ones normal before shifted, then the lower layer, then the mean."""
+        """Find the smallest AER; of equal ones normal before shifted, then the lower layer, then the mean."""
         rates = self.error_rates().roll(1, -1)  # the mean goes first
         shifted, layer, head = (int(place) for place in torch.unravel_index(rates.argmin(), rates.shape))
         return AlignmentHead(layer, head - 1 if head else None, bool(shifted))

@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
 from reluformers.errors import UserError
 from reluformers.evaluation.plotting import check_picture_path
@@ -16,14 +17,15 @@ from .tables import SCORE
 
 # colours that colour-blind readers tell apart, and markers that need none
 _STYLES = {HOLDS: ("#0072B2", "o"), OPEN: ("#777777", "|"), FAILS: ("#D55E00", "X")}
+# edges of what a claim allows, in margins
+_MARGINS = {">=": (-1,), "~": (-1, 1)}
 _LINE_INCHES = 0.17
 
 
 def plot_claims(reports: Sequence[TableReport], path: str | Path) -> Path:
-    """Draw every claim about a score: a point for the difference of its two rows, a line for the 95 % interval.
+    """Draw every claim about a score: a point for the lead of the row that is to be ahead, a line for its interval.
 
-    A panel for each task; the differences are in its metric. A claim is true to the right of 0, with `>=` and `~` from
-    minus the margin on, which a light line marks.
+    A panel for each task; the lead is in its metric. Light lines mark the margins of a claim of `>=` or `~`.
 
     Args:
         reports: tables with their records.
@@ -51,14 +53,16 @@ def plot_claims(reports: Sequence[TableReport], path: str | Path) -> Path:
                 low, high = verdict.difference.interval
                 one.plot([low, high], [place, place], color=colour, linewidth=1.2)
                 one.plot(verdict.difference.value, place, marker=marker, color=colour, markersize=5)
-                margin = report.table.margin
-                if verdict.claim.relation in (">=", "~"):
-                    one.plot([-margin, -margin], [place - 0.4, place + 0.4], color="#bbbbbb", linewidth=0.8)
+                for margin in _MARGINS.get(verdict.claim.relation, ()):
+                    edge = margin * report.table.margin
+                    one.plot([edge, edge], [place - 0.4, place + 0.4], color="#999999", linewidth=0.9)
             one.axvline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
             names = [f"{report.table.name} {report.setting}: {verdict.claim.text}" for report, verdict in claims]
             one.set_yticks(range(len(claims)), names)
             one.set_ylim(len(claims) - 0.4, -0.6)
-            one.set_xlabel(f"difference in {title} (first row − second row), 95 % interval")
+            one.set_xlabel(f"lead of the row that is claimed to be ahead, {title}, 95 % interval")
+            if claims[0][0].metric.format(1.0).endswith("%"):
+                one.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             one.spines["right"].set_visible(False)
         handles = [
             Line2D([], [], color=colour, marker=marker, linewidth=1.2, label=verdict)

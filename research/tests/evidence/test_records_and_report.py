@@ -13,6 +13,7 @@ from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers_research.forest import plot_claims
 from reluformers_research.records import RunRecord, gather, has_record, load_records
 from reluformers_research.report import (
     FAILS,
@@ -282,6 +283,19 @@ def test_verdicts_follow_from_the_runs(table, tmp_path):
     assert "| two | – | 3 | 8" in text
     assert "- tiny." in text
     assert "abc" in text
+
+
+def test_all_claims_are_drawn(table, tmp_path):
+    with pytest.raises(UserError, match="nothing to draw"):
+        plot_claims([report_of(table, tmp_path)], tmp_path / "claims.svg")
+    for seed in (1, 2, 3):
+        for name, share in (("one", 0.6), ("two", 0.8)):
+            save_run(table, tmp_path, name, seed, share)
+    pictures = [plot_claims([report_of(table, tmp_path)], tmp_path / name) for name in ("a.svg", "b.svg")]
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    drawn = pictures[0].read_text()
+    assert "one &lt; two" in drawn, "as comments of the paths that its letters are"
+    assert "three" not in drawn, "which has no runs"
 
 
 def test_what_is_worse_does_not_hold(table, tmp_path):
