@@ -194,12 +194,17 @@ def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterat
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
         with opener(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield _decode(line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+            yield from decode_lines(file, path, keep_ends=keep_ends)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
+
+
+def decode_lines(lines: Iterable[bytes], path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
+    """The lines of a file that is open; see `iterate_lines`."""
+    for number, line in enumerate(lines, start=1):
+        yield _decode(line if keep_ends else line.removesuffix(b"\n").removesuffix(b"\r"), path, number)
 
 
 def check_name(path: str | os.PathLike) -> str:

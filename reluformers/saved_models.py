@@ -166,10 +166,16 @@ def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
 
 
 def check_indices(folder: str | Path) -> None:
-    """Refuse a folder with an index of weights that `read_index` refuses."""
+    """Refuse a folder with an index of weights that `read_index` refuses, or with the weights of two models."""
     for index in (Path(folder, name) for name in _INDICES):
-        if index.is_file():
-            read_index(index)
+        if not index.is_file():
+            continue
+        whole = index.with_name(index.name.removesuffix(".index.json"))
+        # parts saved over a whole file leave it, and transformers would read that
+        if all((index.parent / name).is_file() for name in read_index(index)) and whole.is_file():
+            raise UserError(
+                f"{folder}: holds weights twice, in {whole.name} and by {index.name}; delete the older ones"
+            )
 
 
 def check_size(

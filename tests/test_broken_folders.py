@@ -290,6 +290,31 @@ def test_every_command_refuses_an_index_that_leaves_its_folder(copy_of, tmp_path
     assert name in line
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_parts_beside_a_whole_file(copy_of, tmp_path, capsys, command):
+    folder = copy_of["translation"]
+    split_weights(folder)
+    shutil.copy(folder / SHARD, folder / "model.safetensors")
+    line = refusal_of(capsys, *command_lines(folder, tmp_path)[command])
+    assert INDEX in line or "model.safetensors" in line
+
+
+def test_an_index_whose_parts_are_gone_is_left_alone(copy_of):
+    split_weights(copy_of["translation"])
+    (copy_of["translation"] / SHARD).rename(copy_of["translation"] / "model.safetensors")
+    load_translation_model(copy_of["translation"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_saved_over_a_whole_file_are_not_passed_over(copy_of):
+    folder = copy_of["translation"]
+    model, _ = load_translation_model(folder)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    for door in (load_translation_model, select_files):
+        with pytest.raises(UserError, match="twice"):
+            door(folder)
+
+
 def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path):
     split_weights(copy_of["translation"])
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "123", tmp_path / "models--a--b" / "blobs"

@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> None:
     is_file = os.path.isfile(source)
     if not is_file and " " not in source and Path(source.removesuffix(".gz")).suffix in (*TABLES, ".txt"):
         raise UserError(f"{source}: no such file; check the path")
+    if not is_file and "/" in source and os.path.exists(source):  # such as <(zcat news.gz)
+        raise UserError(f"{source}: is no file, but a folder or a pipe; give a file, or - for the standard input")
     if options.column is not None and not is_file:
         raise UserError(
             f"--column is {options.column!r}, but there is no table: give a .jsonl, .json, .tsv or .csv file"
@@ -84,8 +86,10 @@ def run(options: argparse.Namespace) -> None:
             print(line, flush=source == "-")
         return
     stamp = os.stat(source) if is_file else None
+    weights = sorted(Path(options.model).glob("*.safetensors"))  # none of a Hub id
     identity = {
         "model": os.path.abspath(options.model) if os.path.isdir(options.model) else options.model,
+        "weights of": [path.stat().st_mtime_ns for path in weights],
         "text": os.path.abspath(source) if is_file else source,
         "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,
         "column": options.column,

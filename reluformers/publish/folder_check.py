@@ -15,6 +15,7 @@ from reluformers.evaluation.examples import read_examples
 from reluformers.files import check_text, read_json, write_json
 from reluformers.saved_models import load_model, opening
 from reluformers.tasks import Task, task_of_model_type
+from reluformers.training.checkpoints import check_finite
 
 from .card import CARD_FILE
 from .card_check import check_card
@@ -73,11 +74,13 @@ def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
         task: what it does.
 
     Raises:
-        UserError: it does not open there, the logits differ by more than `LOGIT_TOLERANCE`, `generate` of the
-            installed transformers does not give what the model computes, or the answers are not the stored ones.
+        UserError: its weights are not finite, it does not open there, the logits differ by more than
+            `LOGIT_TOLERANCE`, `generate` of the installed transformers does not give what the model computes, or the
+            answers are not the stored ones.
     """
     stored = read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
+    check_finite(model.state_dict(), folder)
     inputs = task.example_inputs(model.config)
     of_texts = "input_ids" in inputs
     if stored and (of_texts != ("text" in stored[0]) or not (of_texts or len(stored) == NUM_STORED)):

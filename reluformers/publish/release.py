@@ -14,7 +14,7 @@ from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
 from reluformers.files import parse_yaml, read_json
-from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_no_adapter, read_index
+from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_indices, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -62,6 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: no such folder")
     _check_finished(folder)
     check_no_adapter(folder)
+    check_indices(folder)
     config = read_json(folder / "config.json")
     if task_of_model_type(config.get("model_type")) is None:
         raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")

@@ -1,6 +1,6 @@
 """Texts translated line by line: any number of them, in their order, none cut."""
 
-import json
+import fcntl
 import os
 import re
 import sys
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
-from reluformers.files import check_text, iterate_lines, write_json
+from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
 
 from .decoding import Tokenizers, translate
 from .rows import read_rows
@@ -97,7 +97,10 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
             else f"{source}: is no table, so that it has no column {column!r}"
         )
     if source == "-":
-        yield from (line.rstrip("\r\n") for line in sys.stdin)
+        if sys.stdin is None:
+            raise UserError("the standard input is closed; give a text or a file")
+        # in UTF-8 as files are, whatever the locale says
+        yield from decode_lines(sys.stdin.buffer, "the standard input")
     elif not is_table:
         yield from iterate_lines(source)
     else:
@@ -121,21 +124,28 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
         The file to write to, and how many lines it has already.
 
     Raises:
-        UserError: there are lines that follow from something else.
+        UserError: there are lines that follow from something else, or another call is writing them.
     """
     target = Path(os.path.realpath(path))
     part, record = (target.with_name(f"{target.name}.part{ending}") for ending in ("", ".json"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    if part.exists():
-        known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-        if differing := [name for name in identity if known.get(name) != identity[name]]:
+    with open(part, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
+            is_moved = not os.path.samestat(os.fstat(file.fileno()), os.stat(part))
+        except (BlockingIOError, FileNotFoundError):
+            is_moved = True
+        if is_moved:
+            raise UserError(f"{part}: another call is writing it; wait for it, or choose another --output")
+        known = read_json(record) if record.is_file() and os.fstat(file.fileno()).st_size else {}
+        differing = [name for name in identity if known.get(name) != identity[name]]
+        if differing and os.fstat(file.fileno()).st_size:
             name = differing[0]
             raise UserError(
                 f"{part}: was begun with {name} {known.get(name)!r}, not {identity[name]!r}; delete it, or choose "
                 "another --output"
             )
-    write_json(record, identity)
-    with open(part, "a+b") as file:
+        write_json(record, identity)
         file.seek(0)
         content_end = lines = 0
         for line in file:
@@ -143,7 +153,7 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
                 break
             content_end, lines = content_end + len(line), lines + 1
         file.truncate(content_end)
-    with open(part, "a", encoding="utf-8") as file:
-        yield file, lines
-    part.replace(target)
-    record.unlink()
+        with open(part, "a", encoding="utf-8") as text:
+            yield text, lines
+        part.replace(target)
+        record.unlink()

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import shutil
 
 import pytest
 
@@ -40,7 +42,7 @@ def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tm
     filled = iter(expected([text for text in texts if text.strip()]))
     wanted = [next(filled) if text.strip() else "" for text in texts]
     assert printed(capsys, "--model", folder, tmp_path / "a.txt", "--batch_size", 1) == wanted
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
     assert printed(capsys, "--model", folder, "-", "--batch_size", 1) == wanted
     together = printed(capsys, "--model", folder, tmp_path / "a.txt")
     assert [bool(line) for line in together] == [bool(line) for line in wanted]
@@ -130,3 +132,51 @@ def test_refusals(folder, capsys, tmp_path):
     assert "'en'" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--column", "en")
     assert "none" in refusal_of(capsys, "translate", "--model", tmp_path / "none", "Hello there")
     assert "num_beams" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--num_beams", 0)
+
+
+def test_the_standard_input_is_utf_8_as_files_are(folder, expected, capsys, monkeypatch):
+    text = "Zwei Hüte."
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"\ufeff{text}\r\n".encode()), encoding="latin-1"))
+    assert printed(capsys, "--model", folder, "-") == expected([text])
+    binary = io.TextIOWrapper(io.BytesIO(b"A man\n\xff\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", binary)
+    assert "line 2" in refusal_of(capsys, "translate", "--model", folder, "-")
+    monkeypatch.setattr("sys.stdin", None)
+    assert "closed" in refusal_of(capsys, "translate", "--model", folder, "-")
+
+
+def test_a_pipe_and_a_folder_are_no_texts(folder, capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert str(path) in refusal_of(capsys, "translate", "--model", folder, path)
+
+
+def test_two_calls_do_not_write_one_output(folder, capsys, tmp_path):
+    (tmp_path / "a.txt").write_text("Two dogs.\n")
+    with lines.continued_file(str(tmp_path / "out.txt"), {"text": "another"}) as (file, _):
+        file.write("a line\n")
+        file.flush()
+        arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", tmp_path / "out.txt")
+        assert "out.txt.part" in refusal_of(capsys, *arguments)
+    assert (tmp_path / "out.txt").read_text() == "a line\n"
+
+
+def test_an_output_goes_on_with_the_same_weights_alone(folder, capsys, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "a.txt").write_text("Two dogs.\nA man.\n")
+    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--output", tmp_path / "out.txt")
+    run_command(*arguments)
+    expected = (tmp_path / "out.txt").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "BLOCK_LINES", 1)
+        translate, answers = lines.translate, iter([True])
+        patch.setattr(lines, "translate", lambda *given, **more: next(answers) and translate(*given, **more))
+        with pytest.raises(RuntimeError):
+            run_command(*arguments)
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert "weights" in refusal_of(capsys, *arguments)
+    (tmp_path / "out.txt.part.json").write_text("[" * 100_000)
+    assert "out.txt.part.json" in refusal_of(capsys, *arguments)
+    (tmp_path / "out.txt.part").unlink()
+    run_command(*arguments)
+    assert (tmp_path / "out.txt").read_text() == expected

@@ -5,7 +5,7 @@ from functools import cache
 
 import huggingface_hub
 import pytest
-from safetensors.torch import load
+from safetensors.torch import load, load_file, save_file
 from transformers import ViTImageProcessorPil
 
 from builders.commands import refusal_of, run_command
@@ -204,3 +204,11 @@ def test_an_example_longer_than_the_model_takes_is_cut(folder):
     (folder / "results.json").write_text(json.dumps({"examples": [{"source": "two dogs play in the snow " * 20}]}))
     (answer,) = compare_in_clean_process(folder, TASKS["translation"]).answers
     assert len(answer["input_ids"]) == 32
+
+
+def test_weights_that_are_not_finite_are_no_fault_of_the_code(folder, capsys):
+    weights = load_file(folder / "model.safetensors")
+    name = min(weights)
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert name in refusal_of(capsys, "check", folder)
