@@ -10,9 +10,8 @@ from typing import NamedTuple
 from reluformers.clean_process import answer_in_clean_process
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
-from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
-from reluformers.translation.tokenization import load_tokenizers
+from reluformers.translation.tokenization import describe_unknown, load_tokenizers, unknown_characters
 
 from .corpus import KINDS, DemoCorpus, Row
 
