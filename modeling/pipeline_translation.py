@@ -94,17 +94,15 @@ class TranslationPipeline(Pipeline):
     def _sanitize_parameters(self, truncation=None, return_alignments=None, **generate_options):
         cut = {} if truncation is None else {"truncation": truncation}
         aligned = {} if return_alignments is None else {"return_alignments": return_alignments}
-        return cut, {**aligned, **generate_options}, {}
+        return cut, generate_options, aligned
 
     def preprocess(self, text: str, truncation: bool | str = True) -> dict[str, Any]:
         check_text(text, "the text")
         encoding = self.tokenizer(text, return_offsets_mapping=self.tokenizer.is_fast, verbose=False)
         tokens, spans = encoding["input_ids"], encoding.get("offset_mapping", [])
-        unknown = [
-            slice(*span) for token, span in zip(tokens, spans, strict=False) if token == self.tokenizer.unk_token_id
-        ]
+        unknown = [span for token, span in zip(tokens, spans, strict=False) if token == self.tokenizer.unk_token_id]
         if unknown:
-            named = ", ".join(dict.fromkeys(text[span].strip() for span in unknown))
+            named = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in unknown))
             logger.warning(f"the tokenizer does not know {named}: what the model writes for it is invented")
         limit = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
         if len(tokens) > limit:
@@ -113,33 +111,35 @@ class TranslationPipeline(Pipeline):
             logger.warning(f"a text of {len(tokens)} tokens is cut to the {limit} that the model takes")
             tokens = self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
         input_ids = torch.tensor([tokens])
-        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "source": text}
+        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "text": text}
 
-    def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
-        input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    def _forward(self, inputs: dict[str, Any], **options) -> dict[str, Any]:
+        input_ids = inputs["input_ids"]
         if "generation_config" not in options:  # None keeps a saved limit from going before the one that is asked for
             length = longest_translation(input_ids.shape[1], self.model.config)
             longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
             options = {"max_length": longest, "max_new_tokens": None, **options}
         options["return_dict_in_generate"] = False
-        outputs = {"tokens": self.model.generate(input_ids=input_ids, attention_mask=mask, **options)}
-        if return_alignments:
-            outputs["weights"] = self.cross_weights(input_ids, mask, outputs["tokens"])
-        by_text = {name: value.unflatten(0, (len(input_ids), -1)) for name, value in outputs.items()}
-        return {**inputs, **by_text}
+        tokens = self.model.generate(input_ids=input_ids, attention_mask=inputs["attention_mask"], **options)
+        return {**inputs, "tokens": tokens.unflatten(0, (len(input_ids), -1))}  # [batch, sequences, target_len]
 
-    def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
-        records = []
-        for row, tokens in enumerate(outputs["tokens"][0]):
+    def postprocess(self, outputs: dict[str, Any], return_alignments: bool = False) -> list[dict[str, Any]]:
+        source, records = outputs["input_ids"][0, outputs["attention_mask"][0].bool()], []
+        for tokens in outputs["tokens"][0]:
             record = {"translation_text": self.target_tokenizer.decode(tokens, skip_special_tokens=True)}
-            if "weights" in outputs:
-                record["alignments"] = self._align(outputs, tokens, outputs["weights"][0, row])
+            if return_alignments:
+                record["alignments"] = self._align(outputs["text"], source, tokens, WORDS)
             records.append(record)
         return records
 
-    @torch.no_grad()
     def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
         """Align the words of a translation that is given, as a text or as tokens of `generate`; long sides are cut.
+
+        The source word of a word is the one that the decoder looks at when it writes it, in a pass over source and
+        translation: cross-attention of the layer `alignment_layer` of the configuration, which training measures, or
+        the last but one (Garg et al. 2019), of the head `alignment_head`, or on average over the heads, summed over
+        the tokens of each word. With `alignment_shifted` a token's weights are those of the step that has it as its
+        input (Chen et al. 2020).
 
         Args:
             text, translation: the two sides.
@@ -151,50 +151,33 @@ class TranslationPipeline(Pipeline):
         Raises:
             ValueError: a text is empty or not a string.
         """
-        inputs = self.preprocess(text)
+        source = self.preprocess(text)["input_ids"][0]
         if isinstance(translation, str):
             check_text(translation, "the translation")
             options = {"truncation": True, "max_length": self.model.config.max_position_embeddings}
             tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
             translation = [self.model.generation_config.decoder_start_token_id, *tokens]
-        tokens = torch.tensor([translation])
-        sides = (inputs["input_ids"], inputs["attention_mask"], tokens)
-        weights = self.cross_weights(*(side.to(self.device) for side in sides))
-        return self._align(inputs, tokens[0], weights[0].cpu(), pattern)
+        return self._align(text, source, torch.tensor(translation), pattern)
 
-    def _align(self, inputs: dict[str, Any], tokens: Tensor, weights: Tensor, pattern: str = WORDS):
-        is_token = inputs["attention_mask"][0].bool()
-        source = split_text(self.tokenizer, inputs["source"], inputs["input_ids"][0, is_token].tolist(), pattern)
-        target = split_tokens(self.target_tokenizer, tokens[1:].tolist(), pattern)
-        return align_words(weights[:, is_token], source, target)
-
-    def cross_weights(self, input_ids: Tensor, attention_mask: Tensor, tokens: Tensor) -> Tensor:
-        """Cross-attention of each target token but the first    [sequences, target_len - 1, source_len].
-
-        A second pass over source and translation, with the attention of one layer: `alignment_layer` of the
-        configuration, which training measures, or the last but one (Garg et al. 2019); of `alignment_head`, or the
-        mean of the heads, without negative weights. Row t is that of the step which writes token t + 1, or, with
-        `alignment_shifted`, of the step that has it as its input (Chen et al. 2020).
-
-        Args:
-            input_ids, attention_mask: [batch, source_len].
-            tokens: [sequences, target_len], the same number of sequences for each source, start tokens included.
-        """
-        copies, config, length = len(tokens) // len(input_ids), self.model.config, tokens.shape[1] - 1
-        layer, head = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head"))
-        shift = int(getattr(config, "alignment_shifted", False))
+    @torch.no_grad()
+    def _align(self, text: str, source: Tensor, target: Tensor, pattern: str) -> list[dict[str, Any]]:
+        config, length = self.model.config, len(target) - 1
+        layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
+        first = int(bool(is_shifted))
+        # of a translation that is as long as can be the last token is no input
+        target_input = target[: min(length + first, config.max_position_embeddings)]
         with eager_attention(self.model):
             layers = self.model(
-                input_ids=input_ids.repeat_interleave(copies, 0),
-                attention_mask=attention_mask.repeat_interleave(copies, 0),
-                # of a translation that is as long as can be the last token is no input
-                decoder_input_ids=tokens[:, : min(length + shift, config.max_position_embeddings)],
+                input_ids=source[None].to(self.device),
+                decoder_input_ids=target_input[None].to(self.device),
                 output_attentions=True,
                 use_cache=False,
             ).cross_attentions
-        weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0)
-        weights = (weights.mean(1) if head is None else weights[:, head])[:, shift:]
-        return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
+        weights = layers[max(len(layers) - 2, 0) if layer is None else layer][0].float().clamp_min(0).cpu()
+        weights = (weights.mean(0) if head is None else weights[head])[first:]
+        weights = functional.pad(weights, (0, 0, 0, length - len(weights)))
+        words = split_text(self.tokenizer, text, source.tolist(), pattern)
+        return align_words(weights, words, split_tokens(self.target_tokenizer, target[1:].tolist(), pattern))
 
     def save_pretrained(self, save_directory: str, **kwargs) -> None:
         """Save model and tokenizers, and with the model this code."""
