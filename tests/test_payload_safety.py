@@ -16,7 +16,6 @@ PAYLOAD = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if p
 MODULES = {
     "__future__",
     "base64",
-    "binascii",
     "collections.abc",
     "contextlib",
     "copy",
@@ -34,7 +33,6 @@ MODULES = {
     "reluformers_native",  # compiled beforehand: it is installed or not, never made
     "torch",
     "torch.nn",
-    "torch.utils.data",
     "transformers",
     "transformers.modeling_layers",
     "transformers.modeling_outputs",

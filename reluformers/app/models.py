@@ -33,8 +33,6 @@ MAX_BEAMS = 8
 MAX_PIXELS = 25_000_000
 MAX_RATIO = 50  # as there: processors enlarge the shorter side, and the longer one with it
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-EXTRA_TOKENS = 50  # a translation may be so many tokens longer than its source
-
 MAX_EXAMPLES = 5
 SKETCH_SIDE = 32  # pixels: whoever takes so small an image can be drawn for
 
@@ -147,12 +145,9 @@ class Translator:
             ValueError: the text is empty, no Unicode or too long, or the number of beams out of its bounds.
         """
         text, num_beams = check_text(text), check_beams(num_beams)
-        inputs = self.tokenizer(text, return_tensors="pt")
-        length, limit = inputs["input_ids"].shape[1], self.config.max_position_embeddings
-        if length > limit:
-            raise ValueError(f"The text has {length} tokens, the model takes {limit}: translate it in parts.")
-        longest = min(length + EXTRA_TOKENS, limit - 1)
-        target = self.model.generate(**inputs, num_beams=num_beams, max_length=longest + 1, max_new_tokens=None)[0]
+        inputs = self.pipeline.preprocess(text, truncation=False)
+        # the model's own code says how long a translation may be
+        target = self.pipeline.forward(inputs, num_beams=num_beams)["tokens"][0, 0]
         translated = self.target_tokenizer.decode(target, skip_special_tokens=True)
         return self._aligned(Translation(text, translated, inputs["input_ids"][0].tolist(), target.tolist()))
 

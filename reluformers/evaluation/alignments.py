@@ -122,7 +122,7 @@ def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignme
         source, target = (split_text(*side) for side in zip(tokenizers, texts, tokens, strict=True))
         normal = weights[row, :, :, : len(tokens[1]), : len(tokens[0])]
         shifted = functional.pad(normal[:, :, 1:], (0, 0, 0, 1))
-        sums = sum_over_words(torch.stack([normal, shifted]), source, target)[..., 1:]
+        sums = sum_over_words(torch.stack([normal, shifted]), source, target)[..., :-1]
         best, links = functional.pad(sums, (0, 1)).max(-1)  # a text may have no words
         aligned.append(WordAlignments(source[0], target[0], links.masked_fill(best == 0, NO_LINK)))
     return aligned

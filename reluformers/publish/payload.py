@@ -26,7 +26,7 @@ _ATTENTION = "attention"
 # what serves a model is one file: loading a model fetches all of its files, and three requests go for each
 _JOINED = {"pipeline_translation": "handler"}
 # files of earlier versions, whose modules have other names now
-_FORMER_NAMES = {"fields.py"}
+_FORMER_NAMES = {"fields.py", "inline_tags.py"}
 _LINE_LENGTH = 119
 
 

@@ -13,21 +13,17 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 
 from reluformers.data.batches import length_batches
 from reluformers.errors import UserError, describe_error
-from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
+from reluformers.modeling.pipeline_translation import longest_translation
 from reluformers.saved_models import load_model, opening
 
 from .length_penalty import wu_length_penalty
-from .tokenization import check_tokenizer_fits, load_tokenizers
+from .tokenization import check_tokenizer_fits, describe_unknown, load_tokenizers, unknown_characters
 
 logger = logging.getLogger(__name__)
 
 PENALTIES = ("hf", "wu")
 # as recipes spell it → what `generate` takes
 EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
-
-# a translation may be this much longer than its source, or as much as the source is long, if that is more: with 50
-# alone, as in the papers, a fifth of the targets of documents of 512 tokens and more could not be written
-_EXTRA_TOKENS = 50
 
 # whatever a model was saved with: the same translation each time, and one alone
 ONE_BEST = {"do_sample": False, "num_return_sequences": 1, "return_dict_in_generate": False}
@@ -73,8 +69,9 @@ def translate(
 ) -> list[str]:
     """Translate texts by beam search.
 
-    Texts are sorted by length and batched, longest first; a batch generates at most as many tokens as its longest
-    source has, plus 50 (ReLA and QKNorm: "at most source + 50"), or twice as many where the source has more than 50.
+    Texts are sorted by length and batched, longest first; a batch generates at most the `longest_translation` of its
+    longest source. That rule is the pipeline's too, and all records of evaluations are by it; the saved `max_length`
+    is for a `generate` that is called without one.
     A source that is longer than the model's positions is cut, with one warning for all; another one names the
     characters that the tokenizer does not know.
 
@@ -187,11 +184,9 @@ def _generate(
         return_attention_mask=True,
         return_tensors="pt",
     ).to(model.device)
-    source_length = batch["input_ids"].shape[1]
-    new_tokens = source_length + max(source_length, _EXTRA_TOKENS)
     options = {
         # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
-        "max_length": 1 + (new_tokens if limit is None else min(new_tokens, limit)),
+        "max_length": 1 + longest_translation(batch["input_ids"].shape[1], model.config),
         "max_new_tokens": None,
         **{name: batch[name] for name in ("input_ids", "attention_mask")},
         **options,

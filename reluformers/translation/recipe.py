@@ -119,8 +119,8 @@ class DecodingSection:
         early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
         min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
         max_new_tokens: the longest output of the saved model by default, in tokens, at least `data.document_tokens`
-            and at most as many as the model has positions; the evaluation allows 50 more than the source has, or twice
-            as many if that is more.
+            and at most as many as the model has positions; for `generate` alone, as evaluation and pipeline go by
+            `longest_translation`.
 
     Raises:
         UserError: a number is too small, or α is not finite.

@@ -32,6 +32,7 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 ROWS_PER_BLOCK = 100_000
 _ROWS_PER_CALL = 1000
 LONGEST_WORD = 1000
+MOST_NAMED = 20  # unknown characters that a warning names
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
@@ -297,6 +298,31 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
     if not isinstance(item, str):
         return [_cut_long_words(text) for text in item]
     return _LONG_WORD.sub(r"\g<0> ", item) if len(item) > LONGEST_WORD else item
+
+
+def unknown_characters(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[str]:
+    """Characters that a tokenizer turns into `<unk>`, each once, in the order of the texts.
+
+    Args:
+        tokenizer: only a fast one says where its tokens come from; of another one nothing is found.
+        texts: any.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or not tokenizer.is_fast:
+        return []
+    texts = list(texts)
+    encoding = tokenizer(texts, return_offsets_mapping=True, verbose=False)
+    found = []
+    for text, tokens, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+        for token, (start, end) in zip(tokens, offsets, strict=True):
+            found += text[start:end] if token == unknown else ""
+    return [character for character in dict.fromkeys(found) if not character.isspace()]
+
+
+def describe_unknown(characters: list[str]) -> str:
+    """Say in one line which characters a tokenizer does not know; longer lists are cut."""
+    named = ", ".join(characters[:MOST_NAMED]) + (", …" if len(characters) > MOST_NAMED else "")
+    return f"the tokenizer does not know {named}: what the model writes for such characters is invented"
 
 
 def _check_size(size: int, vocab_size: int, reserved: int) -> None:

@@ -10,10 +10,9 @@ from typing import NamedTuple
 from demo.corpus import KINDS, DemoCorpus, Row
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
-from reluformers.modeling.pipeline_translation import describe_unknown, unknown_characters
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
-from reluformers.translation.tokenization import load_tokenizers
+from reluformers.translation.tokenization import describe_unknown, load_tokenizers, unknown_characters
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250

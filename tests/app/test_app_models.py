@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.modeling import handler
+from reluformers.modeling.pipeline_translation import longest_translation
 
 TEXT = TEXTS[1]
 
@@ -83,7 +84,7 @@ def test_a_translation_is_read_in_another_vocabulary(tmp_path):
 
 def test_translation_is_that_of_generate(translator, tmp_path):
     inputs = translator.tokenizer(TEXT, return_tensors="pt")
-    limit = min(inputs["input_ids"].shape[1] + models.EXTRA_TOKENS, translator.config.max_position_embeddings - 1)
+    limit = longest_translation(inputs["input_ids"].shape[1], translator.config)
     expected = translator.model.generate(**inputs, num_beams=3, max_new_tokens=limit)[0]
     translation = translator.translate(f"  {TEXT}\n", 3.0)
     assert translation.target_ids == expected.tolist()
@@ -107,7 +108,7 @@ def test_separate_vocabularies_have_their_own_words(tmp_path):
         (None, 1, "nothing to translate"),
         (["a"], 1, "nothing to translate"),
         ("a" * (models.MAX_CHARACTERS + 1), 1, "2,001 characters, at most 2,000"),
-        ("é " * 40, 1, r"\d+ tokens, the model takes 64"),
+        ("é " * 40, 1, r"\d+ tokens, but the model takes 64"),
         ("a \udcff", 1, "not valid Unicode"),
         ("a", 0, "beams is 0,"),
         ("a", models.MAX_BEAMS + 1, "beams is 9,"),

@@ -33,7 +33,6 @@ def translation_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translation")
     tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
     model = build_model("reluformer", vocab_size=len(tokenizer))
-    model.generation_config.max_new_tokens = 8
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -131,40 +130,33 @@ BAD_BODIES = [
     ("old dog", "the body must be an object"),
     ({}, "the body must be an object"),
     ({"text": "old dog"}, "the body must be an object"),
-    ({"inputs": "old dog", "parameter": {}}, "nothing else, got 'parameter'"),
-    ({"inputs": None}, "inputs must be a text, got NoneType"),
-    ({"inputs": {"text": "old dog"}}, "inputs must be a text, got dict"),
-    ({"inputs": ""}, "inputs is empty"),
-    ({"inputs": "a \ud800"}, "inputs is no valid text: half of a surrogate pair at character 3"),
+    ({"inputs": "old dog", "parameter": {}}, "the body must be an object"),
+    ({"inputs": None}, "text 1 must be a string that is not empty, got None"),
+    ({"inputs": {"text": "old dog"}}, "text 1 must be a string that is not empty, got {"),
+    ({"inputs": ""}, "text 1 must be a string that is not empty"),
+    ({"inputs": "a \ud800"}, "surrogates not allowed"),
     ({"inputs": []}, "inputs must be 1 to 32, got 0"),
     ({"inputs": ["dog"] * 33}, "inputs must be 1 to 32, got 33"),
-    ({"inputs": ["dog", 3]}, "inputs[1] must be a text, got int"),
-    ({"inputs": ["dog", " "]}, "inputs[1] is empty"),
-    ({"inputs": "x" * 10_001}, "inputs has 10001 characters, at most 10000 are allowed"),
-    ({"inputs": "dog", "parameters": [1]}, "parameters must be an object, got list"),
+    ({"inputs": ["dog", 3]}, "text 2 must be a string that is not empty, got 3"),
+    ({"inputs": ["dog", " "]}, "text 2 must be a string that is not empty"),
+    ({"inputs": "x" * 10_001}, "a text may have 10000 characters at most"),
+    ({"inputs": "dog", "parameters": [1]}, "parameters must be an object, got [1]"),
     ({"inputs": "dog", "parameters": {"num_beam": 2}}, "unknown parameter 'num_beam'; allowed are num_beams"),
     ({"inputs": "dog", "parameters": {"trust_remote_code": True}}, "unknown parameter"),
-    ({"inputs": "dog", "parameters": {"num_beams": 9}}, "num_beams must be an integer from 1 to 8, got 9"),
-    ({"inputs": "dog", "parameters": {"num_beams": 0}}, "num_beams must be an integer from 1 to 8, got 0"),
-    ({"inputs": "dog", "parameters": {"num_beams": True}}, "num_beams must be an integer"),
-    ({"inputs": "dog", "parameters": {"num_beams": 2.5}}, "num_beams must be an integer"),
-    ({"inputs": "dog", "parameters": {"num_beams": "2"}}, "num_beams must be an integer"),
-    ({"inputs": "dog", "parameters": {"max_new_tokens": 33}}, "max_new_tokens must be an integer from 1 to 32"),
+    ({"inputs": "dog", "parameters": {"num_beams": 9}}, "num_beams must be a number from 1 to 8, got 9"),
+    ({"inputs": "dog", "parameters": {"num_beams": 0}}, "num_beams must be a number from 1 to 8, got 0"),
+    ({"inputs": "dog", "parameters": {"num_beams": True}}, "num_beams must be a number"),
+    ({"inputs": "dog", "parameters": {"num_beams": 2.5}}, "num_beams must be a number"),
+    ({"inputs": "dog", "parameters": {"num_beams": "2"}}, "num_beams must be a number"),
+    ({"inputs": "dog", "parameters": {"max_new_tokens": 513}}, "max_new_tokens must be a number from 1 to 512"),
     ({"inputs": "dog", "parameters": {"length_penalty": float("nan")}}, "length_penalty must be a number"),
     ({"inputs": "dog", "parameters": {"length_penalty": float("inf")}}, "length_penalty must be a number"),
-    ({"inputs": "dog", "parameters": {"return_alignments": "yes"}}, "return_alignments must be one of true, false"),
-    ({"inputs": "dog", "parameters": {"return_alignments": 1}}, "return_alignments must be one of true, false"),
-    ({"inputs": "dog", "parameters": {"max_length": 34}}, "max_length must be an integer from 2 to 33, got 34"),
-    ({"inputs": "dog", "parameters": {"truncation": "only_second"}}, "truncation must be one of true, false, longest"),
-    ({"inputs": "dog", "parameters": {"src_lang": 3}}, "src_lang must be a text, got 3"),
-    ({"inputs": "dog", "parameters": {"generate_parameters": [2]}}, "generate_parameters must be an object, got list"),
-    ({"inputs": "dog", "parameters": {"generate_parameters": {"num_beams": 9}}}, "num_beams must be an integer"),
+    ({"inputs": "dog", "parameters": {"return_alignments": "yes"}}, "return_alignments must be one of [True, False]"),
+    ({"inputs": "dog", "parameters": {"max_length": 514}}, "max_length must be a number from 2 to 513, got 514"),
+    ({"inputs": "dog", "parameters": {"truncation": "only_second"}}, "truncation must be one of [True, False"),
+    ({"inputs": "dog", "parameters": {"generate_parameters": [2]}}, "generate_parameters must be an object, got [2]"),
+    ({"inputs": "dog", "parameters": {"generate_parameters": {"num_beams": 9}}}, "num_beams must be a number"),
     ({"inputs": "dog", "parameters": {"generate_parameters": {"use_auth_token": "x"}}}, "unknown parameter"),
-    (
-        {"inputs": "dog", "parameters": {"num_beams": 2, "generate_parameters": {"num_beams": 2}}},
-        "num_beams is given twice",
-    ),
-    ({"inputs": "dog", "options": "fast"}, "options must be an object, got str"),
     ({"inputs": "red dog " * 40, "parameters": {"truncation": False}}, "but the model takes 32"),
 ]
 
@@ -177,17 +169,17 @@ def test_bad_bodies_get_one_clear_line(translate, body, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("", "inputs is empty"),
+        ("", "an image is none of PNG"),
         ("/etc/passwd", "a path or an address is not opened"),
         ("https://example.com/digit.png", "a path or an address is not opened"),
-        (base64.b64encode(b"no image").decode(), "inputs is no image of format PNG"),
-        (b"no image", "inputs is no image of format PNG"),
-        (encode(picture(64, 64))[:500], "inputs is a damaged image"),
-        (encode(picture(8, 12), "EPS"), "inputs is no image of format PNG"),
+        (base64.b64encode(b"no image").decode(), "an image is none of PNG"),
+        (b"no image", "an image is none of PNG"),
+        (encode(picture(64, 64))[:500], "an image is damaged"),
+        (encode(picture(8, 12), "EPS"), "an image is none of PNG"),
         (bytes(10 * 2**20 + 1), "at most 10485760 are allowed"),
-        ("A" * (20 * 2**20 + 1), "more than 10485760 bytes"),
-        (7, "must be an image in base64, got int"),
-        ([picture(8, 12), None], "inputs[1] must be an image in base64, got NoneType"),
+        ("A" * 16 * 2**20, "at most 10485760 are allowed"),
+        (7, "an image must be in base64"),
+        ([picture(8, 12), None], "an image must be in base64"),
         ([], "inputs must be 1 to 32"),
     ],
     ids=lambda value: None,
@@ -208,7 +200,7 @@ def test_images_of_too_many_pixels_are_not_decoded(classify, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(sys.modules["handler"], "MAX_PIXELS", 2 * 8 * 12)
     assert len(classify({"inputs": [encode(picture(8, 12))] * 2})) == 2
-    together = "the images up to inputs[2] have more than 192 pixels together"
+    together = "the images have more than 192 pixels, together or alone"
     assert error_of(classify, {"inputs": [encode(picture(8, 12))] * 3}) == together
 
 
@@ -248,14 +240,16 @@ def answer_or_refuse(classify, data) -> bool:
 def test_mutated_images_are_answered_or_refused(classify, number, monkeypatch):
     # the model takes most of the time, and its processor sees all that can be wrong with a picture
     process = classify.pipeline.image_processor
-    monkeypatch.setattr(classify, "pipeline", lambda image, **_: process(load_image(image))["pixel_values"])
+    monkeypatch.setattr(
+        classify, "pipeline", lambda images, **_: [process(load_image(image))["pixel_values"] for image in images]
+    )
     answered = sum(answer_or_refuse(classify, data) for data in mutations(number, seed=number))
     assert 0 < answered < number
 
 
 def test_an_image_that_the_server_opened_is_of_these_formats_too(classify):
     with Image.open(io.BytesIO(encode(picture(8, 12), "EPS"))) as postscript:
-        assert "EPS" in error_of(classify, {"inputs": postscript})
+        assert "of format PNG, JPEG" in error_of(classify, {"inputs": postscript})
     assert classify({"inputs": Image.open(io.BytesIO(encode(picture(8, 12), "MPO", save_all=True)))})
     assert error_of(classify, {"inputs": Image.new("RGB", (0, 4))})
 
@@ -263,8 +257,8 @@ def test_an_image_that_the_server_opened_is_of_these_formats_too(classify):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"top_k": 0}, "top_k must be an integer from 1 to 1000"),
-        ({"function_to_apply": "exec"}, "function_to_apply must be one of softmax, sigmoid, none, got 'exec'"),
+        ({"top_k": 0}, "top_k must be a number from 1 to 1000"),
+        ({"function_to_apply": "exec"}, "function_to_apply must be one of ['softmax', 'sigmoid', 'none'], got 'exec'"),
         ({"num_beams": 2}, "unknown parameter 'num_beams'; allowed are top_k, function_to_apply"),
     ],
 )
@@ -349,14 +343,14 @@ def test_the_client_shows_what_is_wrong(translate, classify, online):
     with serve(translate) as address:
         client = InferenceClient(address)
         for text, options, message in (
-            ("", {}, "inputs is empty"),
-            ("old dog", {"generate_parameters": {"num_beams": 9}}, "num_beams must be an integer from 1 to 8, got 9"),
+            ("", {}, "text 1 must be a string that is not empty"),
+            ("old dog", {"generate_parameters": {"num_beams": 9}}, "num_beams must be a number from 1 to 8, got 9"),
             ("red dog " * 40, {"truncation": "do_not_truncate"}, "but the model takes 32"),
         ):
             with pytest.raises(HfHubHTTPError, match=message) as caught:
                 client.translation(text, **options)
             assert caught.value.response.status_code == 400
-    with serve(classify) as address, pytest.raises(HfHubHTTPError, match="inputs is no image of format") as caught:
+    with serve(classify) as address, pytest.raises(HfHubHTTPError, match="an image is none of") as caught:
         InferenceClient(address).image_classification(b"no image", top_k=2)
     assert caught.value.response.status_code == 400
 
@@ -375,6 +369,6 @@ def test_the_client_classifies_with_and_without_parameters(classify, online, tmp
 
 @pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
 def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
-    with pytest.raises(ValueError, match=r"inputs.* 50 times"):
-        handler.open_image(Image.new("RGB", size), "inputs")
-    assert handler.open_image(Image.new("RGB", (1, 50)), "inputs").size == (1, 50)
+    with pytest.raises(ValueError, match="50 times"):
+        handler.open_image(Image.new("RGB", size))
+    assert handler.open_image(Image.new("RGB", (1, 50))).size == (1, 50)

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of, run_command
-from reluformers import seq2seq_config
+from reluformers import TranslationPipeline, seq2seq_config
 from reluformers.errors import UserError
+from reluformers.modeling.pipeline_translation import longest_translation
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
@@ -155,6 +156,26 @@ def test_saved_lengths_neither_rule_nor_warn(tokenizer, caplog, saved):
         translate(model, tokenizer, ["a cat"], num_beams=1, suppress_tokens=[tokenizer.eos_token_id])
     assert lengths == [len(tokenizer("a cat")["input_ids"]) + 50]
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("saved", [{}, {"max_length": 30}])
+def test_long_translations_end_where_those_of_the_pipeline_end(tokenizer, beams, saved):
+    """A model that never ends; sources over 50 tokens, under it, and over the positions, alone and in a batch."""
+    model = build(tokenizer, max_position_embeddings=160)
+    model.generation_config.update(**saved)
+    pipe = TranslationPipeline(model, tokenizer, device="cpu")
+    texts = ["a cat " * count for count in (200, 40, 30, 2)]
+    options = {"num_beams": beams, "suppress_tokens": [tokenizer.eos_token_id]}
+    lengths = [longest_translation(len(tokenizer(text)["input_ids"]), model.config) for text in texts]
+    assert lengths == [160, 160, 122, 55]
+    for size in (1, 4):
+        expected = translate(model, tokenizer, texts, batch_size=size, **options)
+        assert [answer["translation_text"] for answer in pipe(texts, batch_size=size, **options)] == expected
+    recorder = Recorder(model)
+    pipe(texts, **options)
+    translate(model, tokenizer, texts, batch_size=1, **options)
+    assert [call["max_length"] - 1 for call in recorder.calls] == [*lengths, *lengths]
 
 
 def test_two_tokenizers(tokenizer):

@@ -27,6 +27,7 @@ from reluformers.evaluation.alignments import (
     same_words,
     word_alignments,
 )
+from reluformers.translation.inline_tags import translate_tagged
 from reluformers.translation.tokenization import train_tokenizer
 
 WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
@@ -161,9 +162,11 @@ def test_a_model_of_others(tokenizer, pairs):
     assert aligned.links.min() >= 0
     model.config.alignment_layer, model.config.alignment_head = 1, 0
     pipe = TranslationPipeline(model, tokenizer, device="cpu", max_new_tokens=5, min_new_tokens=5)
-    (answer,) = pipe("<b>Anna</b> Oslo", return_alignments=True, keep_tags=True, suppress_tokens=[0, 1, 3])
-    assert answer["translation_text"].count("<b>") == answer["translation_text"].count("</b>") == 1
+    (answer,) = pipe("Anna Oslo", return_alignments=True, suppress_tokens=[0, 1, 3])
     assert answer["alignments"]
+    tagged = translate_tagged(pipe, "<b>Anna</b> Oslo", suppress_tokens=[0, 1, 3])
+    assert tagged.count("<b>") == tagged.count("</b>") == 1
+    assert tagged.replace("<b>", "").replace("</b>", "") == answer["translation_text"]
     assert model.config._attn_implementation == "sdpa"
 
 

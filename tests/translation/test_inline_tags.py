@@ -4,12 +4,15 @@ import re
 
 import pytest
 
-from reluformers.modeling.inline_tags import UNITS, TagProjection, take_tags
+from builders.models import build_model
+from reluformers import TranslationPipeline
+from reluformers.translation.inline_tags import UNITS, insert_tags, take_tags, translate_tagged
+from reluformers.translation.tokenization import train_tokenizer
 
 
 def carry(source: str, target: str, source_of: list[int | None]) -> str:
     plain, tags = take_tags(source)
-    return TagProjection(plain, target, source_of).insert(tags)
+    return insert_tags(tags, plain, target, source_of)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_what_is_a_tag(text, plain):
 def test_no_tag_changes_nothing():
     plain, tags = take_tags("a dog & 1 < 2")
     assert (plain, tags) == ("a dog & 1 < 2", [])
-    assert TagProjection(plain, "ein Hund", [0, 1]).insert(tags) == "ein Hund"
+    assert insert_tags(tags, plain, "ein Hund", [0, 1]) == "ein Hund"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,13 @@ def test_every_tag_is_kept_once_well_nested_and_the_text_as_it_was(seed):
     assert not opened
 
 
-def test_a_wrong_number_of_units_is_refused():
-    with pytest.raises(ValueError, match="source_of has 1 units, but the target 2"):
-        TagProjection("a b", "c d", [0])
+def test_a_text_without_anything_but_tags_is_refused():
+    pipe = TranslationPipeline(*build_small(), device="cpu")
+    assert translate_tagged(pipe, "<x/>dog", max_new_tokens=4).count("<x/>") == 1
+    with pytest.raises(ValueError, match="not empty"):
+        translate_tagged(pipe, "<b></b>")
+
+
+def build_small():
+    tokenizer = train_tokenizer(["a dog runs"], 40, min_frequency=1)
+    return build_model("softmax", vocab_size=len(tokenizer)), tokenizer
