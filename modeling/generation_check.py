@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether `generate` of the installed transformers still gives what the model itself computes.
+"""Check that `generate` of the installed transformers still gives what the model itself computes.
 
 `generate` and a model agree on names and on the order of calls, and a saved folder keeps its code while transformers
 goes on. Cached steps are therefore compared with one pass over the same tokens without a cache.
@@ -15,8 +15,6 @@ logger = logging.get_logger(__name__)
 
 # the newest release of transformers that this code was tested with
 NEWEST_TESTED = "5.24"
-STEPS = 4
-SOURCE_LENGTH = 5
 
 
 def _release(version: str) -> list[int]:
@@ -37,23 +35,19 @@ class CheckedGenerationMixin(GenerationMixin):
         """
         if not self._is_generation_checked:
             self._is_generation_checked = True  # before the check, which generates
-            self._check_generation()
+            if problem := find_generation_fault(self):
+                problem = (
+                    f"this model's code knows transformers up to {NEWEST_TESTED}, and with {transformers.__version__} "
+                    f"{problem}: install transformers {NEWEST_TESTED}, or save the model with newer code"
+                )
+                self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
+                if not self._is_generation_checked:
+                    raise RuntimeError(problem)
+                self._generates_with_cache = False
+                logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)
-
-    def _check_generation(self) -> None:
-        problem = find_generation_fault(self)
-        if problem is None:
-            return
-        problem = (
-            f"this model's code was tested with transformers {NEWEST_TESTED}, and with {transformers.__version__} "
-            f"{problem}: install transformers {NEWEST_TESTED}, or save the model with newer code"
-        )
-        if find_generation_fault(self, use_cache=False) is not None:
-            raise RuntimeError(problem)
-        self._generates_with_cache = False
-        logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
 
 
 @torch.no_grad()
@@ -66,7 +60,7 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
         What differs, or raises, in words; None if nothing does.
     """
     config, was_training = model.config, model.training
-    length, steps = (min(number, config.max_position_embeddings) for number in (SOURCE_LENGTH, STEPS))
+    length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
     mask = torch.ones_like(input_ids)
     mask[1, 1:] = 0

@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Answers requests to an Inference Endpoint that serves a folder of this library.
+"""Answer requests to an Inference Endpoint that serves a folder of this library.
 
 The server imports this file by itself from the folder, so it names none of its neighbours.
 """
@@ -47,7 +47,7 @@ IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
 class EndpointHandler:
-    """Opens the model of a folder once and answers requests with it."""
+    """Open the model of a folder once and answer requests with it."""
 
     def __init__(self, path: str = ""):
         path = path or "."

@@ -194,7 +194,7 @@ def check_text(text: Any, name: str) -> None:
 
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
-    """Most tokens of a translation, `</s>` included: 50 more than its source has, or twice as many if that is more.
+    """Bound the tokens of a translation, with `</s>`: 50 more than its source has, or twice as many if that is more.
 
     Neither are there more than the model has positions. With 50 alone, as in the papers, a fifth of the targets of
     documents of 512 tokens and more could not be written. In a batch the longest source counts.
@@ -215,7 +215,7 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
-    """Words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
+    """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
     if not tokenizer.is_fast:  # it does not say where a token comes from
         return split_tokens(tokenizer, tokens, pattern, " ".join(text.split()))
     offsets = tokenizer(text, truncation=True, max_length=len(tokens), return_offsets_mapping=True)["offset_mapping"]
@@ -225,7 +225,7 @@ def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int],
 def split_tokens(
     tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS, text: str | None = None
 ) -> Words:
-    """Words of a text, by default what tokens spell, and for each of these the index of its word."""
+    """Find the words of a text, by default what tokens spell, and for each of these the index of its word."""
     spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
     # of a character of several bytes the first ones spell U+FFFD
     starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
@@ -235,7 +235,7 @@ def split_tokens(
 
 
 def _words(text: str, starts: list[int | None], pattern: str) -> Words:
-    """Words of a text, and the first that ends behind the start of each token."""
+    """Find the words of a text, and for each token the first one that ends behind its start."""
     words = list(re.finditer(pattern, text))
     indices = [len(words) if start is None else sum(word.end() <= start for word in words) for start in starts]
     return [word[0] for word in words], indices
@@ -251,7 +251,7 @@ def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
 
 
 def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str, Any]]:
-    """For each target word the source word with most of its attention; see `TranslationPipeline.__call__`."""
+    """Choose for each target word the source word with most of its attention; see `TranslationPipeline`."""
     sums = sum_over_words(weights, source, target)
     shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
     best, indices = (values.tolist() for values in shares[:, :-1].max(-1))

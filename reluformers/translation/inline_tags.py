@@ -74,7 +74,7 @@ def take_tags(text: str) -> tuple[str, list[InlineTag]]:
 
 
 def _pair(marks: Sequence[re.Match]) -> dict[int, int]:
-    """Number of each opening tag that is closed → that of the tag which closes it."""
+    """Map the number of each opening tag that is closed to that of the tag which closes it."""
     partners, opened = {}, []
     for number, mark in enumerate(marks):
         same = [place for place, other in enumerate(opened) if marks[other]["name"] == mark["name"]]
