@@ -7,9 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+)
 
-from builders.broken_files import INDEX, SHARD, break_folder, split_weights
+from builders.broken_files import INDEX, JUNK, SHARD, break_folder, split_weights
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
@@ -186,6 +192,28 @@ def test_a_search_that_generate_cannot_do_is_the_settings_fault(copy_of, capsys,
     folder = copy_of["translation"]
     change_json(folder / "generation_config.json", **fields)
     assert "generation_config.json" in refusal_of(capsys, "translate", "--model", folder, "Two dogs", *more)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_many_odd_searches_translate_or_are_refused(copy_of, capsys):
+    folder, rng, codes = copy_of["translation"], random.Random(0), []
+    path = folder / "generation_config.json"
+    whole = path.read_text()
+    fields = sorted(GenerationConfig().to_dict().keys() | {"num_beam_groups", "penalty_alpha", "custom_generate"})
+    for _ in range(150):
+        field, value = rng.choice(fields), rng.choice([*JUNK, 10**5, 2**31, [10**9], [[10**9]], "static"])
+        path.write_text(whole)
+        change_json(path, **{field: value})
+        try:
+            run_command("translate", "--model", folder, "Two dogs", *rng.choice([[], ["--alignments"]]))
+            codes.append(0)
+        except SystemExit as ended:
+            codes.append(ended.code)
+        except BaseException as error:
+            raise AssertionError(f"{field} = {value!r:.60}") from error
+        assert "Traceback" not in capsys.readouterr().err
+    assert set(codes) == {0, 2}
 
 
 @pytest.mark.parametrize("fields", [{"num_return_sequences": 3, "num_beams": 4}, {"return_dict_in_generate": True}])
