@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -229,6 +230,35 @@ def test_a_fault_that_is_not_the_settings_stays_what_it_is(copy_of, monkeypatch)
     monkeypatch.setattr(model, "forward", lambda *arguments, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translate(model, tokenizers, ["a"])
+
+
+PROCESSORS = [
+    {"size": {"height": 40_000, "width": 40_000}},
+    {"size": {"height": 8, "width": HUGE}},
+    {"size": {"shortest_edge": 50_000}},
+    {"size": HUGE},
+    {"do_pad": True, "pad_size": {"height": 50_000, "width": 50_000}},
+    {"do_center_crop": True, "crop_size": {"height": 50_000, "width": 50_000}},
+    {"rescale_factor": "x"},
+    {"image_mean": [0, 0]},
+    {"image_std": "abc"},
+    {"resample": 99},
+]
+
+
+@pytest.mark.parametrize("fields", PROCESSORS)
+def test_an_image_processor_beyond_any_memory_is_refused_before_it_begins(copy_of, fields):
+    change_json(copy_of["images"] / "preprocessor_config.json", **fields)
+    with pytest.raises(UserError, match=re.escape(str(copy_of["images"]))) as caught:
+        load_image_model(copy_of["images"])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_image_processor_may_resize_before_it_crops(copy_of):
+    change_json(
+        copy_of["images"] / "preprocessor_config.json", size={"shortest_edge": 256}, do_center_crop=True, crop_size=8
+    )
+    load_image_model(copy_of["images"])
 
 
 def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):
