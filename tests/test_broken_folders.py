@@ -2,14 +2,21 @@
 
 import json
 import random
+import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+)
 
-from builders.broken_files import INDEX, SHARD, break_folder, split_weights
+from builders.broken_files import INDEX, JUNK, SHARD, break_folder, split_weights
 from builders.commands import refusal_of, run_command
 from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
@@ -188,6 +195,28 @@ def test_a_search_that_generate_cannot_do_is_the_settings_fault(copy_of, capsys,
     assert "generation_config.json" in refusal_of(capsys, "translate", "--model", folder, "Two dogs", *more)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_many_odd_searches_translate_or_are_refused(copy_of, capsys):
+    folder, rng, codes = copy_of["translation"], random.Random(0), []
+    path = folder / "generation_config.json"
+    whole = path.read_text()
+    fields = sorted(GenerationConfig().to_dict().keys() | {"num_beam_groups", "penalty_alpha", "custom_generate"})
+    for _ in range(150):
+        field, value = rng.choice(fields), rng.choice([*JUNK, 10**5, 2**31, [10**9], [[10**9]], "static"])
+        path.write_text(whole)
+        change_json(path, **{field: value})
+        try:
+            run_command("translate", "--model", folder, "Two dogs", *rng.choice([[], ["--alignments"]]))
+            codes.append(0)
+        except SystemExit as ended:
+            codes.append(ended.code)
+        except BaseException as error:
+            raise AssertionError(f"{field} = {value!r:.60}") from error
+        assert "Traceback" not in capsys.readouterr().err
+    assert set(codes) == {0, 2}
+
+
 @pytest.mark.parametrize("fields", [{"num_return_sequences": 3, "num_beams": 4}, {"return_dict_in_generate": True}])
 @pytest.mark.parametrize("more", [[], ["--alignments"]])
 def test_a_text_has_one_translation_whatever_is_saved(copy_of, capsys, fields, more):
@@ -201,6 +230,35 @@ def test_a_fault_that_is_not_the_settings_stays_what_it_is(copy_of, monkeypatch)
     monkeypatch.setattr(model, "forward", lambda *arguments, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translate(model, tokenizers, ["a"])
+
+
+PROCESSORS = [
+    {"size": {"height": 40_000, "width": 40_000}},
+    {"size": {"height": 8, "width": HUGE}},
+    {"size": {"shortest_edge": 50_000}},
+    {"size": HUGE},
+    {"do_pad": True, "pad_size": {"height": 50_000, "width": 50_000}},
+    {"do_center_crop": True, "crop_size": {"height": 50_000, "width": 50_000}},
+    {"rescale_factor": "x"},
+    {"image_mean": [0, 0]},
+    {"image_std": "abc"},
+    {"resample": 99},
+]
+
+
+@pytest.mark.parametrize("fields", PROCESSORS)
+def test_an_image_processor_beyond_any_memory_is_refused_before_it_begins(copy_of, fields):
+    change_json(copy_of["images"] / "preprocessor_config.json", **fields)
+    with pytest.raises(UserError, match=re.escape(str(copy_of["images"]))) as caught:
+        load_image_model(copy_of["images"])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_image_processor_may_resize_before_it_crops(copy_of):
+    change_json(
+        copy_of["images"] / "preprocessor_config.json", size={"shortest_edge": 256}, do_center_crop=True, crop_size=8
+    )
+    load_image_model(copy_of["images"])
 
 
 def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):

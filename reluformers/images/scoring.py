@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -22,6 +23,9 @@ from reluformers.saved_models import load_model, opening
 
 from .loading import class_names
 from .processing import decode_image
+
+# what is cropped is made somewhat larger before: sides of a processor, in those of the model, and in pixels
+_MOST_TIMES, _LEAST_BOUND = 4, 1024
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,30 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
         The model in evaluation mode, and the processor.
 
     Raises:
-        UserError: the folder, its weights or its processor are missing or damaged, or the model takes no RGB.
+        UserError: the folder, its weights or its processor are missing or damaged, the model takes no RGB, or the
+            processor makes far larger images than the model's.
     """
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:
         raise UserError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
     with opening(name_or_path, "the image processor"):
-        return model, AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        _check_sides(processor, model.config)
+        processor(images=Image.new("RGB", (16, 16)), return_tensors="pt")["pixel_values"]
+    return model, processor
+
+
+def _check_sides(processor: Any, config: PreTrainedConfig) -> None:
+    """Refuse a processor that makes images far larger than the model's, before they take memory."""
+    most = max(_LEAST_BOUND, _MOST_TIMES * int(np.max(getattr(config, "image_size", 0) or 0)))
+    for name in ("size", "crop_size", "pad_size"):
+        sides = getattr(processor, name, None) or {}
+        for side in dict(sides).values() if not isinstance(sides, int) else [sides]:
+            if side is not None and (not isinstance(side, int) or side > most):
+                raise UserError(
+                    f"{name} of preprocessor_config.json is {side!r:.60}, but must be at most {most} pixels"
+                )
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:
