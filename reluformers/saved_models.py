@@ -89,6 +89,10 @@ def load_model(
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
     if path.exists():
         config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+        if not can_open(auto_class, config):
+            raise UserError(
+                f"{name_or_path}: is a model of type {config.model_type!r}, which {auto_class.__name__} does not open"
+            )
         with opening(name_or_path, what):
             _check_stored_size(auto_class, config, path)
     with opening(name_or_path, what):

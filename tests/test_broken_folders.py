@@ -22,7 +22,6 @@ from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.errors import UserError
-from reluformers.evaluation.cross_attention import open_translator
 from reluformers.images.scoring import load_image_model
 from reluformers.publish.finished_run import read_finished_run
 from reluformers.publish.folder_check import read_answers, write_answers
@@ -56,7 +55,7 @@ def _open_processor(folder):
 
 COMMON = [load_config, read_config, select_files, foreign_code, read_answers, read_finished_run, _open_processor]
 DOORS = {
-    "translation": [*COMMON, load_translation_model, open_translator],
+    "translation": [*COMMON, load_translation_model],
     "images": [*COMMON, load_image_model],
 }
 

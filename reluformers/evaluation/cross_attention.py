@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator, length_batches
 from reluformers.errors import UserError
-from reluformers.modeling.pipeline_translation import TranslationPipeline, eager_attention
-from reluformers.saved_models import can_open, load_config, load_model, opening
+from reluformers.modeling.pipeline_translation import eager_attention
 
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
@@ -42,25 +40,6 @@ class ForcedBatch:
     weights: Tensor
     labels: Tensor
     logits: Tensor
-
-
-def open_translator(
-    name_or_path: str | Path, *, trust_remote_code: bool = False
-) -> tuple[PreTrainedModel, Tokenizers]:
-    """Open a translation model of any family, on the accelerator if there is one, and its tokenizers.
-
-    Raises:
-        UserError: one of them is missing or damaged, or the model does not translate.
-    """
-    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    if not can_open(AutoModelForSeq2SeqLM, config):
-        raise UserError(f"{name_or_path}: is a model of type {config.model_type!r}, which does not translate")
-    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
-    model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
-    with opening(name_or_path, "its tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-        pipe = TranslationPipeline(model, tokenizer)
-    return model, (pipe.tokenizer, pipe.target_tokenizer)
 
 
 def measure_pairs(

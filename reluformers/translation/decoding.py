@@ -41,12 +41,13 @@ def load_translation_model(
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
 
     Returns:
-        The model in evaluation mode, and (source tokenizer, target tokenizer).
+        The model in evaluation mode, on the accelerator if there is one, and (source tokenizer, target tokenizer).
 
     Raises:
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
+    model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
     with opening(name_or_path, "its tokenizer"):
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from reluformers.errors import run_main
-from reluformers.evaluation.cross_attention import open_translator
+from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.filter_quality import (
     CORRUPTIONS,
     corrupt,
@@ -49,7 +49,7 @@ def main() -> None:
     others = [row.target for row in wrong]
     results = []
     for model_name in options.models:
-        translator = open_translator(model_name, trust_remote_code=options.trust_remote_code)
+        translator = load_translation_model(model_name, trust_remote_code=options.trust_remote_code)
         for kind in CORRUPTIONS:
             mixed, is_bad = corrupt(pairs, kind, options.share, others=others, seed=options.seed)
             columns = zip(*score_pairs(*translator, mixed), strict=True)

@@ -13,7 +13,8 @@ from typing import Any
 from opusfilter import CLEAN_LOW, FilterABC
 
 from reluformers.errors import UserError
-from reluformers.evaluation.cross_attention import BLOCK_ROWS, MAX_TOKENS, open_translator
+from reluformers.evaluation.cross_attention import BLOCK_ROWS, MAX_TOKENS
+from reluformers.translation.decoding import load_translation_model
 
 from .filtering import SCORES, score_pairs
 
@@ -51,7 +52,7 @@ class NullAttentionFilter(FilterABC):
             raise UserError(f"score is {score!r}, but must be one of {', '.join(SCORES)}")
         super().__init__(**kwargs)
         self.threshold, self.score_name, self.max_tokens = threshold, score, max_tokens
-        self.model, self.tokenizers = open_translator(model, trust_remote_code=trust_remote_code)
+        self.model, self.tokenizers = load_translation_model(model, trust_remote_code=trust_remote_code)
 
     def score(self, pairs: Iterable[Sequence[str]]) -> Iterator[float]:
         """Yield the score of each pair."""

@@ -35,10 +35,11 @@ from reluformers.evaluation.alignments import (
     WordAlignments,
     word_alignments,
 )
-from reluformers.evaluation.cross_attention import MAX_TOKENS, open_translator
+from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import check_model
+from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText
 
 
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     read = [*data.paths, *(development.paths if development else []), config_file]
     check_output_files(options.output, options.report, inputs=read)
     check_model(options.model)
-    model, tokenizers = open_translator(options.model, trust_remote_code=options.trust_remote_code)
+    model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
 
     def align(text: ParallelText) -> Iterator[tuple[ParallelRow, WordAlignments]]:
         rows, again = tee(text)

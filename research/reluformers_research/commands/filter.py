@@ -26,10 +26,11 @@ from transformers import PreTrainedModel
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.errors import UserError
-from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers, open_translator
+from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
+from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.filtering import SCORES, ScoreFile, identity_of, keep_best, score_pairs, sort_rows
 from reluformers_research.analysis.parallel_text import ParallelText
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("max_score is nan, but must be a number")
     silence_transformers()
     check_model(options.model)
-    translator = open_translator(options.model, trust_remote_code=options.trust_remote_code)
+    translator = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
     scores = ScoreFile(scores_path, {"score": options.score, **identity_of(options.model, text)})
     score_rest(options, translator, text, scores)
     rows = zip(text, scores.read(), strict=True)

@@ -15,6 +15,7 @@ from builders.models import build_model
 from builders.saved_models import TEXTS, save_translator
 from reluformers.errors import UserError
 from reluformers.evaluation import cross_attention
+from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_research.analysis import filtering
 from reluformers_research.analysis.filtering import ScoreFile, keep_best, score_pairs, sort_rows
@@ -133,7 +134,7 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
     names = ["out.en", "out.de", "out.score"] if kind == "text" else [f"out.{kind}"]
     output = [tmp_path / name for name in names]
     run_command("filter", folder, *data, *LANGUAGES, "--score", "null_rate", "--output", *output)
-    model, tokenizers = cross_attention.open_translator(folder)
+    model, tokenizers = load_translation_model(folder)
     expected = [score.null_rate for score in score_pairs(model, tokenizers, PAIRS[:5])]
     assert max(expected) > 0
     if kind == "text":
@@ -286,7 +287,7 @@ def test_a_filter_of_opusfilter(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "reluformers_research.analysis.opus_filter", raising=False)
     from reluformers_research.analysis.opus_filter import NullAttentionFilter
 
-    scores = [score.null_rate for score in score_pairs(*cross_attention.open_translator(folder), PAIRS[:5])]
+    scores = [score.null_rate for score in score_pairs(*load_translation_model(folder), PAIRS[:5])]
     threshold = sorted(scores)[2]
     chosen = NullAttentionFilter(model=str(folder), threshold=threshold, name="null", workdir="here")
     assert (chosen.score_direction, chosen.name) == ("clean_low", "null")
