@@ -104,13 +104,16 @@ setup(
         "reluformers.modeling": "modeling",
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
+        # a name of its own: code of saved folders imports it, which must not import and register the library
+        "reluformers_kernels": "reluformers/kernels",
         "reluformers_native": "native",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
-        *find_packages(include=["reluformers", "reluformers.*"]),
+        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.kernels"]),
+        "reluformers_kernels",
         "reluformers_native",
     ],
     ext_modules=NATIVE,

@@ -20,8 +20,8 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from reluformers.modeling import computation
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+from reluformers_kernels import computation
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import torch
-from reluformers.modeling import normalization
+from reluformers_kernels import norms
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -39,7 +39,7 @@ PRESETS = ("relu-vit", "rela-g", "qknorm", "softmax", "reluformer", "relu")
 ENTMAX_PRESETS = ("sparsemax", "entmax15")
 NORMED_PRESETS = ("rela-g", "qknorm")
 TORCH_NORMS = ", norms in PyTorch"
-FEWEST_NUMBERS = normalization.FEWEST_NUMBERS
+FEWEST_NUMBERS = norms.FEWEST_NUMBERS
 WARMUP = 2
 
 
@@ -171,7 +171,7 @@ class Candidate:
 
     def step(self) -> None:
         """One update."""
-        normalization.FEWEST_NUMBERS = self.fewest_numbers
+        norms.FEWEST_NUMBERS = self.fewest_numbers
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.bf16):
             if self.is_timm:
                 loss = functional.cross_entropy(self.model(self.pixels), self.labels)

@@ -6,6 +6,7 @@ Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENT
 `ATTENTION_BACKENDS`. Reads top to bottom; the encoder–decoder families and the vision models share it.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,24 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, EncoderDecoderCache
 from transformers import initialization as init
-from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
-from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from .dropout import apply_dropout
+from .kernels import kernels
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
-from .rectified_attention import attend, in_one_dtype, with_scale
 from .regularization import RowStatistics, regularizer_sums
 
-logger = logging.get_logger(__name__)
-
-SHORT_KEYS = 128  # up to so many, weights are written out on a processor
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a processor
+BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
 OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -93,37 +92,81 @@ def fused_attention(
 ) -> AttentionOutput:
     """The same by the fastest exact way that there is, mostly in memory linear in the length; keeps no weights."""
     query, key, value = in_one_dtype(query, key, value)
-    activation, threshold = module.attention.activation, module.current_threshold(mask.key_counts, query.dtype)
-    options = {"dropout": dropout, "needed_statistics": needed_statistics}
-    computation = choose_computation(query, value, mask, activation, short_keys=SHORT_KEYS, **options)
-    if computation == "sdpa":
-        return _softmax_attention(module, query, key, value, mask, scaling, **options)
-    if computation == "eager":
-        is_alone = activation != "softmax" and activation not in ELEMENTWISE_ACTIVATIONS
-        if is_alone and not torch.compiler.is_compiling():
-            logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
-        output, _, rows = eager_attention(module, query, key, value, mask, scaling, **options)
+    arguments = (module, query, key, value, mask, scaling, dropout, needed_statistics)
+    if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
+        output, _, rows = eager_attention(*arguments)
         return output, None, rows
-    if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
-        ones = key.new_ones(*key.shape[:-1], 1)
-        query = torch.cat([query * scaling, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
-        key, scaling, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
-    output, rows = attend(
-        query,
-        key,
-        value,
-        mask,
-        activation=activation,
-        scale=scaling,
-        threshold=threshold,
-        divisor=module.length_divisor(mask, query.dtype),
-        computation=computation,
-        **options,
-    )
-    return output.transpose(1, 2), None, rows
+    if module.attention.activation == "softmax":
+        is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
+        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        is_written_out = query.device.type == "cpu" and (dropout > 0 or is_short)
+        if needed_statistics != "all" and not is_written_out:  # the entropy needs whole rows
+            return softmax_attention(*arguments)
+    elif mask.query_len > 1 and mask.is_structured and computes_as_here(module.attention.activation):
+        found = kernels.attention(
+            query,
+            key,
+            value,
+            activation=module.attention.activation,
+            scale=scaling,
+            threshold=module.current_threshold(mask.key_counts, query.dtype),
+            divisor=module.length_divisor(mask, query.dtype),
+            key_padding_mask=mask.key_padding_mask,
+            causal_offset=mask.causal_offset if mask.is_causal else None,
+            dropout=dropout,
+            needed_statistics=needed_statistics,
+            may_write_out=True,
+        )
+        if found is not None:
+            output, row_sums, weighted_logs, _ = found
+            return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return attention_in_blocks(*arguments)
 
 
-def _softmax_attention(
+@torch.compiler.assume_constant_result
+def computes_as_here(activation: str) -> bool:
+    """Whether the installed library has this φ as this file has it, where either may have been changed."""
+    return activation in _shared_activations()
+
+
+@functools.cache
+def _shared_activations() -> frozenset[str]:
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
+
+    def is_shared(name: str) -> bool:
+        return torch.allclose(kernels.activate(name, scores), ATTENTION_ACTIVATIONS[name](scores, None))
+
+    names = () if kernels is None else set(kernels.ACTIVATIONS) & set(ATTENTION_ACTIVATIONS)
+    return frozenset(filter(is_shared, names))
+
+
+def attention_in_blocks(
+    module: "MultiHeadAttention",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    scaling: float | Tensor,
+    dropout: float,
+    needed_statistics: str,
+) -> AttentionOutput:
+    """The reference for some queries at a time; the backward pass makes the weights of each block again."""
+    number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
+    options = (scaling, dropout, needed_statistics)
+    if mask.query_len <= number or torch.compiler.is_compiling():  # which chooses what to keep
+        output, _, rows = eager_attention(module, query, key, value, mask, *options)
+        return output, None, rows
+    outputs, statistics = [], []
+    for start in range(0, mask.query_len, number):
+        part = mask.of_queries(start, min(start + number, mask.query_len))
+        states = (query[:, :, start : start + number], key, value)
+        output, _, rows = checkpoint(eager_attention, module, *states, part, *options, use_reentrant=False)
+        outputs.append(output)
+        statistics.append(rows)
+    return torch.cat(outputs, dim=1), None, RowStatistics.join(statistics)
+
+
+def softmax_attention(
     module: "MultiHeadAttention",
     query: Tensor,
     key: Tensor,
@@ -151,11 +194,26 @@ def _softmax_attention(
         output = (output / divisor).to(output.dtype)
     rows = None
     if needed_statistics != "none":
-        shape = (query.shape[0], query.shape[1], query.shape[2], 1)
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        row_sums = is_used.expand(shape).to(wide_dtype(query.dtype))
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
     return output.transpose(1, 2), None, rows
+
+
+def with_scale(query: Tensor, scale: float | Tensor) -> tuple[Tensor, float]:
+    """Multiply queries by a learned scale, in their dtype; the number is what is left of it."""
+    return ((query * scale).to(query.dtype), 1.0) if isinstance(scale, Tensor) else (query, scale)
+
+
+def in_one_dtype(*states: Tensor) -> list[Tensor]:
+    """Cast to the dtype of autocast, as matrix products do it, else to the widest."""
+    device_type, dtype = states[0].device.type, states[0].dtype
+    if torch.is_autocast_enabled(device_type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+    else:
+        for other in states[1:]:
+            dtype = torch.promote_types(dtype, other.dtype)
+    return [tensor.to(dtype) for tensor in states]
 
 
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}

@@ -70,6 +70,15 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
+    def of_queries(self, start: int, stop: int) -> "AttentionMask":
+        """The mask of some of the queries."""
+        given, offset = self.given, self.causal_offset
+        if given is not None and given.shape[-2] > 1:
+            given = given[..., start:stop, :]
+        return replace(
+            self, query_len=stop - start, causal_offset=None if offset is None else offset + start, given=given
+        )
+
     @property
     def is_structured(self) -> bool:
         """Whether padding and a causal offset known on the host say all of it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -30,12 +30,12 @@ from .attention import MultiHeadAttention
 from .dropout import apply_dropout
 from .embeddings import SinusoidalPositions, drop_words
 from .generation_check import CheckedGenerationMixin
+from .kernels import kernels
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
-from .search import SearchMixin
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
     from .pipeline_translation import TranslationPipeline as TranslationPipeline
@@ -504,8 +504,12 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
+# greedy and beam search of the installed library give the same tokens in less time
+SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
+
+
 class Seq2SeqTransformerForConditionalGeneration(
-    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin, GenerationMixin
+    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin
 ):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
 
@@ -528,6 +532,35 @@ class Seq2SeqTransformerForConditionalGeneration(
             value.weight, value.bias = plain.weight, plain.bias
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
         self.lm_head = value
+
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+    ):
+        """As in transformers; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
+
+        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
+        """
+        if generation_config is None:
+            for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
+                if kwargs.get(name) is not None:
+                    kwargs.setdefault(other, None)
+        return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
+        """As in transformers, which goes on from the wrong token where a cache already holds the whole prompt.
+
+        Raises:
+            ValueError: it does, or there are more tokens than positions, which a static cache counts on the device.
+        """
+        cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
+        held = 0 if cache is None else int(cache.get_seq_length())
+        if held >= given:
+            raise ValueError(
+                f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: give "
+                "all tokens so far, and at least one more than the cache holds"
+            )
+        self.model.decoder.check_length(given)
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:

@@ -53,14 +53,18 @@ def test_hub_folders_are_parts_of_the_package():
     assert Path(configuration.__path__[0]) == ROOT / "configuration"
     assert Path(modeling.__path__[0]) == ROOT / "modeling"
     names = distribution("reluformers").read_text("top_level.txt").split()
-    assert sorted(names) == ["reluformers", "reluformers_native"]
+    assert sorted(names) == ["reluformers", "reluformers_kernels", "reluformers_native"]
 
 
 def test_every_folder_with_code_is_installed(setup_arguments):
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
+    kernels = ROOT / "reluformers" / "kernels"  # found by saved folders, which must not import the library
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")} - {
+        kernels.relative_to(ROOT)
+    }
     mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
-    assert set(setup_arguments["packages"]) == expected | {"reluformers_native"}
+    assert set(setup_arguments["packages"]) == expected | {"reluformers_kernels", "reluformers_native"}
+    assert setup_arguments["package_dir"]["reluformers_kernels"] == "reluformers/kernels"
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reluformers.modeling.computation import PassOptions
-from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from reluformers_kernels.activations import PassOptions
+from reluformers_kernels.triton_attention import triton_backward, triton_forward
 from torch import Tensor
 
 import reference

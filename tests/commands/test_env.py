@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reluformers.modeling import computation
+from reluformers_kernels import computation
 
 from builders.commands import run_command
 

@@ -9,10 +9,10 @@ import math
 
 import pytest
 import torch
-from reluformers.modeling import rectified_attention as fused
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import PassOptions
-from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from reluformers_kernels import fused_attention as fused
+from reluformers_kernels import triton_attention
+from reluformers_kernels.activations import PassOptions
+from reluformers_kernels.triton_attention import triton_backward, triton_forward
 from torch import Tensor
 
 import reference
