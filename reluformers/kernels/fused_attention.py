@@ -228,7 +228,6 @@ def rectified_attention(
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
         offset = None if offset >= key.shape[2] - 1 else offset  # every query sees every key
-    query, key, value = _in_one_dtype(query, key, value)
     divisor = None if length_coefficient == 1 else length_coefficient
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
@@ -268,7 +267,7 @@ def attention(
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, dropout: as there, in one dtype.
+        query, key, value, activation, scale, key_padding_mask, dropout: as there.
         threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
         divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
@@ -278,6 +277,7 @@ def attention(
     Returns:
         output like `query`, and Σ_j s_ij, Σ_j s_ij·log s_ij and the number of s_ij ≠ 0 or None; or None, see above.
     """
+    query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
     computation = choose_computation(query, value, activation, may_write_out=may_write_out, **options)
     if computation is None:

@@ -40,10 +40,8 @@ def no_library(monkeypatch):
     """As if the library were not installed, and so that a few weights make several blocks."""
     for module in (attention, dropout, normalization):
         monkeypatch.setattr(module, "kernels", None)
+    monkeypatch.setattr(attention, "SHARED_ACTIVATIONS", frozenset())
     monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
-    attention._shared_activations.cache_clear()
-    yield
-    attention._shared_activations.cache_clear()
 
 
 def answers(module, mask, backend, states, **options):
@@ -155,7 +153,7 @@ def test_kernels_of_another_interface_are_left_alone(monkeypatch):
 @pytest.mark.parametrize("activation", reluformers_kernels.ACTIVATIONS)
 def test_an_activation_that_was_changed_is_not_taken_for_the_library_s(activation, monkeypatch):
     own = attention.ATTENTION_ACTIVATIONS[activation]
-    find = attention._shared_activations.__wrapped__
+    find = attention.find_shared_activations
     assert find() == set(reluformers_kernels.ACTIVATIONS)
     monkeypatch.setitem(attention.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
     assert find() == set(reluformers_kernels.ACTIVATIONS) - {activation}
