@@ -118,12 +118,13 @@ def knows_search(
 ) -> bool:
     """Whether the searches here give what is asked for: tokens alone, by rules that look at each row by itself."""
     cache = _cache_of(model_kwargs)
-    is_fresh = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
+    is_ours = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
         and generation_config.use_cache
         and generation_config.prefill_chunk_size is None
-        and is_fresh
+        and is_ours
+        and cache.get_seq_length() == 0
         and {name for name, value in model_kwargs.items() if value is not None} <= KNOWN_INPUTS
         and all(type(processor) in ROW_PROCESSORS for processor in logits_processor)
         and all(type(criterion) in ROW_CRITERIA for criterion in stopping_criteria)
