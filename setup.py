@@ -102,15 +102,18 @@ setup(
         "reluformers.modeling": "modeling",
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
-        "reluformers_cli": "reluformers/cli",  # by a name of its own: --help answers before reluformers is imported
+        # names of their own: --help answers, and code of saved folders imports kernels, before the library is imported
+        "reluformers_cli": "reluformers/cli",
+        "reluformers_kernels": "reluformers/kernels",
         "reluformers_native": "native",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
-        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.cli"]),
+        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.cli", "reluformers.kernels"]),
         "reluformers_cli",
+        "reluformers_kernels",
         "reluformers_native",
     ],
     ext_modules=NATIVE,

@@ -112,11 +112,11 @@ class AttentionConfig:
         """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
         owner = "AttentionConfig"
         if self.scale is not None:
-            check_number(owner, "scale", self.scale, minimum=0, open_minimum=True)
+            check_number(owner, "scale", self.scale, "(0, inf)")
         if self.scale_length is not None:
-            check_number(owner, "scale_length", self.scale_length, minimum=2, integer=True)
+            check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
         for name in ("length_coefficient", "output_norm_eps"):
-            check_number(owner, name, getattr(self, name), minimum=0, open_minimum=True)
+            check_number(owner, name, getattr(self, name), "(0, inf)")
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
@@ -146,7 +146,7 @@ class AttentionConfig:
             if "length_coefficient" in overrides:
                 raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
             gamma = overrides.pop("gamma")
-            check_number("AttentionConfig", "gamma", gamma, minimum=0, open_minimum=True)
+            check_number("AttentionConfig", "gamma", gamma, "(0, inf)")
             overrides["length_coefficient"] = gamma * math.sqrt(0.5)
         known = {field.name for field in fields(cls)}
         for name in overrides:

@@ -8,12 +8,9 @@ from pathlib import PurePath
 from typing import Any, ClassVar, Literal, get_args
 
 from transformers import PreTrainedConfig
-from transformers.utils import logging
 
 from .configuration_attention import DEFAULT_SCALE_LENGTH, SIGNED_ACTIVATIONS, AttentionConfig
 from .field_checks import check_choice, check_number, strict_fields
-
-logger = logging.get_logger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -46,22 +43,6 @@ NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 _WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
-_LABELS = ("id2label", "label2id")
-
-
-def _number(value: Any) -> Any:
-    """An integer for the digits that JSON has in its place."""
-    return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
-
-
-def _inverse(names: dict | None) -> dict | None:
-    return None if names is None else {name: number for number, name in names.items()}
-
-
-def distinct_names(names: dict[int, str]) -> dict[int, str]:
-    """Names of classes by number; of equal ones those after the first get their number: ImageNet has two cranes."""
-    first = {name: number for number, name in reversed(names.items())}
-    return {number: name if first[name] == number else f"{name} ({number})" for number, name in names.items()}
 
 
 @strict_fields
@@ -130,14 +111,7 @@ class TransformerConfig(PreTrainedConfig):
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         if name == "num_labels":
-            check_number(type(self).__name__, name, value, minimum=1, maximum=MOST_LABELS, integer=True)
-        elif name == "id2label" and isinstance(value, dict):
-            value = {_number(key): label for key, label in value.items()}
-            if self.label2id == _inverse(self.id2label):  # else it was set before, and the two are checked together
-                super().__setattr__("label2id", _inverse(value))
-        elif name == "label2id":
-            is_given = isinstance(value, dict)
-            value = {key: _number(number) for key, number in value.items()} if is_given else _inverse(self.id2label)
+            check_number(type(self).__name__, name, value, f"[1, {MOST_LABELS}]", integer=True)
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
@@ -147,11 +121,6 @@ class TransformerConfig(PreTrainedConfig):
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
             if near and name not in self.attribute_map and not hasattr(type(self), name):
                 raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
-        if self.id2label is None:
-            self.id2label = _inverse(self.label2id)
-        if "num_labels" in kwargs:
-            self._check_number_of_labels(kwargs["num_labels"])
-        self._check_labels()
         super().__post_init__(**kwargs)
 
     def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
@@ -184,51 +153,18 @@ class TransformerConfig(PreTrainedConfig):
             return attention
         return replace(attention, scale_length=self.default_scale_length)
 
-    def _check_number_of_labels(self, count: int) -> None:
-        owner = type(self).__name__
-        check_number(owner, "num_labels", count, minimum=1, maximum=MOST_LABELS, integer=True)
-        if self.id2label is not None and count != len(self.id2label):
-            raise ValueError(f"{owner}.num_labels is {count}, but id2label has {len(self.id2label)} names")
-
-    def _check_labels(self) -> None:
-        """Refuse names that do not number classes from 0 on, each by one name."""
-        owner, names = type(self).__name__, self.id2label
-        if names is None:
-            return
-        if not names:
-            raise ValueError(f"{owner}.id2label is {names}, but must name one class or more")
-        for number in names:
-            if number not in range(len(names)):
-                raise ValueError(
-                    f"{owner}.id2label has the number {number!r}, but must number its {len(names)} names from 0 to "
-                    f"{len(names) - 1}"
-                )
-        inverse = _inverse(names)
-        for number, name in names.items():
-            if inverse[name] != number:
-                raise ValueError(
-                    f"{owner}.id2label has {name!r} for {number} and {inverse[name]}: name each class once"
-                )
-        for name in {**inverse, **self.label2id}:
-            first, second = self.label2id.get(name), inverse.get(name)
-            if first != second:
-                raise ValueError(
-                    f"{owner}.label2id has {first} for {name!r}, but id2label has {second}: give id2label alone"
-                )
-
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
-        self._check_labels()
-        check_number(owner, "format_version", self.format_version, minimum=1, maximum=FORMAT_VERSION, integer=True)
+        check_number(owner, "format_version", self.format_version, f"[1, {FORMAT_VERSION}]", integer=True)
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         for name in _PROBABILITIES:
-            check_number(owner, self._own_name(name), getattr(self, name), minimum=0, maximum=1, open_maximum=True)
+            check_number(owner, self._own_name(name), getattr(self, name), "[0, 1)")
         for name in _WEIGHTS:
-            check_number(owner, name, getattr(self, name), minimum=0)
+            check_number(owner, name, getattr(self, name), "[0, inf)")
         for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
-            check_number(owner, self._own_name(name), getattr(self, name), minimum=0, open_minimum=True)
+            check_number(owner, self._own_name(name), getattr(self, name), "(0, inf)")
         if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
             raise ValueError(
                 f"{owner}.learned_swish_beta is True, but {self._own_name('activation_function')} is "
@@ -258,27 +194,13 @@ class TransformerConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """As in transformers; a file of a newer format is refused before its fields are read."""
         version = config_dict.get("format_version", FORMAT_VERSION)
-        check_number(cls.__name__, "format_version", version, minimum=1, integer=True)
+        check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
         if version > FORMAT_VERSION:
             raise ValueError(
                 f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
                 "install a newer reluformers"
             )
-        config_dict = {**config_dict, **cls._labels_of(config_dict, kwargs)}
-        return super().from_dict(config_dict, **{name: kwargs[name] for name in kwargs if name not in _LABELS})
-
-    @classmethod
-    def _labels_of(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """The labels that are given, else those of a file, whose names decide and are made distinct."""
-        labels, names = {name: given.get(name) for name in _LABELS}, saved.get("id2label")
-        if labels != dict.fromkeys(_LABELS) or (names and given.get("num_labels", len(names)) != len(names)):
-            return labels
-        if not names:
-            return {}
-        names = distinct_names({_number(number): name for number, name in names.items()})
-        if saved.get("label2id") not in (None, _inverse(names)):
-            logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
-        return {"id2label": names, "label2id": None}
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, nested ones as dicts and complete, so that the file says all."""

@@ -174,21 +174,21 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         super().validate_fields()
         owner = type(self).__name__
         for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), minimum=1, maximum=largest, integer=True)
-        check_number(owner, "position_offset", self.position_offset, minimum=0, maximum=MOST_POSITIONS, integer=True)
+            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
+        check_number(owner, "position_offset", self.position_offset, f"[0, {MOST_POSITIONS}]", integer=True)
         self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
         if self.decoder_vocab_size is not None:
             size = self.decoder_vocab_size
-            check_number(owner, "decoder_vocab_size", size, minimum=1, maximum=MOST_TOKENS, integer=True)
+            check_number(owner, "decoder_vocab_size", size, f"[1, {MOST_TOKENS}]", integer=True)
         for name in ("embedding_dropout", "word_dropout"):
             if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), minimum=0, maximum=1, open_maximum=True)
+                check_number(owner, name, getattr(self, name), "[0, 1)")
         for name, count in (
             ("alignment_layer", self.decoder_layers),
             ("alignment_head", self.decoder_attention_heads),
         ):
             if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), minimum=0, maximum=count - 1, integer=True)
+                check_number(owner, name, getattr(self, name), f"[0, {count - 1}]", integer=True)
         self._check_tokens(owner)
         self._check_combinations(owner)
 
@@ -200,7 +200,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 raise ValueError(f"{owner}.{name} is [], but must be a token, tokens or None")
             tokens = value if isinstance(value, list) else [value]
             for token in tokens if value is not None else []:  # by type, only eos_token_id is a list
-                check_number(owner, name, token, minimum=0, maximum=size - 1, integer=True)
+                check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
         if self.decoder_start_token_id is None and self.label_shift == "start_token":
             raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
         if self.unk_token_id is None and self.word_dropout > 0:

@@ -4,15 +4,20 @@
 
 from typing import Any, ClassVar, Literal
 
+from transformers.utils import logging
+
 from .configuration_attention import ATTENTION_PRESETS
 from .configuration_base import (
     MOST_CHANNELS,
     MOST_INNER_CHANNELS,
+    MOST_LABELS,
     MOST_LAYERS,
     FeedForwardActivation,
     TransformerConfig,
 )
 from .field_checks import check_choice, check_number, strict_fields
+
+logger = logging.get_logger(__name__)
 
 # widths and depths as big_vision names them; behind the slash the patch size in pixels
 _WIDTHS = {
@@ -38,6 +43,22 @@ _LARGEST = {
     "num_attention_heads": MOST_CHANNELS,
     "intermediate_size": MOST_INNER_CHANNELS,
 }
+_LABELS = ("id2label", "label2id")
+
+
+def _number(value: Any) -> Any:
+    """An integer for the digits that JSON has in its place."""
+    return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
+
+
+def _inverse(names: dict | None) -> dict | None:
+    return None if names is None else {name: number for number, name in names.items()}
+
+
+def distinct_names(names: dict[int, str]) -> dict[int, str]:
+    """Names of classes by number; of equal ones those after the first get their number: ImageNet has two cranes."""
+    first = {name: number for number, name in reversed(names.items())}
+    return {number: name if first[name] == number else f"{name} ({number})" for number, name in names.items()}
 
 
 @strict_fields
@@ -120,6 +141,65 @@ class VisionTransformerConfig(TransformerConfig):
     multi_label_reduction: Literal["sum", "mean"] = "sum"
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # one of the two follows from the other
+        if name == "id2label" and isinstance(value, dict):
+            value = {_number(key): label for key, label in value.items()}
+            if self.label2id == _inverse(self.id2label):  # else it was set before, and the two are checked together
+                super().__setattr__("label2id", _inverse(value))
+        elif name == "label2id":
+            is_given = isinstance(value, dict)
+            value = {key: _number(number) for key, number in value.items()} if is_given else _inverse(self.id2label)
+        super().__setattr__(name, value)
+
+    def __post_init__(self, **kwargs):
+        if self.id2label is None:
+            self.id2label = _inverse(self.label2id)
+        if "num_labels" in kwargs:
+            count, owner = kwargs["num_labels"], type(self).__name__
+            check_number(owner, "num_labels", count, f"[1, {MOST_LABELS}]", integer=True)
+            if self.id2label is not None and count != len(self.id2label):
+                raise ValueError(f"{owner}.num_labels is {count}, but id2label has {len(self.id2label)} names")
+        self._check_labels()
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers; of labels those that are given, else those of the file, made distinct."""
+        labels, names = {name: kwargs.pop(name, None) for name in _LABELS}, config_dict.get("id2label")
+        has_other_number = names and kwargs.get("num_labels", len(names)) != len(names)
+        if names and labels == dict.fromkeys(_LABELS) and not has_other_number:
+            labels["id2label"] = distinct_names({_number(number): name for number, name in names.items()})
+            if config_dict.get("label2id") not in (None, _inverse(labels["id2label"])):
+                logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
+        elif not names and labels == dict.fromkeys(_LABELS):
+            labels = {}
+        return super().from_dict({**config_dict, **labels}, **kwargs)
+
+    def _check_labels(self) -> None:
+        """Refuse names that do not number classes from 0 on, each by one name."""
+        owner, names = type(self).__name__, self.id2label
+        if names is None:
+            return
+        if not names:
+            raise ValueError(f"{owner}.id2label is {names}, but must name one class or more")
+        inverse, count = _inverse(names), len(names)
+        for number, name in names.items():
+            if number not in range(count):
+                raise ValueError(
+                    f"{owner}.id2label has the number {number!r}, but must have those from 0 to {count - 1}"
+                )
+            if inverse[name] != number:
+                raise ValueError(
+                    f"{owner}.id2label has {name!r} for {number} and {inverse[name]}: name each class once"
+                )
+        for name in {**inverse, **self.label2id}:
+            first, second = self.label2id.get(name), inverse.get(name)
+            if first != second:
+                raise ValueError(
+                    f"{owner}.label2id has {first} for {name!r}, but id2label has {second}: give id2label alone"
+                )
+
     @property
     def grid_size(self) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size`."""
@@ -145,15 +225,16 @@ class VisionTransformerConfig(TransformerConfig):
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         owner = type(self).__name__
+        self._check_labels()
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
         for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), minimum=1, maximum=largest, integer=True)
+            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
         if (size := self.representation_size) is not None:
-            check_number(owner, "representation_size", size, minimum=1, maximum=MOST_CHANNELS, integer=True)
+            check_number(owner, "representation_size", size, f"[1, {MOST_CHANNELS}]", integer=True)
         tokens = self.num_register_tokens
-        check_number(owner, "num_register_tokens", tokens, minimum=0, maximum=MOST_CHANNELS, integer=True)
-        check_number(owner, "drop_path_rate", self.drop_path_rate, minimum=0, maximum=1, open_maximum=True)
+        check_number(owner, "num_register_tokens", tokens, f"[0, {MOST_CHANNELS}]", integer=True)
+        check_number(owner, "drop_path_rate", self.drop_path_rate, "[0, 1)")
         check_number(owner, "head_bias_init", self.head_bias_init)
         if self.norm_after_pooling and self.norm_position == "post":
             raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
@@ -171,7 +252,7 @@ class VisionTransformerConfig(TransformerConfig):
         if len(sides) != 2:
             raise ValueError(f"{owner}.image_size is {self.image_size!r}, but must be one number or [height, width]")
         for side in sides:
-            check_number(owner, "image_size", side, minimum=1, maximum=_MOST_PIXELS, integer=True)
+            check_number(owner, "image_size", side, f"[1, {_MOST_PIXELS}]", integer=True)
             if side % self.patch_size:
                 raise ValueError(
                     f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of configuration fields, whose errors are one line with the field, its value and what is allowed."""
 
-import math
 import types
 import typing
 from functools import wraps
@@ -67,25 +66,12 @@ def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) ->
         raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
 
 
-def check_number(
-    owner: str,
-    name: str,
-    value: Any,
-    *,
-    minimum: float = -math.inf,
-    maximum: float = math.inf,
-    open_minimum: bool = False,
-    open_maximum: bool = False,
-    integer: bool = False,
-) -> None:
-    """Raise a `ValueError` unless `value` is a finite number (or integer) within the bounds; `open_…` excludes one."""
-    kind_fits = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    if kind_fits:  # a NaN is neither above nor below
-        above = value > minimum if open_minimum or minimum == -math.inf else value >= minimum
-        below = value < maximum if open_maximum or maximum == math.inf else value <= maximum
-        if above and below:
+def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)", *, integer: bool = False) -> None:
+    """Raise a `ValueError` unless `value` is a finite number, or an integer, in an interval such as "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(","))
+    if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):  # a NaN is in none
+        is_above = value > low or (interval[0] == "[" and value == low)
+        if is_above and (value < high or (interval[-1] == "]" and value == high)):
             return
-    low = "(" if open_minimum or minimum == -math.inf else "["
-    high = ")" if open_maximum or maximum == math.inf else "]"
     noun = "an integer" if integer else "a number"
-    raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {low}{minimum}, {maximum}{high}")
+    raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {interval}")

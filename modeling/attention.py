@@ -13,24 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, EncoderDecoderCache
 from transformers import initialization as init
-from transformers.utils import logging
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
-from .computation import ELEMENTWISE_ACTIVATIONS, choose_computation
 from .dropout import apply_dropout
+from .kernels import kernels
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
-from .rectified_attention import attend, in_one_dtype, with_scale
 from .regularization import RowStatistics, regularizer_sums
 
-logger = logging.get_logger(__name__)
-
-SHORT_KEYS = 128  # up to so many, weights are written out on a processor
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a processor
+BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
 OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,32 +42,22 @@ AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
 def eager_attention(
-    module: "MultiHeadAttention",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask,
-    scaling: float | Tensor = 1.0,
-    dropout: float = 0.0,
-    needed_statistics: str = "none",
+    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     r"""The reference: o_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α), every weight kept.
 
     Args:
-        module: holds φ, θ, c and α.
-        query: [batch, heads, query_len, head_dim], of any strides.
+        module: holds φ, a, θ, c, α and the share of dropped weights.
+        query: [batch, heads, query_len, head_dim].
         key, value: [batch, heads, key_len, head_dim].
         mask: which keys a query may see, and n_i.
-        scaling: a.
-        dropout: share of weights dropped, 0 outside of training.
-        needed_statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
+        statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
         the `RowStatistics`.
     """
-    query, scaling = with_scale(query, scaling)
-    scores = query @ key.transpose(-1, -2) * scaling
+    scores = query @ key.transpose(-1, -2) * module.scaling
     threshold = module.current_threshold(mask.key_counts, query.dtype)
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
@@ -77,64 +65,83 @@ def eager_attention(
     divisor = module.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
-    output = apply_dropout(weights, dropout) @ value
-    return output.transpose(1, 2), weights, RowStatistics.of(weights, needed_statistics)
+    output = apply_dropout(weights, module.dropout, module.training) @ value
+    return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
 
 
 def fused_attention(
-    module: "MultiHeadAttention",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask,
-    scaling: float | Tensor = 1.0,
-    dropout: float = 0.0,
-    needed_statistics: str = "none",
+    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """The same by the fastest exact way that there is, mostly in memory linear in the length; keeps no weights."""
-    query, key, value = in_one_dtype(query, key, value)
-    activation, threshold = module.attention.activation, module.current_threshold(mask.key_counts, query.dtype)
-    options = {"dropout": dropout, "needed_statistics": needed_statistics}
-    computation = choose_computation(query, value, mask, activation, short_keys=SHORT_KEYS, **options)
-    if computation == "sdpa":
-        return _softmax_attention(module, query, key, value, mask, scaling, **options)
-    if computation == "eager":
-        is_alone = activation != "softmax" and activation not in ELEMENTWISE_ACTIVATIONS
-        if is_alone and not torch.compiler.is_compiling():
-            logger.warning_once(f"attention with {activation} has no fused computation and stays eager")
-        output, _, rows = eager_attention(module, query, key, value, mask, scaling, **options)
+    """The same by the fastest exact way there is, mostly in memory linear in the length; keeps no weights."""
+    arguments = (module, query, key, value, mask, statistics)
+    if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
+        output, _, rows = eager_attention(*arguments)
         return output, None, rows
-    if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
-        ones = key.new_ones(*key.shape[:-1], 1)
-        query = torch.cat([query * scaling, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
-        key, scaling, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
-    output, rows = attend(
-        query,
-        key,
-        value,
-        mask,
-        activation=activation,
-        scale=scaling,
-        threshold=threshold,
-        divisor=module.length_divisor(mask, query.dtype),
-        computation=computation,
-        **options,
-    )
-    return output.transpose(1, 2), None, rows
+    if module.attention.activation == "softmax":
+        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
+        is_written_out = query.device.type == "cpu" and (is_short or (module.training and module.dropout > 0))
+        if statistics != "all" and not is_written_out:  # the entropy needs whole rows
+            return softmax_attention(*arguments)
+    elif mask.query_len > 1 and mask.is_structured and module.attention.activation in SHARED_ACTIVATIONS:
+        found = kernels.attention(
+            query,
+            key,
+            value,
+            activation=module.attention.activation,
+            scale=module.scaling,
+            threshold=module.current_threshold(mask.key_counts, query.dtype),
+            divisor=module.length_divisor(mask, query.dtype),
+            key_padding_mask=mask.key_padding_mask,
+            causal_offset=mask.causal_offset if mask.is_causal else None,
+            dropout=module.dropout if module.training else 0.0,
+            needed_statistics=statistics,
+            may_write_out=True,
+        )
+        if found is not None:
+            output, row_sums, weighted_logs, _ = found
+            return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return attention_in_blocks(*arguments)
 
 
-def _softmax_attention(
-    module: "MultiHeadAttention",
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask,
-    scaling: float | Tensor,
-    dropout: float,
-    needed_statistics: str,
+def find_shared_activations() -> frozenset[str]:
+    """φ that the installed library has as this file has them, where either may have been changed."""
+    if kernels is None:
+        return frozenset()
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
+    weights = {
+        name: ATTENTION_ACTIVATIONS[name](scores, None)
+        for name in kernels.ACTIVATIONS
+        if name in ATTENTION_ACTIVATIONS
+    }
+    return frozenset(name for name in weights if torch.allclose(weights[name], kernels.activate(name, scores)))
+
+
+SHARED_ACTIVATIONS = find_shared_activations()
+
+
+def attention_in_blocks(
+    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """The reference for some queries at a time; the backward pass makes the weights of each block again."""
+    number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
+    if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
+        output, _, rows = eager_attention(module, query, key, value, mask, statistics)
+        return output, None, rows
+    outputs, sums = [], []
+    for start in range(0, mask.query_len, number):
+        part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
+        arguments = (module, part, key, value, mask.of_queries(start, stop), statistics)
+        output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
+        outputs.append(output)
+        sums.append(rows)
+    return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
+
+
+def softmax_attention(
+    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    query, scaling = with_scale(query, scaling)
     is_square = mask.is_structured and mask.key_padding_mask is None and mask.causal_offset == 0
     is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
     output = functional.scaled_dot_product_attention(
@@ -142,18 +149,17 @@ def _softmax_attention(
         key,
         value,
         None if is_causal else mask.dense,
-        dropout_p=dropout,
+        dropout_p=module.dropout if module.training else 0.0,
         is_causal=is_causal,
-        scale=scaling,
+        scale=module.scaling,
     )
     divisor = module.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     rows = None
-    if needed_statistics != "none":
-        shape = (query.shape[0], query.shape[1], query.shape[2], 1)
+    if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        row_sums = is_used.expand(shape).to(wide_dtype(query.dtype))
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
     return output.transpose(1, 2), None, rows
 
@@ -209,6 +215,8 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.layer_idx = layer_idx
+        # a learned a multiplies the queries
+        self.scaling = 1.0 if self.attention.learned_scale else self.attention.initial_scale(self.head_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -293,15 +301,15 @@ class MultiHeadAttention(nn.Module):
         if self.attention.scale_form != "constant":
             factor = length_factor(mask.key_counts, self.attention.scale_form, self.head_dim, query.dtype)
             query = (query * factor).to(query.dtype)
+        if self.scale is not None:
+            query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(
             self,
             query,
             key,
             value,
             mask,
-            scaling=self.attention.initial_scale(self.head_dim) if self.scale is None else self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            needed_statistics="all" if entropy_bound is not None else "sums" if count_null_rows else "none",
+            "all" if entropy_bound is not None else "sums" if count_null_rows else "none",
         )
         output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
         if self.output_norm is not None:
@@ -331,26 +339,22 @@ class MultiHeadAttention(nn.Module):
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, heads, key_len, head_dim], from the cache where it has them."""
-        is_cross = key_value_states is not None
-        cache = past_key_values
+        is_cross, cache, is_updated = key_value_states is not None, past_key_values, {}
         if isinstance(past_key_values, EncoderDecoderCache):
             cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
-            if is_cross and past_key_values.is_updated.get(self.layer_idx):
-                return self._cross_states(cache, key_value_states.shape[1])
-        source = key_value_states if is_cross else hidden_states
-        key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
-        value = self._heads(self.v_proj(source), None, self.attention.value_norm == "l2")
-        if cache is not None:
+            is_updated = past_key_values.is_updated if is_cross else {}
+        if not is_updated.get(self.layer_idx):
+            source = key_value_states if is_cross else hidden_states
+            key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
+            value = self._heads(self.v_proj(source), None, self.attention.value_norm == "l2")
+            if cache is None:
+                return key, value
             key, value = cache.update(key, value, self.layer_idx)
-            if is_cross and isinstance(past_key_values, EncoderDecoderCache):
-                past_key_values.is_updated[self.layer_idx] = True
-                return self._cross_states(cache, key_value_states.shape[1])
+            is_updated[self.layer_idx] = True
+        if is_cross and cache is not past_key_values:  # a static cache may have more places than the source has tokens
+            layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
+            return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value
-
-    def _cross_states(self, cache: Cache, source_len: int) -> tuple[Tensor, Tensor]:
-        """Cached keys and values of the source; a static cache may have more places than the source has tokens."""
-        layer = cache.layers[self.layer_idx]
-        return layer.keys[:, :, :source_len], layer.values[:, :, :source_len]
 
     def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
         """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from .normalization import at_least_float32, wide_dtype
 
-aten = torch.ops.aten
 SOFTPICK_EPS = 1e-6
 
 try:
@@ -115,19 +114,6 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softplus": softplus,
     "sigmoid": sigmoid,
     "identity": identity,
-}
-
-
-# φ that take each score by itself → gradient of the score z from those of the weight w = φ(z); these can be fused
-ELEMENTWISE_GRADIENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "relu": lambda gradient, z, w: aten.threshold_backward(gradient, w, 0),
-    "relu2": lambda gradient, z, w: gradient * functional.relu(z).mul_(2),
-    "relu6": lambda gradient, z, w: aten.hardtanh_backward(gradient, z, 0, 6),
-    "leaky_relu": lambda gradient, z, w: aten.leaky_relu_backward(gradient, z, 0.01, False),
-    "gelu": lambda gradient, z, w: aten.gelu_backward(gradient, z),
-    "softplus": lambda gradient, z, w: aten.softplus_backward(gradient, z, 1, 20),
-    "sigmoid": lambda gradient, z, w: aten.sigmoid_backward(gradient, w),
-    "identity": lambda gradient, z, w: gradient,
 }
 
 

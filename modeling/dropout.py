@@ -1,44 +1,22 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout (Srivastava et al. 2014): as torch's, but with fewer random numbers where these are what takes the time."""
+"""Dropout (Srivastava et al. 2014)."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .kernels import kernels
+
 
 def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
-    """states · D in training, else the states.
+    """Set a share of the states to 0 in training and divide the others by what is left of 1.
 
     Args:
         states: any shape, floating point.
-        probability: share p of elements that become 0, in [0, 1).
+        probability: that share, in [0, 1).
         training: whether to drop anything.
     """
     if not training or probability == 0:
         return states
-    # compiled code draws its own numbers, 32 bits each, and needs no mask in memory
-    if states.device.type != "cpu" or torch.compiler.is_compiling():
-        return functional.dropout(states, probability)
-    return states * keep_factors(states, probability)
-
-
-def keep_factors(states: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
-    """D: 0 with probability p, else 1/(1 − p); of the shape, dtype and device of the states.
-
-    On CPUs the share is p rounded to a multiple of 2⁻¹⁶.
-
-    Args:
-        states: any shape, floating point; not read.
-        probability: p, in [0, 1).
-        generator: random numbers to draw from; torch's own if None.
-    """
-    if states.device.type != "cpu":
-        kept = 1 - probability
-        return torch.empty_like(states).bernoulli_(kept, generator=generator).div_(kept)
-    # bernoulli_ spends a 64-bit number on each element where the processor is not Intel's; this spends 16 bits
-    words = torch.empty(-(-states.numel() // 4), dtype=torch.int64, device=states.device)
-    words.random_(-(2**63), None, generator=generator)
-    dropped = min(round(probability * 2**16), 2**16 - 1)
-    keeps = words.view(torch.int16)[: states.numel()] >= dropped - 2**15
-    return keeps.to(states.dtype).div_(1 - probability).view(states.shape)
+    dropped = None if kernels is None else kernels.dropout(states, probability)
+    return functional.dropout(states, probability) if dropped is None else dropped

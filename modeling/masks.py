@@ -44,8 +44,7 @@ class AttentionMask:
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
-        padding, given = self.key_padding_mask, self.given
-        for mask, lengths in ((padding, (self.key_len,)), (given, (self.key_len, 1))):
+        for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
             if mask is not None and mask.shape[-1] not in lengths:
                 raise ValueError(f"the attention mask is {list(mask.shape)}, but there are {self.key_len} keys")
 
@@ -65,10 +64,18 @@ class AttentionMask:
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
         if isinstance(mask, cls):
             return mask
-        is_padding = mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len)
-        if is_padding:
+        if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
+
+    def of_queries(self, start: int, stop: int) -> "AttentionMask":
+        """The mask of some of the queries."""
+        given, offset = self.given, self.causal_offset
+        if given is not None and given.shape[-2] > 1:
+            given = given[..., start:stop, :]
+        return replace(
+            self, query_len=stop - start, causal_offset=None if offset is None else offset + start, given=given
+        )
 
     @property
     def is_structured(self) -> bool:
@@ -144,15 +151,15 @@ def padding_mask(
     """
     if attention_mask is None:
         return AttentionMask(query_len, key_len, device)
-    _check_dimensions(attention_mask)
-    if attention_mask.dim() != 4:
-        return AttentionMask(query_len, key_len, device, attention_mask.bool())
+    mask = _checked(attention_mask)
+    if mask.dim() == 2:
+        return AttentionMask(query_len, key_len, device, mask)
     if is_cross and attention_mask.shape[2] != 1:
         raise ValueError(
             f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
             "[batch, 1, 1, source_len]"
         )
-    return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
+    return AttentionMask.of(mask, query_len, key_len, device)
 
 
 def causal_mask(
@@ -170,23 +177,21 @@ def causal_mask(
     Raises:
         ValueError: the mask has another number of dimensions, or does not cover the past and new tokens.
     """
-    if attention_mask is not None:
-        _check_dimensions(attention_mask)
-    if attention_mask is not None and attention_mask.dim() == 4:
-        return AttentionMask.of(_ready_mask(attention_mask), query_len, key_len, device)
+    mask = None if attention_mask is None else _checked(attention_mask)
+    if mask is not None and mask.dim() == 4:
+        return AttentionMask.of(mask, query_len, key_len, device)
     if isinstance(past_len, Tensor):
         past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
-    if attention_mask is None:
+    if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
     if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
         raise ValueError(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
             f"{query_len} new ones"
         )
-    key_padding_mask = attention_mask.bool()
-    if key_padding_mask.shape[-1] < key_len:  # places of a static cache that no token has reached
-        key_padding_mask = functional.pad(key_padding_mask, (0, key_len - key_padding_mask.shape[-1]))
-    return AttentionMask(query_len, key_len, device, key_padding_mask[:, :key_len], past_len)
+    # places of a static cache that no token has reached
+    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
+    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 
 
 def token_positions(
@@ -202,16 +207,17 @@ def token_positions(
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
 
 
-def _check_dimensions(mask: Tensor) -> None:
+def _checked(mask: Tensor) -> Tensor:
+    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down.
+
+    Raises:
+        ValueError: it has not 2 or 4 dimensions, or is additive.
+    """
     if mask.dim() not in (2, 4):
         raise ValueError(
             f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
             "of 4 dimensions"
         )
-
-
-def _ready_mask(mask: Tensor) -> Tensor:
-    """A mask of 4 dimensions as bool; an additive one (0 = may attend) would be read upside down."""
-    if mask.is_floating_point():
+    if mask.dim() == 4 and mask.is_floating_point():
         raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
     return mask.bool()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -30,12 +30,12 @@ from .attention import MultiHeadAttention
 from .dropout import apply_dropout
 from .embeddings import SinusoidalPositions, drop_words
 from .generation_check import CheckedGenerationMixin
+from .kernels import kernels
 from .layers import DecoderLayer, EncoderLayer
 from .masks import causal_mask, padding_mask, token_positions
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
-from .search import SearchMixin
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
     from .pipeline_translation import TranslationPipeline as TranslationPipeline
@@ -134,16 +134,16 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
         return embeddings
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-        source, target, head = (
-            next((tensor for key, tensor in weights.items() if key.endswith(name)), None) for name in names
-        )
-        config, fields = self.config, {}
+        def find(ending: str) -> Tensor | None:
+            return next((weights[name] for name in weights if name.endswith(ending)), None)
+
+        source, target = find("encoder.embed_tokens.weight"), find("decoder.embed_tokens.weight")
+        config, head, fields = self.config, find("lm_head.weight"), {}
         if source is not None and target is not None:
-            sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target)}
-            if config.decoder_vocab_size is None and len(source) == len(target):
-                del sizes["decoder_vocab_size"]
-            fields = {name: size for name, size in sizes.items() if size != getattr(config, name)}
+            if len(source) != config.vocab_size:
+                fields["vocab_size"] = len(source)
+            if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
+                fields["decoder_vocab_size"] = len(target)
         tying = config.tying
         if tying == "all" and not (is_same(source, target) and is_same(source, head)):
             tying = "decoder"
@@ -158,22 +158,16 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Embedding):
-            self._init_embedding(module)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # learned positions have none
+            if self.config.embedding_norm == "fix_norm":
+                init.uniform_(module.weight, -0.01, 0.01)
+            elif self.config.scale_embedding:  # √d multiplies them
+                init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, SinusoidalPositions):
             module.reset_parameters()
         elif isinstance(module, TransformerStack) and module.embedding_bias is not None:
             bound = math.sqrt(3 / self.config.d_model)
             init.uniform_(module.embedding_bias, -bound, bound)
-
-    def _init_embedding(self, embedding: nn.Embedding) -> None:
-        """Tokens: U(±0.01) under FixNorm, N(0, 1/√d) where √d multiplies them; else as transformers does it."""
-        if embedding.padding_idx is None:  # learned positions
-            return
-        if self.config.embedding_norm == "fix_norm":
-            init.uniform_(embedding.weight, -0.01, 0.01)
-        elif self.config.scale_embedding:
-            init.normal_(embedding.weight, std=self.config.d_model**-0.5)
 
 
 class TransformerStack(Seq2SeqTransformerPreTrainedModel):
@@ -201,31 +195,21 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
 
     @staticmethod
     def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The one input that is given, whose length and device count.
-
-        Raises:
-            ValueError: none or both are given.
-        """
+        """Return the one input that is given, or raise a `ValueError`."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
         return inputs_embeds if input_ids is None else input_ids
 
     def check_length(self, length: int) -> None:
         """Raise a `ValueError` if a sequence has more tokens than there are positions."""
-        if length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"a sequence has {length} tokens, but max_position_embeddings is "
-                f"{self.config.max_position_embeddings}: truncate it"
-            )
+        longest = self.config.max_position_embeddings
+        if length > longest:
+            raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
 
     def embed(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        positions: Tensor,
-        mask: Tensor | None = None,
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Tokens as the first layer takes them: looked up, normalised, scaled, placed, dropped."""
+        """Look tokens up, normalise, scale, place and drop them, as the first layer takes them."""
         config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
@@ -244,6 +228,14 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
         return apply_dropout(hidden_states, self.dropout, self.training)
+
+    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after all layers and the last norm, and `regularizer_sums`."""
+        sums = []
+        for layer in self.layers:
+            hidden_states, layer_sums = layer(hidden_states, *arguments)
+            sums.append(layer_sums)
+        return hidden_states if self.norm is None else self.norm(hidden_states), add_regularizer_sums(sums)
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -278,18 +270,10 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         mask = padding_mask(attention_mask, length, length, device)
         query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
         options = self.attention_options(mask, query_mask, output_attentions, output_null_rate)
-        hidden_states = self.embed(
-            input_ids, inputs_embeds, token_positions(length, 0, attention_mask, device), attention_mask
-        )
-        sums = []
-        for layer in self.layers:
-            hidden_states, layer_sums = layer(hidden_states, options)
-            sums.append(layer_sums)
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states)
-        return Seq2SeqTransformerEncoderOutput(
-            last_hidden_state=hidden_states, regularizer_sums=add_regularizer_sums(sums)
-        )
+        positions = token_positions(length, 0, attention_mask, device)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
+        hidden_states, sums = self.run_layers(hidden_states, options)
+        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
 
 
 class Seq2SeqTransformerDecoder(TransformerStack):
@@ -361,17 +345,11 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             self.attention_options(*masks, output_attentions, output_null_rate)
             for masks in ((mask, query_mask), (source_mask, cross_queries))
         )
-        sums = []
-        for layer in self.layers:
-            # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
-            hidden_states, layer_sums = layer(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
-            sums.append(layer_sums)
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states)
+        # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
+        arguments = (encoder_hidden_states, self_options, cross_options, cache)
+        hidden_states, sums = self.run_layers(hidden_states, *arguments)
         return Seq2SeqTransformerDecoderOutput(
-            last_hidden_state=hidden_states,
-            regularizer_sums=add_regularizer_sums(sums),
-            **{CACHE_NAME: cache},
+            last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
         )
 
     @staticmethod
@@ -504,8 +482,12 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         )
 
 
+# greedy and beam search of the installed library give the same tokens in less time
+SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
+
+
 class Seq2SeqTransformerForConditionalGeneration(
-    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin, GenerationMixin
+    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin
 ):
     """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
 
@@ -528,6 +510,37 @@ class Seq2SeqTransformerForConditionalGeneration(
             value.weight, value.bias = plain.weight, plain.bias
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
         self.lm_head = value
+
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+    ):
+        """As in transformers; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
+
+        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
+        """
+        if generation_config is None:
+            for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
+                if kwargs.get(name) is not None:
+                    kwargs.setdefault(other, None)
+        return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
+        """As in transformers, but of the tokens so far always those that the cache does not hold yet.
+
+        Raises:
+            ValueError: it holds all of them, or there are more than positions, which a static cache cannot tell.
+        """
+        cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
+        if cache is not None:
+            held = int(cache.get_seq_length())
+            if held >= given:
+                raise ValueError(
+                    f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: "
+                    "give all tokens so far, and at least one more than the cache holds"
+                )
+            kwargs["next_sequence_length"] = given - held
+        self.model.decoder.check_length(given)
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
@@ -571,18 +584,9 @@ class Seq2SeqTransformerForConditionalGeneration(
         then warns once.
 
         Args:
-            input_ids: [batch, source_len].
-            attention_mask: 1 = real source token [batch, source_len].
-            decoder_input_ids: [batch, target_len]; made from the labels if not given.
-            decoder_attention_mask: 1 = real target token, past ones included.
-            encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
-            past_key_values, cache: two names of the cache of earlier target tokens.
-            labels: target ids, −100 where there is none [batch, target_len].
+            labels: target ids, −100 where there is none [batch, target_len]; `decoder_input_ids` are made from them.
             num_items_in_batch: number of target tokens over all accumulated batches and processes.
-            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
-
-        Raises:
-            TypeError: a keyword is none of these.
+            others: as in `Seq2SeqTransformerModel.forward`.
         """
         query_mask = None
         if labels is not None:

@@ -27,7 +27,7 @@ from .feed_forward import FeedForward
 from .layers import EncoderLayer
 from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
-from .normalization import build_norm, is_watched
+from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
 
@@ -272,7 +272,8 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
                 f"floats {list(logits.shape)}"
             )
-        if given.device.type == "cpu" and not is_watched():  # elsewhere to look at them would be to wait for them
+        # elsewhere to look at them would be to wait for them
+        if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
             largest = config.num_labels - 1 if labels.dim() == 1 else 1
             wrong = given[~((given >= 0) & (given <= largest + 1e-3))]  # shares may be rounded
             if len(wrong):

@@ -3,8 +3,6 @@
 """Normalisation layers that torch does not have, and the table of those a residual block may use."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +10,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
-from .compiled import native
-
-FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code costs more than it saves
+from .kernels import kernels
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -27,28 +23,6 @@ def at_least_float32(states: Tensor) -> Tensor:
     return states.to(wide_dtype(states.dtype))
 
 
-def is_watched() -> bool:
-    """Whether something follows PyTorch's operations, and would miss what is done past them.
-
-    A compiler, a trace, a transform of `torch.func`, or a dispatch mode such as that of fake tensors.
-    """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether compiled code takes these rows; these and the vectors have to lie in the memory of a processor."""
-    if native is None or is_watched():  # graphs fuse norms by themselves
-        return False
-    if states.numel() < FEWEST_NUMBERS or states.dtype not in native.DTYPES or not native.is_available():
-        return False
-    # whatever else there is, PyTorch takes or refuses it
-    fitting = (vector is None or vector.shape == states.shape[-1:] for vector in vectors)
-    tensors = (tensor for tensor in (states, *vectors) if tensor is not None)
-    return all(fitting) and all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" for t in tensors)
-
-
 def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
     """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32.
 
@@ -58,12 +32,12 @@ def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, 
         eps: ε.
         is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
     """
-    if _is_for_compiled_code(states, gain, gate):
-        return _CompiledNorm.apply(states, gain, gate, eps, is_mean)
-    return _norm_in_pytorch(states, gain, gate, eps, is_mean)
+    arguments = (states, gain, gate, eps, is_mean)
+    output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
+    return _plain_norm(*arguments) if output is None else output
 
 
-def _norm_in_pytorch(states, gain, gate, eps, is_mean) -> Tensor:
+def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
     wide = at_least_float32(states)
     gain, gate = (None if vector is None else vector.to(wide.dtype) for vector in (gain, gate))
     if is_mean:
@@ -73,32 +47,6 @@ def _norm_in_pytorch(states, gain, gate, eps, is_mean) -> Tensor:
         output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
         output = output if gain is None else gain * output
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
-
-
-class _CompiledNorm(torch.autograd.Function):
-    """`_norm` in compiled code.
-
-    No operator of PyTorch, as those of attention are: for so little work calls of these would take longer.
-    """
-
-    @staticmethod
-    def forward(ctx, states, gain, gate, eps, is_mean) -> Tensor:
-        ctx.save_for_backward(states, gain, gate)
-        ctx.options = eps, is_mean
-        return native.norm_forward(states, gain, gate, eps, is_mean)
-
-    @staticmethod
-    def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
-        states, *vectors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of these gradients are wanted
-            needed = ctx.needs_input_grad[:3]
-            inputs = [tensor for tensor, is_needed in zip((states, *vectors), needed, strict=True) if is_needed]
-            output = _norm_in_pytorch(states, *vectors, *ctx.options)
-            found = iter(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
-            return *(next(found) if is_needed else None for is_needed in needed), None, None
-        grad_states, *grads = native.norm_backward(grad_output.to(states.dtype), states, *vectors, *ctx.options)
-        grads = [None if grad is None else grad.to(vector.dtype) for grad, vector in zip(grads, vectors, strict=True)]
-        return grad_states, *grads, None, None
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
@@ -201,24 +149,12 @@ class ScaleNorm(nn.Module):
 class UnitLinear(nn.Linear):
     """Linear map whose rows have unit length, y = x·ŵᵀ + b: the output layer of FixNorm (Nguyen and Chiang 2018)."""
 
-    is_held, held_weight = False, None
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Make ŵ once for the calls inside, as in a search, whose every step calls and none of which trains."""
-        self.is_held = True
-        try:
-            yield
-        finally:
-            self.is_held, self.held_weight = False, None
+    def unit_weight(self) -> Tensor:
+        """ŵ; a search makes it once for all its steps."""
+        return unit_length(self.weight)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
-        weight = self.held_weight
-        if weight is None:
-            weight = unit_length(self.weight)
-            if self.is_held and not torch.compiler.is_compiling():
-                self.held_weight = weight
-        return functional.linear(hidden_states, weight, self.bias)
+        return functional.linear(hidden_states, self.unit_weight(), self.bias)
 
 
 NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}

@@ -21,16 +21,14 @@ class RowStatistics:
     Args:
         row_sums: Σ_j s_ij.
         weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
-        nonzeros: number of weights that are not 0; not differentiable, and not counted by the reference.
     """
 
     row_sums: Tensor
     weighted_logs: Tensor | None = None
-    nonzeros: Tensor | None = None
 
     @classmethod
     def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
-        """What is needed (as in `PassOptions`) of weights [batch, heads, query_len, key_len]; never `nonzeros`."""
+        """What is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
         if needed == "none":
             return None
         weights = at_least_float32(weights)
@@ -39,6 +37,14 @@ class RowStatistics:
         # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
+
+    @classmethod
+    def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
+        """Those of all queries from those of some each."""
+        if parts[0] is None:
+            return None
+        logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)
+        return cls(torch.cat([part.row_sums for part in parts], dim=-1), logs)
 
 
 def regularizer_sums(

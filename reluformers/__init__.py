@@ -1,5 +1,7 @@
 """Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm, ReLU-ViT, baselines."""
 
+from reluformers_kernels import rectified_attention
+
 from . import families
 from .configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from .configuration.configuration_seq2seq import seq2seq_config
@@ -7,7 +9,6 @@ from .configuration.configuration_vision import VISION_SIZES, vision_config
 from .families import *  # noqa: F403 (the classes of every family, as families.py lists them)
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
-from .modeling.rectified_attention import rectified_attention
 from .publish.registry import register
 
 __version__ = "0.1.0"

@@ -15,12 +15,11 @@ import platform
 import shutil
 from pathlib import Path
 
+import reluformers_kernels
 import reluformers_native
-
 from reluformers.errors import UserError, run_main
 from reluformers.files import atomic_directory, write_json
-from reluformers.modeling.compiled import NATIVE_INTERFACE
-from reluformers.publish.payload import payload_files
+from reluformers_kernels.compiled import NATIVE_INTERFACE
 
 NAME = "reluformers-attention"
 PACKAGE = NAME.replace("-", "_")
@@ -40,7 +39,7 @@ backends = ["cpu", "cuda"]
 INIT = '''"""Attention with an elementwise activation instead of softmax, exact and in memory linear in the length."""
 
 from . import native
-from .rectified_attention import rectified_attention
+from .fused_attention import rectified_attention
 
 __all__ = ["native", "rectified_attention"]
 '''
@@ -56,7 +55,9 @@ def write_repository(folder: Path) -> None:
     libraries = sorted(source.parent.glob("_*.abi3.so"))
     if not libraries:
         raise UserError(f"no compiled code in {source.parent}: {reluformers_native.explain()}")
-    texts = payload_files(["compiled", "rectified_attention"])
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in Path(reluformers_kernels.__path__[0]).glob("*.py")
+    }
     # the compiled code is the repository's own: looking for it again would load the repository within itself
     texts |= {"compiled.py": "from . import native  # noqa: F401\n", "__init__.py": INIT}
     texts["native/__init__.py"] = source.read_text(encoding="utf-8")

@@ -65,9 +65,11 @@ def nothing_waits_for_the_disk():
 def nothing_is_short():
     """Sequences of tests are short: what computes the long ones must not leave them to the reference."""
     from reluformers.modeling import attention
+    from reluformers_kernels import computation
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SHORT_KEYS", 0)
+        for module in (attention, computation):
+            patch.setattr(module, "SHORT_KEYS", 0)
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reluformers.errors import UserError
-from reluformers.modeling import compiled
+from reluformers_kernels import compiled
 
 native = pytest.importorskip("reluformers_native")
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "kernel_repository.py"))
@@ -71,10 +71,10 @@ def test_models_take_compiled_code_from_the_repository_that_is_named(monkeypatch
     assert calls == [(("owner/name",), {"version": native.INTERFACE, "backend": "cpu", "trust_remote_code": True})]
     found.INTERFACE += 1
     versions = f"of version {found.INTERFACE}, but must be of {native.INTERFACE}"
-    with pytest.raises(ImportError, match=f"is 'owner/name', whose compiled code is {versions}"):
+    with pytest.raises(ValueError, match=f"is 'owner/name', whose compiled code is {versions}"):
         compiled._find_native()
     monkeypatch.setitem(sys.modules, "kernels", None)
-    with pytest.raises(ImportError, match="is 'owner/name', which needs kernels: pip install kernels"):
+    with pytest.raises(ValueError, match="is 'owner/name', which needs kernels: pip install kernels"):
         compiled._find_native()
 
 

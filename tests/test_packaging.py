@@ -53,14 +53,16 @@ def test_hub_folders_are_parts_of_the_package():
     assert Path(configuration.__path__[0]) == ROOT / "configuration"
     assert Path(modeling.__path__[0]) == ROOT / "modeling"
     names = distribution("reluformers").read_text("top_level.txt").split()
-    assert sorted(names) == ["reluformers", "reluformers_native"]
+    assert sorted(names) == ["reluformers", "reluformers_cli", "reluformers_kernels", "reluformers_native"]
 
 
 def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
     mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
-    expected = {name.replace("reluformers.cli", "reluformers_cli") for name in expected}
+    for name in ("cli", "kernels"):
+        expected = {found.replace(f"reluformers.{name}", f"reluformers_{name}") for found in expected}
+        assert setup_arguments["package_dir"][f"reluformers_{name}"] == f"reluformers/{name}"
     assert set(setup_arguments["packages"]) == expected | {"reluformers_native"}
 
 

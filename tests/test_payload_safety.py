@@ -14,7 +14,6 @@ FOLDERS = (ROOT / "configuration", ROOT / "modeling")
 PAYLOAD = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if path.stem != "__init__")
 # modules that reach no file, network or process by themselves
 MODULES = {
-    "__future__",
     "base64",
     "collections.abc",
     "contextlib",
@@ -22,7 +21,6 @@ MODULES = {
     "dataclasses",
     "difflib",
     "functools",
-    "hashlib",
     "inspect",
     "huggingface_hub.dataclasses",
     "huggingface_hub.errors",
@@ -30,9 +28,10 @@ MODULES = {
     "logging",
     "math",
     "re",
-    "reluformers_native",  # compiled beforehand: it is installed or not, never made
+    "reluformers_kernels",  # of the installed library, if there is one
     "torch",
     "torch.nn",
+    "torch.utils.checkpoint",
     "transformers",
     "transformers.modeling_layers",
     "transformers.modeling_outputs",
@@ -40,8 +39,6 @@ MODULES = {
     "transformers.utils",
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
-    "triton",
-    "triton.language",
     "types",
     "typing",
 }
@@ -62,7 +59,6 @@ CALLS = {
 LOADERS = {"from_pretrained", "pipeline", "save_pretrained", "push_to_hub"}
 # who calls what transformers gives for files and for the Hub, and who imports what others may not
 MAY_LOAD = {
-    "compiled.py": {"from os import environ", "from kernels import get_kernel"},  # what the user's variable names
     "configuration_base.py": {"save_pretrained", "push_to_hub"},
     # what a Trainer pushes gets the code that transformers copies into a saved folder
     "modeling_base.py": {

@@ -21,6 +21,7 @@ QUESTION = re.compile(r"\b(is_vision|is_image|is_encoder_decoder)\b")
 ASKED_BY_TRANSFORMERS = {"configuration_seq2seq.py": "is_encoder_decoder: bool = True"}
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (
+    ("kernels",),  # imported as reluformers_kernels, and imports nothing of the library
     ("data",),
     ("conversion",),
     ("evaluation",),

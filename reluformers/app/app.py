@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 # filled in when the Space is pushed; the command line and the environment come first
 MODEL_ID = ""
@@ -81,28 +81,35 @@ def has_desktop(environment: Mapping[str, str]) -> bool:
     return bool(windows) and sys.stdout.isatty()
 
 
-def open_page(options: argparse.Namespace) -> None:
-    """Say where the page will be, load the model and serve until interrupted.
+def open_page(
+    model: str | None = None,
+    *,
+    revision: str | None = None,
+    compare: str | None = None,
+    example: Sequence[str] | None = None,
+    port: int | None = None,
+) -> None:
+    """Say where the page will be, load the model and serve until interrupted; arguments as `add_arguments` has them.
 
     Raises:
         SystemExit: there is no model, it cannot be loaded, or the port is taken; says so in one line.
     """
-    name, revision = choose_model(options.model, options.revision, os.environ)
+    name, revision = choose_model(model, revision, os.environ)
     try:
         if name is None:
             raise ValueError("name a model: its folder or Hub id")
-        port = free_port(os.environ) if options.port is None else options.port
+        port = free_port(os.environ) if port is None else port
         if not 1 <= port <= 65535:
             raise ValueError(f"the port is {port}, but must be from 1 to 65535")
-        second = f" and {options.compare}" if options.compare else ""
+        second = f" and {compare}" if compare else ""
         print(f"Loading {name}{second}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True)
-        if all(os.path.isdir(model) for model in (name, options.compare) if model):
+        if all(os.path.isdir(folder) for folder in (name, compare) if folder):
             hide_tokens(os.environ)  # those of the Hub may be private, and need the token
         # torch, transformers and Gradio take seconds to import, so not before that line
         from pages import LAUNCH, build_app
 
-        examples = options.example or os.environ.get("EXAMPLES", "").splitlines()
-        page = build_app(name, revision, compare=options.compare, examples=examples or None)
+        examples = example or os.environ.get("EXAMPLES", "").splitlines()
+        page = build_app(name, revision, compare=compare, examples=examples or None)
         page.launch(server_port=port, inbrowser=has_desktop(os.environ), **LAUNCH)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
@@ -112,7 +119,7 @@ def open_page(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show the attention of a model; the code in its folder is executed.")
     add_arguments(parser)
-    open_page(parser.parse_args())
+    open_page(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -30,4 +30,4 @@ def run(options: argparse.Namespace) -> None:
             check_no_adapter(folder)
         check_model(folder)
     sys.path.insert(0, str(FOLDER))
-    open_page(options)
+    open_page(**vars(options))

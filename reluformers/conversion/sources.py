@@ -15,7 +15,8 @@ from transformers import (
     ViTConfig,
 )
 
-from reluformers.configuration.configuration_base import TransformerConfig, distinct_names
+from reluformers.configuration.configuration_base import TransformerConfig
+from reluformers.configuration.configuration_vision import distinct_names
 from reluformers.errors import UserError
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES

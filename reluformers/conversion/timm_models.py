@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 
-from reluformers.configuration.configuration_base import distinct_names
+from reluformers.configuration.configuration_vision import distinct_names
 from reluformers.errors import UserError
 
 from .names import TIMM_NAMES, rename

@@ -52,12 +52,12 @@ class Augmentation:
     def __post_init__(self):
         owner = type(self).__name__
         check_choice(owner, "crop", self.crop, CROPS)
-        check_number(owner, "padding", self.padding, minimum=0, integer=True)
-        check_number(owner, "min_area", self.min_area, minimum=0, maximum=1, open_minimum=True)
+        check_number(owner, "padding", self.padding, "[0, inf)", integer=True)
+        check_number(owner, "min_area", self.min_area, "(0, 1]")
         if not isinstance(self.flip, bool):
             raise ValueError(f"{owner}.flip is {self.flip!r}, but must be True or False")
         # below, numbers of the Beta distribution round to 0 and 1
-        check_number(owner, "mixup", self.mixup, minimum=0.01 if self.mixup else 0)
+        check_number(owner, "mixup", self.mixup, f"[{0.01 if self.mixup else 0}, inf)")
         if self.rand_augment is None:
             return
         if not isinstance(self.rand_augment, list | tuple) or len(self.rand_augment) != 2:
@@ -65,8 +65,8 @@ class Augmentation:
                 f"{owner}.rand_augment is {self.rand_augment!r}, but must be [number of operations, strength] or null"
             )
         number, strength = self.rand_augment
-        check_number(owner, "rand_augment[0]", number, minimum=1, integer=True)
-        check_number(owner, "rand_augment[1]", strength, minimum=0, maximum=20)
+        check_number(owner, "rand_augment[0]", number, "[1, inf)", integer=True)
+        check_number(owner, "rand_augment[1]", strength, "[0, 20]")
 
     def change(self, picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
         """Crop, flip and distort one image.

@@ -29,8 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 from reluformers import rectified_attention
 from reluformers.errors import run_main
 from reluformers.files import atomic_write, write_json
-from reluformers.modeling import computation
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
+from reluformers_kernels import computation
 
 PEER = "sdpa"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

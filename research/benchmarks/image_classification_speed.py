@@ -31,7 +31,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from reluformers import ATTENTION_PRESETS, VISION_SIZES, vision_config
 from reluformers.errors import run_main
-from reluformers.modeling import normalization
+from reluformers_kernels import norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PEERS = ("transformers sdpa", "transformers eager", "timm")
@@ -39,7 +39,7 @@ PRESETS = ("relu-vit", "rela-g", "qknorm", "softmax", "reluformer", "relu")
 ENTMAX_PRESETS = ("sparsemax", "entmax15")
 NORMED_PRESETS = ("rela-g", "qknorm")
 TORCH_NORMS = ", norms in PyTorch"
-FEWEST_NUMBERS = normalization.FEWEST_NUMBERS
+FEWEST_NUMBERS = norms.FEWEST_NUMBERS
 WARMUP = 2
 
 
@@ -171,7 +171,7 @@ class Candidate:
 
     def step(self) -> None:
         """One update."""
-        normalization.FEWEST_NUMBERS = self.fewest_numbers
+        norms.FEWEST_NUMBERS = self.fewest_numbers
         with torch.autocast(DEVICE, torch.bfloat16, enabled=self.bf16):
             if self.is_timm:
                 loss = functional.cross_entropy(self.model(self.pixels), self.labels)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+OURS = ("reluformers", "reluformers_kernels", "reluformers_native")
 EXTRAS = ("entmax", "triton", "datasets", "evaluate", "peft", "accelerate")
 HIDING = """
     import importlib.util, sys
@@ -27,8 +28,8 @@ HIDING = """
 
 
 def run_clean(code: str, cache: Path, *arguments: str, hidden: tuple[str, ...] = EXTRAS, **environment: str) -> str:
-    """Output of a process that has torch and transformers, but neither reluformers nor the hidden packages."""
-    script = textwrap.dedent(HIDING).format(hidden={"reluformers", *hidden}) + textwrap.dedent(code)
+    """Output of a process that has torch and transformers, but nothing of reluformers or the hidden packages."""
+    script = textwrap.dedent(HIDING).format(hidden={*OURS, *hidden}) + textwrap.dedent(code)
     basis = {"PATH": "", "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache), "HOME": str(cache), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-I", "-c", script, *arguments],

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import reference
-from reluformers.modeling.computation import PassOptions
-from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from reluformers_kernels.activations import PassOptions
+from reluformers_kernels.triton_attention import triton_backward, triton_forward
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 SHARE = 0.3125  # of dropout, in whole 256ths

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from builders.commands import run_command
-from reluformers.modeling import computation
+from reluformers_kernels import computation
 
 
 def lines_of(capsys) -> dict[str, str]:

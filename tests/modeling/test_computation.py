@@ -1,22 +1,19 @@
 """Which computation is taken for what, and that what layers share of a mask is made once."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from builders.models import build_model, draw_images, draw_pairs
-from reluformers.modeling import attention, computation
+from reluformers.modeling import attention
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
-from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, choose_computation
-from reluformers.modeling.masks import AttentionMask
+from reluformers_kernels import ACTIVATIONS, computation
+from reluformers_kernels.computation import choose_computation
 
-CPU = torch.device("cpu")
-PADDED_AND_CAUSAL = AttentionMask(5, 7, CPU, torch.ones(2, 7, dtype=torch.bool), 2)
-DENSE = AttentionMask(5, 7, CPU, given=torch.ones(2, 1, 5, 7, dtype=torch.bool))
-STATIC_CACHE = AttentionMask(5, 7, CPU, causal_offset=torch.tensor(2))
-SINGLE = AttentionMask(1, 7, CPU)
+QUERIES, KEYS = 5, 7
 
 
 @pytest.fixture(autouse=True)
@@ -33,36 +30,30 @@ def compiled_code(monkeypatch):
     monkeypatch.setattr(computation, "_compiled_functions", lambda: known)
 
 
-def choose(activation: str, mask=PADDED_AND_CAUSAL, *, needed="none", dropout=0.0, short_keys=0, dtype=torch.float32):
-    query, value = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (mask.query_len, mask.key_len))
-    return choose_computation(
-        query, value, mask, activation, dropout=dropout, needed_statistics=needed, short_keys=short_keys
-    )
+def choose(activation: str, *, queries=QUERIES, needed="none", dropout=0.0, short_keys=None, dtype=torch.float32):
+    query, value = (torch.empty(2, 3, length, 4, dtype=dtype) for length in (queries, KEYS))
+    options = {"dropout": dropout, "needed_statistics": needed, "may_write_out": short_keys is not None}
+    with mock.patch.object(computation, "SHORT_KEYS", short_keys or 0):
+        return choose_computation(query, value, activation, **options)
 
 
 @pytest.mark.parametrize("activation", ATTENTION_ACTIVATIONS)
 def test_every_activation_has_a_computation(activation):
-    others = {"softmax": "sdpa"} | dict.fromkeys(["softmax1", "softpick", "sparsemax", "entmax15"], "eager")
-    assert choose(activation) == others.get(activation, "blocks")
-    assert (activation in others) == (activation not in ELEMENTWISE_ACTIVATIONS)
+    others = ["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
+    assert choose(activation) == (None if activation in others else "blocks")
+    assert (activation in others) == (activation not in ACTIVATIONS)
 
 
 @pytest.mark.parametrize(
     ("expected", "options"),
     [
-        ("eager", {"activation": "softmax", "needed": "all"}),  # its entropy needs whole rows
-        ("sdpa", {"activation": "softmax", "needed": "sums"}),
-        ("sdpa", {"activation": "softmax", "mask": DENSE}),
-        ("sdpa", {"activation": "softmax", "short_keys": 7}),
-        ("eager", {"activation": "relu", "mask": DENSE}),
-        ("eager", {"activation": "relu", "mask": STATIC_CACHE}),
         ("blocks", {"activation": "relu", "needed": "all", "dropout": 0.1}),
-        ("eager", {"activation": "relu", "short_keys": 7}),
+        (None, {"activation": "relu", "short_keys": 7}),
         ("blocks", {"activation": "relu", "short_keys": 6}),
         ("blocks", {"activation": "relu", "short_keys": None}),
-        ("single_query", {"activation": "relu", "mask": SINGLE}),
-        ("blocks", {"activation": "relu", "mask": SINGLE, "dropout": 0.1}),
-        ("blocks", {"activation": "relu", "mask": SINGLE, "needed": "sums"}),
+        ("single_query", {"activation": "relu", "queries": 1}),
+        ("blocks", {"activation": "relu", "queries": 1, "dropout": 0.1}),
+        ("blocks", {"activation": "relu", "queries": 1, "needed": "sums"}),
         ("blocks", {"activation": "relu", "short_keys": 7, "dtype": torch.float16}),  # no processor multiplies it
     ],
     ids=str,
@@ -78,10 +69,9 @@ def test_choice(expected, options):
         ("native", {"activation": "relu", "short_keys": 7}),
         ("native", {"activation": "relu", "dtype": torch.bfloat16}),
         ("blocks", {"activation": "gelu"}),
-        ("single_query", {"activation": "relu", "mask": SINGLE}),
-        ("native", {"activation": "relu", "mask": SINGLE, "needed": "sums"}),
-        ("eager", {"activation": "relu", "mask": DENSE}),
-        ("sdpa", {"activation": "softmax"}),
+        ("single_query", {"activation": "relu", "queries": 1}),
+        ("native", {"activation": "relu", "queries": 1, "needed": "sums"}),
+        (None, {"activation": "softmax"}),
     ],
     ids=str,
 )
@@ -96,12 +86,6 @@ def test_bfloat16_stays_where_the_processor_multiplies_tiles_of_it(compiled_code
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
     assert choose("relu", dtype=torch.bfloat16) == "blocks"
     assert choose("relu") == "native"
-
-
-def test_exported_programs_hold_plain_operators(monkeypatch, compiled_code):
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    assert choose("relu") == choose("softmax") == "eager"
-    assert choose("relu", short_keys=None) == "native"  # the caller wants the operator itself
 
 
 class MaskOperations(TorchDispatchMode):
@@ -124,7 +108,7 @@ class MaskOperations(TorchDispatchMode):
 @pytest.mark.parametrize("preset", ["softmax", "reluformer"])
 def test_mask_is_made_once_for_all_layers_of_a_site(preset, short_keys, backend, monkeypatch):
     """Two layers in the encoder and three in the decoder, but three sites of which one is causal."""
-    monkeypatch.setattr(attention, "SHORT_KEYS", short_keys)
+    monkeypatch.setattr(computation, "SHORT_KEYS", short_keys)
     model, batch = build_model(preset), draw_pairs()
     model.set_attn_implementation(backend)
     target = batch.pop("labels").clamp_min(0)
@@ -148,7 +132,7 @@ def test_checkpointed_layers_compile_as_one_graph():
 
 def test_choice_for_a_gpu_can_be_traced(monkeypatch):
     """The compiler may not look at the device: what it can do is a constant."""
-    from reluformers.modeling import triton_attention
+    from reluformers_kernels import triton_attention
 
     runs_kernels = torch.compiler.assume_constant_result(lambda device: True)
     monkeypatch.setattr(triton_attention, "_runs_kernels", runs_kernels)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from reluformers.modeling.dropout import apply_dropout, keep_factors
+from reluformers.modeling.dropout import apply_dropout
+from reluformers_kernels.dropout import keep_factors
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
-from reluformers.modeling import computation
-from reluformers.modeling import rectified_attention as fused
-from reluformers.modeling.computation import PassOptions, native
 from reluformers.modeling.normalization import wide_dtype
+from reluformers_kernels import activations, computation
+from reluformers_kernels import fused_attention as fused
+from reluformers_kernels.activations import PassOptions
+from reluformers_kernels.compiled import native
 
 if native is None:
     pytest.skip("needs the package reluformers_native", allow_module_level=True)
@@ -225,10 +226,10 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
 @needs_code
 @pytest.mark.parametrize("activation", native.ACTIVATIONS)
 def test_a_changed_function_is_not_taken_for_the_compiled_one(activation, monkeypatch):
-    own = computation.ATTENTION_ACTIVATIONS[activation]
+    own = activations._FUNCTIONS[activation]
     find = computation._compiled_functions.__wrapped__
     assert find() == set(native.ACTIVATIONS)
-    monkeypatch.setitem(computation.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
+    monkeypatch.setitem(activations._FUNCTIONS, activation, lambda scores: 2 * own(scores))
     assert find() == set(native.ACTIVATIONS) - {activation}
 
 

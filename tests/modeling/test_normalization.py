@@ -9,10 +9,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import reference
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
-from reluformers.modeling import normalization
-from reluformers.modeling.compiled import native
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
 from reluformers.modeling.normalization import OUTPUT_NORMS, GatedRMSNorm, RMSNorm, ScaleNorm, build_norm, unit_length
+from reluformers_kernels import norms
+from reluformers_kernels.compiled import native
 
 WIDTH = 5
 NAIVE = {
@@ -123,7 +123,7 @@ needs_code = pytest.mark.skipif(not INSTRUCTION_SETS, reason="needs compiled cod
 def calls(monkeypatch) -> list:
     """What compiled code is called with, for as few numbers as there are."""
     seen, forward = [], native.norm_forward
-    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", 1)
+    monkeypatch.setattr(norms, "FEWEST_NUMBERS", 1)
     monkeypatch.setattr(native, "norm_forward", lambda *arguments: seen.append(arguments) or forward(*arguments))
     return seen
 
@@ -261,10 +261,10 @@ def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch)
     torch.testing.assert_close(torch.compile(module, backend="aot_eager")(states), exported.module()(states))
     traced = make_fx(module)(states)
     torch.testing.assert_close(traced(2 * states), exported.module()(2 * states))
-    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", states.numel() + 1)
+    monkeypatch.setattr(norms, "FEWEST_NUMBERS", states.numel() + 1)
     module(states)
     assert not calls
-    monkeypatch.setattr(normalization, "FEWEST_NUMBERS", states.numel())
+    monkeypatch.setattr(norms, "FEWEST_NUMBERS", states.numel())
     module(states)
     assert len(calls) == 1
 

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from reluformers import MultiHeadAttention, rectified_attention
-from reluformers.modeling import attention, blockwise_attention, computation
-from reluformers.modeling.computation import ELEMENTWISE_ACTIVATIONS, PassOptions
+from reluformers.modeling import attention
+from reluformers_kernels import ACTIVATIONS, blockwise_attention, computation
+from reluformers_kernels.activations import PassOptions
 
 CASES = 60
 
@@ -55,7 +56,7 @@ def draw(rng: random.Random, dtype=torch.float64) -> tuple[list[torch.Tensor], d
 
     ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
     options = {
-        "activation": rng.choice(ELEMENTWISE_ACTIVATIONS),
+        "activation": rng.choice(ACTIVATIONS),
         "scale": rng.choice([None, 0.7, torch.tensor([0.6], dtype=torch.float64).to(dtype).requires_grad_()]),
         "threshold": rng.choice([0.0, 0.2, torch.tensor([0.3], dtype=torch.float64).to(dtype).requires_grad_()]),
         "length_exponent": rng.choice([0.0, 1.0, torch.tensor([0.5], dtype=torch.float64).requires_grad_()]),
@@ -123,7 +124,7 @@ def test_values_and_gradients_are_those_of_the_formula(seed, small_blocks):
 
 @pytest.mark.parametrize(
     "activation",
-    [name for name in ELEMENTWISE_ACTIVATIONS if name in ("relu", "relu2", "relu6", "softplus", "sigmoid")],
+    [name for name in ACTIVATIONS if name in ("relu", "relu2", "relu6", "softplus", "sigmoid")],
 )
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_entropy_term_and_its_gradient(activation, is_causal, small_blocks):
@@ -342,7 +343,8 @@ def test_few_keys_stay_eager_on_a_processor_without_compiled_code(preset, dtype,
     has_bfloat16 = {"avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16)
     monkeypatch.setattr(computation, "native", None)
-    monkeypatch.setattr(attention, "SHORT_KEYS", 9)
+    for module in (attention, computation):
+        monkeypatch.setattr(module, "SHORT_KEYS", 9)
     lengths, eager = [], attention.eager_attention
     monkeypatch.setattr(
         attention, "eager_attention", lambda *a, **kw: lengths.append(a[2].shape[2]) or eager(*a, **kw)

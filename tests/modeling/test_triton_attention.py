@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import choose_computation
-from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
+from reluformers_kernels import triton_attention
+from reluformers_kernels.computation import choose_computation
+from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward
 
 needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
 
@@ -51,9 +50,7 @@ def hopper(monkeypatch):
 
 
 def computation_of(query, value=None, activation: str = "relu") -> str:
-    mask = AttentionMask(4, 4, query.device)
-    options = {"dropout": 0.0, "needed_statistics": "none", "short_keys": None}
-    return choose_computation(query, query if value is None else value, mask, activation, **options)
+    return choose_computation(query, query if value is None else value, activation)
 
 
 @needs_triton

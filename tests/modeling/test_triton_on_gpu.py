@@ -18,10 +18,9 @@ from builders.triton_inputs import (
     pass_options,
 )
 from reluformers import rectified_attention
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import choose_computation
-from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.triton_attention import TILES, triton_backward, triton_forward
+from reluformers_kernels import triton_attention
+from reluformers_kernels.computation import choose_computation
+from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -108,11 +107,7 @@ def test_rectified_attention_on_gpu(is_compiled):
     *states, grad_output = draw(2, 4, 300, 300, 64, torch.bfloat16, "cuda")
     leaves = [part.requires_grad_() for part in states]
     exact = [part.detach().double().requires_grad_() for part in states]
-    mask, common = AttentionMask(300, 300, grad_output.device, None, 0), {"dropout": 0.0, "needed_statistics": "none"}
-    computations = [
-        choose_computation(query, value, mask, "relu", short_keys=None, **common)
-        for query, _, value in (leaves, exact)
-    ]
+    computations = [choose_computation(query, value, "relu") for query, _, value in (leaves, exact)]
     assert computations == ["triton", "blocks"]
     options = {"is_causal": True, "length_exponent": 1.0, "threshold": torch.tensor([0.1], device="cuda")}
     function = torch.compile(rectified_attention, fullgraph=True) if is_compiled else rectified_attention

@@ -24,10 +24,10 @@ from builders.triton_inputs import (
     visible_keys,
 )
 from reluformers import rectified_attention
-from reluformers.modeling import rectified_attention as fused
-from reluformers.modeling import triton_attention
-from reluformers.modeling.computation import PassOptions
-from reluformers.modeling.triton_attention import triton_backward, triton_forward
+from reluformers_kernels import fused_attention as fused
+from reluformers_kernels import triton_attention
+from reluformers_kernels.activations import PassOptions
+from reluformers_kernels.triton_attention import triton_backward, triton_forward
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

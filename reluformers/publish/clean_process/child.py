@@ -13,7 +13,7 @@ import os
 import sys
 
 # what Python itself takes for "there is no such package", however it is installed
-sys.modules["reluformers"] = None
+sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

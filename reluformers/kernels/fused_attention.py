@@ -2,34 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention with an elementwise φ as one fused operation, exact and in memory linear in the length.
 
-`rectified_attention` is the function for everyone, `attend` the part of it that the models' backend `fused` calls. It
-is one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch modes take it whole; for plain tensors
-its two passes are called past the dispatch of operators, which takes longer than a small attention.
+`rectified_attention` is the function for everyone, `attention` the one that the models' backend `fused` calls. It is
+one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch modes take it whole; for plain tensors its
+two passes are called past the dispatch of operators, which takes longer than a small attention.
 """
 
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..configuration.field_checks import check_choice
-from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor
+from .activations import ACTIVATIONS, PassOptions, activate, can_scale_weights
 from .blockwise_attention import blockwise_backward, blockwise_forward
 from .compiled import native
-from .computation import (
-    ELEMENTWISE_ACTIVATIONS,
-    PassOptions,
-    can_scale_weights,
-    choose_computation,
-    empty_heads_inside,
-)
-from .masks import AttentionMask
-from .normalization import is_watched, wide_dtype
-from .regularization import RowStatistics
+from .computation import choose_computation
+from .tensors import empty_heads_inside, is_watched, wide_dtype
 
-# Two checkpoints in one process may carry two versions of this code: each has operators of its own.
+# Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
@@ -164,6 +157,21 @@ def _are_plain(*states: Tensor | None) -> bool:
     return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
 
 
+@dataclass
+class RowStatistics:
+    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Args:
+        row_sums: Σ_j s_ij.
+        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
+        nonzeros: number of weights that are not 0; not differentiable.
+    """
+
+    row_sums: Tensor
+    weighted_logs: Tensor
+    nonzeros: Tensor
+
+
 def rectified_attention(
     query: Tensor,
     key: Tensor,
@@ -189,7 +197,7 @@ def rectified_attention(
     Args:
         query: [batch, heads, query_len, head_dim], of any strides.
         key, value: [batch, heads, key_len, head_dim].
-        activation: φ, a name of `ELEMENTWISE_ACTIVATIONS`.
+        activation: φ, a name of `ACTIVATIONS`.
         scale: a, a number or a tensor of one element; 1/√head_dim if None.
         threshold: θ, a number or a tensor of one element.
         length_exponent, length_coefficient: α, a number or a tensor of one element, and c > 0.
@@ -206,8 +214,9 @@ def rectified_attention(
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
     _check(query, key, value, key_padding_mask)
-    check_choice("rectified_attention", "activation", activation, ELEMENTWISE_ACTIVATIONS)
     # in words that the compiler can trace
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, ACTIVATIONS))}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
     if not length_coefficient > 0:
@@ -218,52 +227,75 @@ def rectified_attention(
     offset = None
     if is_causal:
         offset = key.shape[2] - query.shape[2] if causal_offset is None else causal_offset
-    mask = AttentionMask(query.shape[2], key.shape[2], query.device, key_padding_mask, offset)
-    query, key, value = in_one_dtype(query, key, value)
-    options = {"dropout": dropout, "needed_statistics": "all" if return_stats else "none"}
-    output, rows = attend(
+        offset = None if offset >= key.shape[2] - 1 else offset  # every query sees every key
+    divisor = None if length_coefficient == 1 else length_coefficient
+    if isinstance(length_exponent, Tensor) or length_exponent != 0:
+        if isinstance(length_exponent, Tensor):
+            length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
+        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset) ** length_exponent
+    output, *statistics = attention(
         query,
         key,
         value,
-        mask,
         activation=activation,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         threshold=threshold,
-        divisor=length_divisor(mask.key_counts, length_coefficient, length_exponent, query.dtype),
-        computation=choose_computation(query, value, mask, activation, short_keys=None, **options),
-        **options,
+        divisor=divisor,
+        key_padding_mask=key_padding_mask,
+        causal_offset=offset,
+        dropout=dropout,
+        needed_statistics="all" if return_stats else "none",
     )
-    return (output, rows) if return_stats else output
+    return (output, RowStatistics(*statistics)) if return_stats else output
 
 
-def attend(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: AttentionMask,
     *,
     activation: str,
     scale: float | Tensor,
     threshold: float | Tensor,
     divisor: float | Tensor | None,
-    computation: str,
-    dropout: float,
-    needed_statistics: str,
-) -> tuple[Tensor, RowStatistics | None]:
-    """`rectified_attention` by the computation chosen, with a structured mask and a divisor c·n_i^α that are made.
+    key_padding_mask: Tensor | None,
+    causal_offset: int | None,
+    dropout: float = 0.0,
+    needed_statistics: str = "none",
+    may_write_out: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
+    """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, threshold, dropout: as there, in one dtype.
-        mask: `is_structured`.
-        divisor: [batch or 1, 1, query_len or 1, 1] or of one element, a number, or None for 1.
-        computation: `"single_query"`, `"native"`, `"triton"` or `"blocks"`, as `choose_computation` says.
-        needed_statistics: `"none"`, `"sums"` for the row sums alone, or `"all"`.
+        query, key, value, activation, scale, key_padding_mask, dropout: as there.
+        threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
+        divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
+        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
+        needed_statistics: of the rows: `"none"`, `"sums"`, or `"all"`.
+        may_write_out: whether None may be returned, where it is as fast to keep every weight.
+
+    Returns:
+        output like `query`, and Σ_j s_ij, Σ_j s_ij·log s_ij and the number of s_ij ≠ 0 or None; or None, see above.
     """
-    query, scale = with_scale(query, scale)
+    query, key, value = _in_one_dtype(query, key, value)
+    options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    computation = choose_computation(query, value, activation, may_write_out=may_write_out, **options)
+    if computation is None:
+        return None
+    if isinstance(scale, Tensor):
+        query, scale = (query * scale).to(query.dtype), 1.0
+    if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
+        ones = key.new_ones(*key.shape[:-1], 1)
+        query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
+        key, scale, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
+        computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
     if computation == "single_query":
-        return _attend_once(query, key, value, mask, activation, scale, threshold, divisor), None
+        output = _attend_once(
+            query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor
+        )
+        return output, None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
     if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
@@ -271,33 +303,30 @@ def attend(
     options = PassOptions(
         learned_threshold=threshold if isinstance(threshold, Tensor) else None,
         row_factors=None if divisor is None else _row_factors(divisor, query),
-        key_padding_mask=None if mask.key_padding_mask is None else mask.key_padding_mask.expand(query.shape[0], -1),
+        key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
         seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
         activation=activation,
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
-        causal_offset=mask.causal_offset if mask.is_causal else None,
-        dropout=dropout,
-        needed_statistics=needed_statistics,
+        causal_offset=causal_offset,
+        **options,
     )
     run = _Function.apply if _are_plain(query, key, value) else _operator
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if needed_statistics == "none":
-        return output, None
-    rows = RowStatistics(row_sums)
+        return output, None, None, None
     if divisor is not None:
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
-        rows.row_sums = row_sums / divisor
-    if needed_statistics == "all":
-        rows.nonzeros = nonzeros
-        rows.weighted_logs = weighted_logs
-        if divisor is not None:
-            log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
-            rows.weighted_logs = weighted_logs / divisor - rows.row_sums * log_divisor
-    return output, rows
+        row_sums = row_sums / divisor
+    if needed_statistics == "sums":
+        return output, row_sums, None, None
+    if divisor is not None:
+        log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
+        weighted_logs = weighted_logs / divisor - row_sums * log_divisor
+    return output, row_sums, weighted_logs, nonzeros
 
 
 def _refuse_tangents(*inputs: Tensor | float | None) -> None:
@@ -311,22 +340,31 @@ def _refuse_tangents(*inputs: Tensor | float | None) -> None:
         )
 
 
-def _attend_once(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: AttentionMask,
-    activation: str,
-    scale: float,
-    threshold: float | Tensor,
-    divisor: float | Tensor | None,
-) -> Tensor:
+def _attend_once(query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor) -> Tensor:
     """The same for a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
-    weights = ATTENTION_ACTIVATIONS[activation](scores, mask.dense)
+    weights = activate(activation, scores)
+    if key_padding_mask is not None:
+        weights = weights.masked_fill(~key_padding_mask[:, None, None], 0.0)
+    if causal_offset is not None:
+        is_future = torch.arange(key.shape[2], device=key.device) > causal_offset
+        weights = weights.masked_fill(is_future, 0.0)
     return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
+
+
+def _key_counts(query: Tensor, key: Tensor, key_padding_mask: Tensor | None, causal_offset: int | None):
+    """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
+    key_len = key.shape[2]
+    if causal_offset is None and key_padding_mask is None:
+        return max(key_len, 1)
+    if causal_offset is None:
+        counts = key_padding_mask.sum(-1)[:, None]
+    else:
+        seen = torch.arange(query.shape[2], device=query.device).add(causal_offset + 1).clamp(0, key_len)
+        counts = seen[None] if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))[:, seen]
+    return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
 
 def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
@@ -338,12 +376,7 @@ def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
     return divisor.reciprocal().expand(-1, query.shape[2]).contiguous()
 
 
-def with_scale(query: Tensor, scale: float | Tensor) -> tuple[Tensor, float]:
-    """Queries that a learned scale has multiplied, in their dtype, and the number that is left of it."""
-    return ((query * scale).to(query.dtype), 1.0) if isinstance(scale, Tensor) else (query, scale)
-
-
-def in_one_dtype(*states: Tensor) -> list[Tensor]:
+def _in_one_dtype(*states: Tensor) -> list[Tensor]:
     """That of autocast, as matrix products have it, else the widest."""
     device_type, dtype = states[0].device.type, states[0].dtype
     if torch.is_autocast_enabled(device_type) and dtype != torch.float64:

@@ -9,7 +9,9 @@ that is there before, sentences that are finished leave the batch, and of the vo
 ordered.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,14 +29,12 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    StaticCache,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import SourceCache, TargetCache
-from .normalization import UnitLinear
 
 # those that look at nothing but the tokens of a row, so that rows may leave the batch
 ROW_PROCESSORS = (
@@ -54,36 +54,14 @@ DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: wha
 class SearchMixin(GenerationMixin):
     """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source."""
 
-    def generate(
-        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
-    ):
-        """As transformers has it; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
-
-        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
-        """
-        if generation_config is None:
-            for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
-                if kwargs.get(name) is not None:
-                    kwargs.setdefault(other, None)
-        return super().generate(inputs, generation_config, *args, **kwargs)
-
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
         is_ours = _cache_of(model_kwargs) is None
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = _cache_of(model_kwargs)
-        if not isinstance(cache, EncoderDecoderCache):
-            return
-        if is_ours and is_dynamic:
+        if is_ours and is_dynamic and isinstance(cache, EncoderDecoderCache):
             cache.cross_attention_cache = SourceCache()
-        longest = self.config.max_position_embeddings + 1
-        # a static cache counts on the device, which cannot say on the way that there are no more positions
-        if isinstance(cache.self_attention_cache, StaticCache) and generation_config.max_length > longest:
-            raise ValueError(
-                f"max_length is {generation_config.max_length}, but must be at most {longest} with a static cache: "
-                f"max_position_embeddings is {longest - 1}"
-            )
 
     def _sample(
         self,
@@ -96,12 +74,11 @@ class SearchMixin(GenerationMixin):
         **model_kwargs,
     ):
         """Greedy search here; sampling, and what `knows_search` does not know, by transformers."""
-        check_prompt(input_ids, model_kwargs)
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or streamer is not None or not knows_search(*search, model_kwargs):
             options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
             return super()._sample(input_ids, *search, **options)
-        with self._held_output():
+        with _one_output_weight(self):
             return _greedy_search(self, input_ids, *search, model_kwargs)
 
     def _beam_search(
@@ -114,16 +91,23 @@ class SearchMixin(GenerationMixin):
         **model_kwargs,
     ):
         """Beam search here; what `knows_search` does not know by transformers."""
-        check_prompt(input_ids, model_kwargs)
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or not knows_search(*search, model_kwargs):
             return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
-        with self._held_output():
+        with _one_output_weight(self):
             return _beam_search(self, input_ids, *search, model_kwargs)
 
-    def _held_output(self) -> AbstractContextManager:
-        output = self.get_output_embeddings()
-        return output.hold() if isinstance(output, UnitLinear) else nullcontext()
+
+@contextmanager
+def _one_output_weight(model: GenerationMixin) -> Iterator[None]:
+    """Make the unit rows of FixNorm's output layer once for a search, whose steps all use them and train none."""
+    output = model.get_output_embeddings()
+    if hasattr(output, "unit_weight"):
+        output.unit_weight = functools.cache(output.unit_weight)
+    try:
+        yield
+    finally:
+        output.__dict__.pop("unit_weight", None)
 
 
 def knows_search(
@@ -134,31 +118,17 @@ def knows_search(
 ) -> bool:
     """Whether the searches here give what is asked for: tokens alone, by rules that look at each row by itself."""
     cache = _cache_of(model_kwargs)
-    is_fresh = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
+    is_ours = isinstance(cache, EncoderDecoderCache) and isinstance(cache.cross_attention_cache, SourceCache)
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
         and generation_config.use_cache
         and generation_config.prefill_chunk_size is None
-        and is_fresh
+        and is_ours
+        and cache.get_seq_length() == 0
         and {name for name, value in model_kwargs.items() if value is not None} <= KNOWN_INPUTS
         and all(type(processor) in ROW_PROCESSORS for processor in logits_processor)
         and all(type(criterion) in ROW_CRITERIA for criterion in stopping_criteria)
     )
-
-
-def check_prompt(input_ids: Tensor, model_kwargs: dict) -> None:
-    """Refuse a prompt that a given cache already holds: transformers would go on from its wrong end.
-
-    Raises:
-        ValueError: the cache holds as many tokens as the prompt has, or more.
-    """
-    cache = _cache_of(model_kwargs)
-    held, given = 0 if cache is None else int(cache.get_seq_length()), input_ids.shape[1]
-    if held >= given:
-        raise ValueError(
-            f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: give all "
-            "tokens so far, and at least one more than the cache holds"
-        )
 
 
 def _cache_of(model_kwargs: dict) -> Cache | None:

@@ -13,7 +13,7 @@ def _find_native() -> ModuleType | None:
     """The package of native/, or None where there is none for this version of the code.
 
     Raises:
-        ImportError: a repository is named, but `kernels` is not installed, or its code is of another version.
+        ValueError: a repository is named, but `kernels` is not installed, or its code is of another version.
     """
     name = environ.get(KERNELS_VARIABLE)
     if not name:
@@ -25,12 +25,12 @@ def _find_native() -> ModuleType | None:
     try:
         from kernels import get_kernel
     except ImportError as error:
-        raise ImportError(f"{KERNELS_VARIABLE} is {name!r}, which needs kernels: pip install kernels") from error
+        raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, which needs kernels: pip install kernels") from error
     # whoever sets the variable trusts what it names
     native = get_kernel(name, version=NATIVE_INTERFACE, backend="cpu", trust_remote_code=True).native
     if native.INTERFACE != NATIVE_INTERFACE:
         found = f"whose compiled code is of version {native.INTERFACE}, but must be of {NATIVE_INTERFACE}"
-        raise ImportError(f"{KERNELS_VARIABLE} is {name!r}, {found}")
+        raise ValueError(f"{KERNELS_VARIABLE} is {name!r}, {found}")
     return native
 
 

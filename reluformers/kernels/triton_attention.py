@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .computation import PassOptions, can_scale_weights, empty_heads_inside
+from .activations import PassOptions, can_scale_weights
+from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, touch_kernel
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention_functions import ATTENTION_ACTIVATIONS, ELEMENTWISE_GRADIENTS, aten
-from .computation import PassOptions, compute_dtype
+from .activations import GRADIENTS, PassOptions, activate, aten
 from .dropout import keep_factors
-from .normalization import at_least_float32, wide_dtype
+from .tensors import at_least_float32, compute_dtype, wide_dtype
 
 # elements of a block of weights for each thread: with its operands it has to stay in the cache of a core
 _ELEMENTS = 2**19
@@ -46,7 +45,7 @@ class _Block:
             scores -= options.threshold
         if options.activation == "relu":  # in place: φ′ can be read off w
             return self.hide(scores.relu_()), None
-        return self.hide(ATTENTION_ACTIVATIONS[options.activation](scores, None)), scores
+        return self.hide(activate(options.activation, scores)), scores
 
     def hide(self, weights: Tensor) -> Tensor:
         """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
@@ -251,7 +250,7 @@ def blockwise_backward(
             if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
                 grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
             else:
-                grad_scores = ELEMENTWISE_GRADIENTS[activation](block.hide(grad_weights), scores, weights)
+                grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)
             if options.learned_threshold is not None:
                 grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)

@@ -1,0 +1,19 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to code that is faster than plain PyTorch and gives the same: that of the installed library."""
+
+from types import ModuleType
+
+INTERFACE = 1  # of `reluformers_kernels`, that this code was written for
+
+
+def _find_kernels() -> ModuleType | None:
+    """Find `reluformers_kernels`; None where it is not installed, of another interface, or does not load here."""
+    try:
+        import reluformers_kernels
+    except ImportError:
+        return None
+    return reluformers_kernels if reluformers_kernels.INTERFACE == INTERFACE else None
+
+
+kernels = _find_kernels()

@@ -1,0 +1,28 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Everything faster than plain PyTorch: attention, norms, dropout and the search of `generate`.
+
+Models find this package by `modeling/kernels.py`, those of saved folders too, whichever version of the library wrote
+them. So it is a package of its own, imported as `reluformers_kernels`: it knows tensors, numbers and names alone,
+and opening a folder registers none of the library's classes. Each function here gives None where plain PyTorch is as
+good: the caller then computes what it asked for.
+"""
+
+from .activations import ACTIVATIONS, activate
+from .dropout import dropout
+from .fused_attention import attention, rectified_attention
+from .norms import norm
+from .search import SearchMixin
+
+INTERFACE = 1  # what callers must ask for; counts up when what is above changes its arguments or its meaning
+
+__all__ = [
+    "ACTIVATIONS",
+    "INTERFACE",
+    "SearchMixin",
+    "activate",
+    "attention",
+    "dropout",
+    "norm",
+    "rectified_attention",
+]

@@ -1,0 +1,81 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""φ that take each score by itself, and what the passes of a fused attention are told."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+# φ, as the models' code has it
+_FUNCTIONS = {
+    "relu": functional.relu,
+    "relu2": lambda z: functional.relu(z).square(),
+    "relu6": functional.relu6,
+    "leaky_relu": functional.leaky_relu,
+    "gelu": functional.gelu,
+    "softplus": functional.softplus,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda z: z,
+}
+# gradient of the score z from those of the weight w = φ(z)
+GRADIENTS = {
+    "relu": lambda gradient, z, w: aten.threshold_backward(gradient, w, 0),
+    "relu2": lambda gradient, z, w: gradient * functional.relu(z).mul_(2),
+    "relu6": lambda gradient, z, w: aten.hardtanh_backward(gradient, z, 0, 6),
+    "leaky_relu": lambda gradient, z, w: aten.leaky_relu_backward(gradient, z, 0.01, False),
+    "gelu": lambda gradient, z, w: aten.gelu_backward(gradient, z),
+    "softplus": lambda gradient, z, w: aten.softplus_backward(gradient, z, 1, 20),
+    "sigmoid": lambda gradient, z, w: aten.sigmoid_backward(gradient, w),
+    "identity": lambda gradient, z, w: gradient,
+}
+ACTIVATIONS = tuple(_FUNCTIONS)
+HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
+
+
+def activate(activation: str, scores: Tensor) -> Tensor:
+    """φ of scores: callers ask whether it is their own before they ask for attention with it."""
+    return _FUNCTIONS[activation](scores)
+
+
+def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
+    """Whether φ(a·x − θ) = a·φ(x) in this dtype, so that a factor of the weights is one of the scores as well.
+
+    Not in float16, which holds neither large nor small weights.
+    """
+    is_homogeneous = activation in HOMOGENEOUS and scale > 0
+    return is_homogeneous and not isinstance(threshold, Tensor) and threshold == 0 and dtype != torch.float16
+
+
+class PassOptions(NamedTuple):
+    """What the forward and the backward pass of an attention with an elementwise φ must agree on.
+
+    In the order in which the operators take it, which know no records.
+
+    Args:
+        learned_threshold: θ, where it is a tensor: of one element, on the same device.
+        row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
+        key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
+        seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
+        activation: φ, one of `ACTIVATIONS`.
+        scale: a.
+        threshold: θ, if it is not learned.
+        causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
+        dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
+        needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
+            or `"all"`.
+    """
+
+    learned_threshold: Tensor | None = None
+    row_factors: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    activation: str = "relu"
+    scale: float = 1.0
+    threshold: float = 0.0
+    causal_offset: int | None = None
+    dropout: float = 0.0
+    needed_statistics: str = "none"

@@ -1,0 +1,40 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Dtypes of sums, memory of outputs, and whether somebody follows PyTorch's operations."""
+
+import torch
+from torch import Tensor
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def at_least_float32(states: Tensor) -> Tensor:
+    """The tensor in its `wide_dtype`."""
+    return states.to(wide_dtype(states.dtype))
+
+
+def compute_dtype(states: Tensor) -> torch.dtype:
+    """The dtype of products and weights: bf16 and fp16 as they are only where the processor multiplies them."""
+    if states.device.type != "cpu" or states.dtype in (torch.float32, torch.float64):
+        return states.dtype
+    if states.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("avx512_bf16", False):
+        return states.dtype
+    return torch.float32
+
+
+def empty_heads_inside(states: Tensor) -> Tensor:
+    """Memory [batch, length, heads, width], seen as [batch, heads, length, width]."""
+    return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def is_watched() -> bool:
+    """Whether something follows PyTorch's operations, and would miss what is done past them.
+
+    A compiler, a trace, a transform of `torch.func`, or a dispatch mode such as that of fake tensors.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0

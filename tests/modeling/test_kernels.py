@@ -1,0 +1,178 @@
+"""The one door between a model and the library's kernels: found or not, the results are the same."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+import reluformers_kernels
+from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
+from reluformers.configuration.configuration_attention import ACTIVATIONS
+from reluformers.modeling import attention, dropout, normalization
+from reluformers.modeling import kernels as door
+from reluformers.modeling.attention import MultiHeadAttention
+from reluformers.modeling.masks import AttentionMask
+
+VARIANTS = {
+    **{name: {"activation": name, "length_exponent": 0.3, "threshold": 0.2} for name in ACTIVATIONS},
+    "learned": {
+        **{"preset": "rela-g", "threshold": 0.1, "learned_threshold": True, "learned_scale": True},
+        **{"length_exponent": 0.5, "learned_length_exponent": True, "threshold_form": "log_length"},
+    },
+}
+QUERIES, KEYS, WIDTH = 7, 9, 8
+REAL = torch.arange(KEYS) < torch.tensor([[KEYS], [5]])
+MASKS = {
+    "none": AttentionMask(QUERIES, KEYS, torch.device("cpu")),
+    "causal": AttentionMask(QUERIES, KEYS, torch.device("cpu"), causal_offset=1),
+    "padded": AttentionMask(QUERIES, KEYS, torch.device("cpu"), REAL, 2),
+    "static": AttentionMask(QUERIES, KEYS, torch.device("cpu"), causal_offset=torch.tensor(1)),
+    "given": AttentionMask(QUERIES, KEYS, torch.device("cpu"), given=torch.rand(2, 1, QUERIES, KEYS) > 0.3),
+}
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """As if the library were not installed, and so that a few weights make several blocks."""
+    for module in (attention, dropout, normalization):
+        monkeypatch.setattr(module, "kernels", None)
+    monkeypatch.setattr(attention, "SHARED_ACTIVATIONS", frozenset())
+    monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
+
+
+def answers(module, mask, backend, states, **options):
+    """Output, regulariser's sums and gradients."""
+    module.zero_grad()
+    states = [part.detach().requires_grad_() for part in states]
+    output, _, sums = module(*states, mask, attn_implementation=backend, **options)
+    (output.square().sum() + (0 if sums is None else sums[:2].sum())).backward()
+    return output, sums, *(part.grad for part in [*states, *module.parameters()])
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("no_library")
+def test_blocks_of_queries_give_what_all_at_once_give(variant, mask):
+    torch.manual_seed(0)
+    module = MultiHeadAttention(WIDTH, 2, VARIANTS[variant])
+    states = torch.randn(2, QUERIES, WIDTH), torch.randn(2, KEYS, WIDTH)
+    signed = variant in ("leaky_relu", "gelu", "identity")
+    for options in ({}, {"count_null_rows": True}, {} if signed else {"entropy_bound": 0.5}):
+        found, expected = (answers(module, mask, backend, states, **options) for backend in ("fused", "eager"))
+        for part, right in zip(found, expected, strict=True):
+            assert_close(part, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_the_backward_pass_drops_the_weights_that_the_forward_pass_dropped():
+    module = MultiHeadAttention(WIDTH, 2, "relu", dropout=0.5)
+    states = torch.randn(2, QUERIES, WIDTH), torch.randn(2, KEYS, WIDTH, requires_grad=True)
+    torch.manual_seed(3)
+    output, *_ = module(*states, MASKS["padded"], attn_implementation="fused")
+    (gradient,) = torch.autograd.grad(output.sum(), module.v_proj.weight)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        module.v_proj.weight += 0.1
+    changed, *_ = module(*states, MASKS["padded"], attn_implementation="fused")
+    assert_close(changed.sum() - output.sum(), 0.1 * gradient.sum(), rtol=1e-3, atol=1e-4)  # linear in the values
+
+
+class LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("activation", ["relu", "entmax15", "softpick"])
+@pytest.mark.usefixtures("no_library")
+def test_memory_is_bounded(activation, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2**13)
+    module, states = MultiHeadAttention(WIDTH, 2, {"activation": activation}), torch.randn(1, 512, WIDTH)
+    with LargestTensor() as largest:
+        module(states, attn_implementation="fused")[0].sum().backward()
+    assert largest.elements <= 2 * 2**13
+
+
+def folder_class(folder, name: str, *, has_library: bool) -> type:
+    """A class of the code in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_library:
+            patch.setitem(sys.modules, "reluformers_kernels", None)
+        found = get_class_from_dynamic_module(name, str(folder))
+    code = sys.modules[found.__module__].MultiHeadAttention.forward.__globals__
+    assert (code["kernels"] is None) != has_library
+    return found
+
+
+@pytest.mark.parametrize(("kind", "preset"), FAMILY_MODELS)
+def test_a_folder_answers_the_same_with_the_library_and_without(kind, preset, tmp_path):
+    model, batch = build_model(preset, kind, **KINDS[kind].still), KINDS[kind].draw()
+    name, outputs = f"modeling_{kind}.{type(model).__name__}", []
+    for has_library in (True, False):
+        folder = tmp_path / f"{kind}_{has_library}"
+        model.save_pretrained(folder)
+        opened = folder_class(folder, name, has_library=has_library).from_pretrained(folder)
+        assert opened.state_dict().keys() == model.state_dict().keys()
+        eager = model(**batch, output_attentions=True).logits
+        assert torch.equal(opened.eval()(**batch, output_attentions=True).logits, eager)
+        result = opened.train()(**batch, output_null_rate=True)
+        result.loss.backward()
+        opened.eval()
+        outputs.append([result.loss, result.logits, *(part.grad for part in opened.parameters())])
+        if kind == "seq2seq":
+            inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+            for beams in (1, 4):
+                outputs[-1].append(opened.generate(**inputs, num_beams=beams, max_new_tokens=9))
+    for found, expected in zip(*outputs, strict=True):
+        if found is not None and expected is not None:
+            assert_close(found, expected, rtol=1e-2, atol=1e-3)  # the regulariser's gradient is not exacter in eager
+
+
+def test_compiled_as_one_graph_without_the_library(no_library):
+    torch.compiler.reset()
+    model, batch = build_model("reluformer"), draw_pairs()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(**batch).logits, model(**batch).logits)
+
+
+def test_kernels_of_another_interface_are_left_alone(monkeypatch):
+    assert door._find_kernels() is reluformers_kernels
+    monkeypatch.setattr(reluformers_kernels, "INTERFACE", door.INTERFACE + 1)
+    assert door._find_kernels() is None
+
+
+@pytest.mark.parametrize("activation", reluformers_kernels.ACTIVATIONS)
+def test_an_activation_that_was_changed_is_not_taken_for_the_library_s(activation, monkeypatch):
+    own = attention.ATTENTION_ACTIVATIONS[activation]
+    find = attention.find_shared_activations
+    assert find() == set(reluformers_kernels.ACTIVATIONS)
+    monkeypatch.setitem(attention.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
+    assert find() == set(reluformers_kernels.ACTIVATIONS) - {activation}
+
+
+def test_opening_a_folder_registers_nothing_of_the_library(tmp_path):
+    """Else the next folder would be opened by the classes of the library, and not by its own code."""
+    build_model("relu").save_pretrained(tmp_path)
+    code = """
+import sys
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert "reluformers_kernels" in sys.modules and "reluformers" not in sys.modules
+assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)) is type(model)
+"""
+    result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_kernels_import_nothing_of_the_library():
+    code = "import sys, reluformers_kernels; assert 'reluformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
