@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and arguments[0] in all_commands():
-        if arguments[0] == "app" and len(arguments) > 1 and not arguments[1].startswith("-"):
+        if arguments[0] == "app" and arguments[1:] and arguments[1].isprintable() and arguments[1][:1] != "-":
             print(f"Opening {arguments[1]}: torch and transformers first, which takes some seconds", flush=True)
         from reluformers.commands import run_command
 

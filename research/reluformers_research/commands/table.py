@@ -84,7 +84,9 @@ def run(options: argparse.Namespace) -> None:
         check_picture_path(options.plot)
         for other in ("list", "again", "gather", "submit"):
             if getattr(options, other):
-                raise UserError(f"--plot draws a table that is shown or run, or a page, and goes not with --{other}")
+                raise UserError(
+                    f"--plot draws a table that is shown or run, or a page, and does not go with --{other}"
+                )
     if options.list:
         for name in [options.table] if options.table else list_tables():
             table = Table.load(name)
