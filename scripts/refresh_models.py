@@ -1,0 +1,32 @@
+"""Write the code and the answers of the models in models/ anew, after a change of configuration/ or modeling/.
+
+    python scripts/refresh_models.py
+
+Weights, cards and tokenizers stay; it fails where a model no longer gives the answers stored in its check.json.
+"""
+
+import sys
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from reluformers.errors import run_main
+from reluformers.publish.folder_check import compare_in_clean_process, write_answers
+from reluformers.publish.registry import save_payload
+from reluformers.tasks import task_of
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+
+
+def main() -> None:
+    for path in sorted(MODELS.glob("*/config.json")):
+        folder, config = path.parent, AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+        save_payload(config, folder)
+        check = compare_in_clean_process(folder, task_of(config))
+        if not check.is_stored:
+            write_answers(folder, check.answers)
+        print(f"{folder.name}: logits of the folder's code differ from the library's by {check.difference:.1e}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

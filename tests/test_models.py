@@ -1,0 +1,48 @@
+"""The models of models/ are what `push` would upload, of today's code, and give the answers that they were released with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from builders.clean_processes import run_clean
+from reluformers.publish.card_check import check_card
+from reluformers.publish.folder_check import compare_in_clean_process
+from reluformers.publish.registry import code_of
+from reluformers.publish.release import foreign_code, select_files
+from reluformers.tasks import task_of
+
+MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))
+MEGABYTES = {"digits-relu-vit": 1}
+
+OPEN_DIGITS = """
+    import sys
+    from PIL import Image
+    from transformers import pipeline
+
+    classify = pipeline("image-classification", model=sys.argv[1], trust_remote_code=True)
+    print(classify(Image.open(sys.argv[2]))[0]["label"])
+"""
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+def test_a_model_is_a_release_of_this_code(folder):
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = set(select_files(folder))
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} <= names
+    assert foreign_code(folder) == []
+    assert set(code_of(type(config))) <= names, "run scripts/refresh_models.py"
+    assert sum((folder / name).stat().st_size for name in names) < MEGABYTES[folder.name] * 2**20
+    card = check_card(folder / "README.md")
+    assert card.data.license
+    assert card.data.eval_results
+    assert compare_in_clean_process(folder, task_of(config)).is_stored
+
+
+def test_a_stranger_classifies_a_digit(tmp_path):
+    folder = next(folder for folder in MODELS if folder.name == "digits-relu-vit")
+    example = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert example["validation_accuracy"] > 0.95
+    picture = next(folder.glob("example*.png"))
+    assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]
