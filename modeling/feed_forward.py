@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from ..configuration.configuration_base import FEED_FORWARD_ACTIVATIONS, TransformerConfig
-from ..configuration.field_checks import check_choice
+from ..configuration.configuration_base import TransformerConfig
 from .dropout import apply_dropout
 
-# name → φ; swish takes β in the module
+# name → φ; swish x·σ(βx) takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -33,67 +32,25 @@ class FeedForward(nn.Module):
     parameters stay equal (Shazeer 2020, section 3).
 
     Args:
-        embed_dim: width of input and output.
+        config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
         ffn_dim: inner width, before the cut of gated forms.
-        activation_function: relu, gelu, gelu_pytorch_tanh, silu, swish, softmax; gated: glu (sigmoid), bilinear,
-            reglu, geglu, swiglu.
-        bias: whether the linear maps add a bias.
-        dropout: share of inner activations dropped in training.
-        norm: `"layer_norm"` on the output (ReLUFormer, section 3.2) or `"none"`.
-        norm_eps: ε of that norm.
-        temperature: τ of softmax(x / τ).
-        swish_beta: β of swish(x) = x·σ(βx).
-        learned_swish_beta: train β, one scalar per module.
-
-    Raises:
-        ValueError: there is no activation or norm of that name.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        ffn_dim: int,
-        activation_function: str = "relu",
-        *,
-        bias: bool = True,
-        dropout: float = 0.0,
-        norm: str = "none",
-        norm_eps: float = 1e-5,
-        temperature: float = 1.0,
-        swish_beta: float = 1.0,
-        learned_swish_beta: bool = False,
-    ):
+    def __init__(self, config: TransformerConfig, ffn_dim: int):
         super().__init__()
-        check_choice("FeedForward", "activation_function", activation_function, FEED_FORWARD_ACTIVATIONS)
-        check_choice("FeedForward", "norm", norm, ("none", "layer_norm"))
-        is_gated = activation_function in _GATES
-        inner_dim = round(ffn_dim * 2 / 3) if is_gated else ffn_dim
-        self.activation_name = _GATES.get(activation_function, activation_function)
-        self.dropout, self.temperature = dropout, temperature
-        self.initial_swish_beta = swish_beta
-        self.fc1 = nn.Linear(embed_dim, inner_dim, bias=bias)
-        self.fc_linear = nn.Linear(embed_dim, inner_dim, bias=bias) if is_gated else None
-        self.fc2 = nn.Linear(inner_dim, embed_dim, bias=bias)
-        self.norm = nn.LayerNorm(embed_dim, eps=norm_eps) if norm == "layer_norm" else None
-        learns_beta = learned_swish_beta and self.activation_name == "swish"
+        name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
+        inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
+        self.activation_name = _GATES.get(name, name)
+        self.dropout, self.temperature = config.activation_dropout, config.feed_forward_temperature
+        self.initial_swish_beta = config.swish_beta
+        self.fc1 = nn.Linear(width, inner_dim, bias=bias)
+        self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
+        self.fc2 = nn.Linear(inner_dim, width, bias=bias)
+        has_norm = config.feed_forward_norm == "layer_norm"
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if has_norm else None
+        learns_beta = config.learned_swish_beta and self.activation_name == "swish"
         self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
         self.reset_parameters()
-
-    @classmethod
-    def from_config(cls, config: TransformerConfig, ffn_dim: int) -> "FeedForward":
-        """The network that a model's configuration describes, of the given inner width."""
-        return cls(
-            config.hidden_size,
-            ffn_dim,
-            config.activation_function,
-            bias=config.ffn_bias,
-            dropout=config.activation_dropout,
-            norm=config.feed_forward_norm,
-            norm_eps=config.norm_eps,
-            temperature=config.feed_forward_temperature,
-            swish_beta=config.swish_beta,
-            learned_swish_beta=config.learned_swish_beta,
-        )
 
     def reset_parameters(self) -> None:
         """β as given; the linear maps keep the initialisation of the model they stand in."""

@@ -28,7 +28,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
         self.dropout, self.drop_path_rate = config.dropout, drop_path_rate
-        self.mlp = FeedForward.from_config(config, ffn_dim)
+        self.mlp = FeedForward(config, ffn_dim)
         self.mlp_norm = build_norm(config)
 
     def branch_input(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class ProbePooling(nn.Module):
         self.probe = nn.Parameter(torch.empty(1, 1, config.hidden_size))
         self.attention = MultiHeadAttention.from_config(config, "pooling", config.num_attention_heads)
         self.norm = build_norm(config)
-        self.mlp = FeedForward.from_config(config, config.intermediate_size)
+        self.mlp = FeedForward(config, config.intermediate_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -227,15 +227,10 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         smoothing; or the mean squared error with `"regression"`. In training plus the regulariser.
 
         Args:
-            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
             labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels]: shares that
                 sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels; of
                 a regression numbers [batch, num_labels], or [batch] for one.
-            interpolate_pos_encoding: whether images may have another size than `config.image_size`.
-            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
-
-        Raises:
-            TypeError: a keyword is none of these.
+            others: as in `VisionTransformerModel.forward`.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
         logits = self.classifier(outputs.pooler_output)

@@ -77,18 +77,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class NormGate:
-    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5)."""
-
-    gate: nn.Parameter  # w
-
-    def reset_gate(self) -> None:
-        """w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
-        bound = math.sqrt(3 / self.gate.numel())
-        init.uniform_(self.gate, -bound, bound)
-
-
-class GatedRMSNorm(NormGate, RMSNorm):
-    r"""Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5).
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5).
 
     The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
 
@@ -99,8 +88,17 @@ class GatedRMSNorm(NormGate, RMSNorm):
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))
+        self.gate = nn.Parameter(torch.empty(dim))  # w
         self.reset_gate()
+
+    def reset_gate(self) -> None:
+        """Draw w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        bound = math.sqrt(3 / self.gate.numel())
+        init.uniform_(self.gate, -bound, bound)
+
+
+class GatedRMSNorm(NormGate, RMSNorm):
+    """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
@@ -108,11 +106,6 @@ class GatedRMSNorm(NormGate, RMSNorm):
 
 class GatedLayerNorm(NormGate, LayerNorm):
     """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
-
-    def __init__(self, dim: int, eps: float = 1e-8):
-        super().__init__(dim, eps=eps)
-        self.gate = nn.Parameter(torch.empty(dim))
-        self.reset_gate()
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         states = at_least_float32(hidden_states)

@@ -1,4 +1,4 @@
-"""The models of models/ are what `push` would upload, of today's code, and give the answers that they were released with."""
+"""The models of models/ are what `push` would upload, of today's code, and answer as when they were released."""
 
 import json
 from pathlib import Path

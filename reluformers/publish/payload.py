@@ -25,8 +25,19 @@ _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w
 _ATTENTION = "attention"
 # what serves a model is one file: loading a model fetches all of its files, and three requests go for each
 _JOINED = {"pipeline_translation": "handler"}
-# files of earlier versions, whose modules have other names now
-_FORMER_NAMES = {"fields.py", "inline_tags.py"}
+# files of earlier versions, whose modules have other names now, or lie in kernels/
+_FORMER_NAMES = {
+    *(
+        "fields.py",
+        "inline_tags.py",
+        "blockwise_attention.py",
+        "cache.py",
+        "compiled.py",
+        "computation.py",
+        "rectified_attention.py",
+    ),
+    *("search.py", "triton_attention.py", "triton_functions.py", "triton_kernels.py"),
+}
 _LINE_LENGTH = 119
 
 
