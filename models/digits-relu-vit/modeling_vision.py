@@ -1,0 +1,832 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Vision Transformers for image classification whose families differ by their configuration alone."""
+
+import copy
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache, PreTrainedModel
+from transformers import initialization as init
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.pytorch_utils import id_tensor_storage
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import (
+    DEFAULT_BACKEND,
+    ENTROPY,
+    NORMALIZATION,
+    NULL_ROWS,
+    ROWS,
+    AttentionMask,
+    MultiHeadAttention,
+    NormGate,
+    ScaleNorm,
+    add_regularizer_sums,
+    apply_dropout,
+    at_least_float32,
+    attention_backend,
+    build_norm,
+)
+from .configuration_vision import (
+    QKNormViTConfig,
+    ReLAViTConfig,
+    ReLUFormerViTConfig,
+    ReLUViTConfig,
+    TransformerConfig,
+    VisionTransformerConfig,
+)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/feed_forward.py
+# The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
+
+
+# name → φ; swish x·σ(βx) takes β in the module
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "softmax": lambda x: functional.softmax(x, dim=-1),
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+_GATES = {"glu": "sigmoid", "bilinear": "identity", "reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
+
+
+class FeedForward(nn.Module):
+    r"""Position-wise feed-forward network H = φ(X·W1ᵀ)·W2, or gated, H = (φ(X·W1ᵀ) ⊗ X·Vᵀ)·W2.
+
+    With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
+    parameters stay equal (Shazeer 2020, section 3).
+
+    Args:
+        config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
+        ffn_dim: inner width, before the cut of gated forms.
+    """
+
+    def __init__(self, config: TransformerConfig, ffn_dim: int):
+        super().__init__()
+        name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
+        inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
+        self.activation_name = _GATES.get(name, name)
+        self.dropout, self.temperature = config.activation_dropout, config.feed_forward_temperature
+        self.initial_swish_beta = config.swish_beta
+        self.fc1 = nn.Linear(width, inner_dim, bias=bias)
+        self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
+        self.fc2 = nn.Linear(inner_dim, width, bias=bias)
+        has_norm = config.feed_forward_norm == "layer_norm"
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if has_norm else None
+        learns_beta = config.learned_swish_beta and self.activation_name == "swish"
+        self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """β as given; the linear maps keep the initialisation of the model they stand in."""
+        if self.swish_beta is not None:
+            init.constant_(self.swish_beta, self.initial_swish_beta)
+
+    def activation(self, states: Tensor) -> Tensor:
+        """φ of the inner states."""
+        if self.activation_name == "softmax" and self.temperature != 1:
+            states = states / self.temperature
+        if self.activation_name != "swish":
+            return _ACTIVATIONS[self.activation_name](states)
+        beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
+        return states * torch.sigmoid(beta * states)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
+        inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
+        if self.fc_linear is not None:
+            inner_states = inner_states * self.fc_linear(hidden_states)
+        inner_states = apply_dropout(inner_states, self.dropout, self.training)
+        output = self.fc2(inner_states)
+        return output if self.norm is None else self.norm(output)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/layers.py
+# Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream.
+
+
+def drop_path(branch: Tensor, probability: float) -> Tensor:
+    """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
+    keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
+    return branch * (keeps / (1 - probability)).to(branch.dtype)
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
+
+    def __init__(self, config: TransformerConfig, ffn_dim: int, drop_path_rate: float = 0.0):
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.dropout, self.drop_path_rate = config.dropout, drop_path_rate
+        self.mlp = FeedForward(config, ffn_dim)
+        self.mlp_norm = build_norm(config)
+
+    def branch_input(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Input of a branch: normalised with PreNorm."""
+        return norm(hidden_states) if self.is_pre_norm else hidden_states
+
+    def add_branch(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
+        """Residual sum of a branch: normalised with PostNorm."""
+        branch = apply_dropout(branch, self.dropout, self.training)
+        if self.training and self.drop_path_rate > 0:
+            branch = drop_path(branch, self.drop_path_rate)
+        hidden_states = hidden_states + branch
+        return hidden_states if self.is_pre_norm else norm(hidden_states)
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, config: TransformerConfig, layer_idx: int, drop_path_rate: float = 0.0):
+        super().__init__(config, config.intermediate_size, drop_path_rate)
+        self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: TransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
+        self.cross_attn_norm = build_norm(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, self_sums = self.self_attn(
+            self.branch_input(self.self_attn_norm, hidden_states),
+            past_key_values=past_key_values,
+            **self_attention_options,
+        )
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        queries = self.branch_input(self.cross_attn_norm, hidden_states)
+        # rows of one sentence, as beam search has them, are queries of one attention
+        branch, _, cross_sums = self.cross_attn(
+            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_regularizer_sums([self_sums, cross_sums])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_base.py
+# What all models share: abilities, the initialisation of shared modules, attention options and the regulariser.
+
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
+    from .handler import EndpointHandler as EndpointHandler
+
+logger = logging.get_logger(__name__)
+
+# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
+_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
+_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+_SHOWN_DIFFERENCES = 3
+
+
+def is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
+    if first is None or second is None or "meta" in (first.device.type, second.device.type):
+        return True
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
+
+
+class TransformerPreTrainedModel(PreTrainedModel):
+    """Abilities of all models, and the initialisation of every module that several of them have."""
+
+    config: TransformerConfig
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: TransformerConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+        self._folder_with_code: PurePath | None = None
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """As in transformers, which in code from outside passes over modules that own no parameter themselves.
+
+        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
+        through `transformers.initialization`, which leaves loaded weights alone.
+        """
+        super()._initialize_weights(module)
+
+    def save_pretrained(
+        self,
+        save_directory,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *args,
+        **kwargs,
+    ) -> None:
+        """As in transformers, but the folder computes what the model does, whatever was replaced, tied or untied.
+
+        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
+        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
+
+        Raises:
+            ValueError: the model is another than its configuration builds; the message names what differs.
+        """
+        if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
+            state_dict = self._weights_to_save(state_dict)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        folder = PurePath(save_directory)
+        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
+            if self.is_remote_code():
+                # once: later on, a push that runs in the background may be reading these files
+                if self._folder_with_code != folder.parent:
+                    custom_object_save(self, folder.parent)
+                    self._folder_with_code = folder.parent
+            elif self.config.payload_writer is not None:
+                self.config.payload_writer(self.config, folder.parent)
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        """Fields of the configuration that must be others for it to build a model of these weights."""
+        return {}
+
+    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
+        weights = dict(self.state_dict() if state_dict is None else state_dict)
+        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
+        config.update(changes)
+        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+            opened = type(self)(config)
+        modules, differences = dict(self.named_modules(remove_duplicate=False)), []
+        for name, module in opened.named_modules(remove_duplicate=False):
+            found = modules.get(name, module)
+            # a class that FSDP or transformers has put around it has the same forward inside
+            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
+                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
+        expected = opened.state_dict()
+        for name, tensor in expected.items():
+            owner, _, kind = name.rpartition(".")
+            if state_dict is None and kind == "bias" and getattr(modules.get(owner), kind, tensor) is None:
+                weights[name] = torch.zeros_like(tensor, device="cpu", dtype=modules[owner].weight.dtype)
+            if name in weights and weights[name].shape != tensor.shape:
+                differences.append(f"{name} is {list(weights[name].shape)}, not {list(tensor.shape)}")
+            elif name not in weights and state_dict is None:
+                differences.append(f"{name} is missing")
+        if state_dict is None:
+            differences += [f"{name} has no place in it" for name in weights if name not in expected]
+        if differences:
+            more = f" and {len(differences) - _SHOWN_DIFFERENCES} more" * (len(differences) > _SHOWN_DIFFERENCES)
+            raise ValueError(
+                f"{type(self).__name__} is not what its configuration builds, and would not open again: "
+                f"{'; '.join(differences[:_SHOWN_DIFFERENCES])}{more}; change its configuration, or the model back"
+            )
+        self.config.update(changes)
+        self.all_tied_weights_keys = opened.all_tied_weights_keys
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and is_same(weights[source], weights[target]):
+                del weights[target]
+        storages = set()
+        for name, tensor in weights.items():  # what else is shared opens as weights of their own
+            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
+                weights[name] = tensor.clone()
+            storages.add(id_tensor_storage(tensor))
+        return weights
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MultiHeadAttention):
+            self._init_attention(module)
+        elif isinstance(module, FeedForward):
+            self._init_feed_forward(module)
+        # after the projections: scalars and gates that transformers does not know
+        if isinstance(module, NormGate):
+            module.reset_gate()
+        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
+            module.reset_parameters()
+
+    def _init_attention(self, module: MultiHeadAttention) -> None:
+        width, scheme = module.out_proj.out_features, self.config.initialization
+        for projection in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+            if projection is not None:
+                self._init_linear(projection, fan_out=_JOINED_INPUTS.get(scheme, 1) * width)
+        self._init_linear(module.out_proj, fan_out=_JOINED_OUTPUT.get(scheme, 1) * width)
+
+    def _init_feed_forward(self, module: FeedForward) -> None:
+        for linear in (module.fc1, module.fc_linear, module.fc2):
+            if linear is None:
+                continue
+            self._init_linear(linear, fan_out=linear.out_features)
+            if self.config.initialization == "big_vision" and linear.bias is not None:
+                init.normal_(linear.bias, std=1e-6)
+
+    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
+        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
+        total = linear.in_features + fan_out
+        if self.config.initialization in ("xavier", "big_vision"):
+            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
+        elif self.config.initialization == "small":
+            init.normal_(linear.weight, std=math.sqrt(2 / total))
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend of that name, `fused` if none is named; transformers' own compute softmax and are refused."""
+        name = DEFAULT_BACKEND if requested_attention is None else requested_attention
+        attention_backend(name)
+        return name
+
+    def attention_options(
+        self,
+        mask: AttentionMask,
+        query_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> dict:
+        """What all attention modules of one site are told in a call with these options; only `eager` keeps weights."""
+        return {
+            "attention_mask": mask,
+            "query_mask": query_mask,
+            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
+            "count_null_rows": bool(output_null_rate),
+            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
+        }
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
+        return self.training and self.config.has_regularizer
+
+    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+
+        Warns once if the model is trained without labels, which it needs to have the regulariser in its loss: a loss
+        that is computed outside, as by the Trainer's `label_smoothing_factor` or `compute_loss_func`, lacks it unless
+        `regularization_loss` of the output is added. Without gradients, as in `generate`, nothing is trained.
+        """
+        if sums is None:
+            return None, None
+        means = sums / sums[ROWS].clamp_min(1)
+        if not self.is_regularized:
+            return None, means[NULL_ROWS].detach()
+        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
+        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: add "
+                "regularization_loss of the output, or give labels and set label_smoothing in the configuration "
+                "instead of label_smoothing_factor"
+            )
+        return loss, means[NULL_ROWS].detach()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/patch_embeddings.py
+# Images as sequences: patches, their positions on a grid, the class token and registers.
+
+
+CLS_TOKEN_STD = 0.02
+
+
+def sincos2d_table(rows: int, columns: int, dim: int) -> Tensor:
+    r"""Fixed positions of a grid, computed in float64    [rows · columns, dim].
+
+    The vector at column x and row y is [sin xω, cos xω, sin yω, cos yω] with ω_m = 10000^(−m/(d/4−1)), m < d/4
+    (Chen et al. 2021, as big_vision orders it).
+
+    Args:
+        rows, columns: of the grid.
+        dim: d, a multiple of 4.
+    """
+    quarter = dim // 4
+    exponents = torch.arange(quarter, dtype=torch.float64, device="cpu") / max(quarter - 1, 1)
+    frequencies = 10000.0**-exponents  # [d / 4]
+    x = torch.arange(columns, dtype=torch.float64, device="cpu").repeat(rows)[:, None] * frequencies
+    y = torch.arange(rows, dtype=torch.float64, device="cpu").repeat_interleave(columns)[:, None] * frequencies
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
+
+
+class PatchEmbeddings(nn.Module):
+    """Patches mapped to the width of the model, with positions; before them perhaps the class token and registers.
+
+    Those in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02),
+    not from big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind,
+    but relu weights and the unit vectors of QKNorm have no usable gradient there.
+    """
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__()
+        self.grid_size, self.dropout, width = config.grid_size, config.dropout, config.hidden_size
+        self.num_channels, self.patch_size = config.num_channels, config.patch_size
+        self.projection = nn.Conv2d(self.num_channels, width, kernel_size=self.patch_size, stride=self.patch_size)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.pooling == "cls" else None
+        registers = torch.empty(1, config.num_register_tokens, width)
+        self.register_tokens = nn.Parameter(registers) if config.num_register_tokens else None
+        self.num_placed_prefix = config.num_prefix_tokens if config.prefix_positions else 0
+        positions = torch.empty(1, self.num_placed_prefix + self.grid_size[0] * self.grid_size[1], width)
+        self.is_learned = config.position_embedding_type == "learned"
+        if self.is_learned:
+            self.position_embeddings = nn.Parameter(positions)
+        else:
+            self.register_buffer("position_embeddings", positions, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Positions, N(0, 1/√d) or the fixed table, class token and registers; the patch map keeps the model's."""
+        width = self.position_embeddings.shape[-1]
+        if self.is_learned:
+            init.normal_(self.position_embeddings, std=width**-0.5)
+        else:
+            init.copy_(self.position_embeddings, sincos2d_table(*self.grid_size, width)[None])
+        for token in self._prefix():
+            init.normal_(token, std=CLS_TOKEN_STD)
+
+    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
+        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
+
+        Raises:
+            ValueError: the images do not fit the model.
+        """
+        self._check(pixel_values, interpolate_pos_encoding)
+        patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
+        # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
+        hidden_states = patches.flatten(2).transpose(1, 2) + self.positions(*patches.shape[2:])
+        if prefix := self._prefix():
+            tokens = torch.cat(prefix, dim=1)
+            if self.num_placed_prefix:
+                tokens = tokens + self.position_embeddings[:, : self.num_placed_prefix]
+            tokens = tokens.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
+            hidden_states = torch.cat([tokens, hidden_states], dim=1)
+        return apply_dropout(hidden_states, self.dropout, self.training)
+
+    def _prefix(self) -> list[Tensor]:
+        """The tokens in front of the patches, [1, number, hidden_size] each."""
+        return [token for token in (self.cls_token, self.register_tokens) if token is not None]
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """Positions of a grid [1, rows · columns, hidden_size]; learned ones bicubic between those of the own grid."""
+        positions = self.position_embeddings[:, self.num_placed_prefix :]
+        if (rows, columns) == self.grid_size:
+            return positions
+        if not self.is_learned:
+            table = sincos2d_table(rows, columns, positions.shape[-1])
+            return table[None].to(positions.device, positions.dtype)
+        grid = at_least_float32(positions.unflatten(1, self.grid_size)).permute(0, 3, 1, 2)
+        grid = functional.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
+        return grid.flatten(2).transpose(1, 2).to(positions.dtype)
+
+    def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
+        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
+            )
+        height, width = pixel_values.shape[2:]
+        if height % self.patch_size or width % self.patch_size or not height * width:
+            raise ValueError(
+                f"an image is {height} x {width} pixels, but height and width must be multiples of patch_size "
+                f"({self.patch_size})"
+            )
+        if not interpolate_pos_encoding and (height // self.patch_size, width // self.patch_size) != self.grid_size:
+            rows, columns = self.grid_size
+            raise ValueError(
+                f"an image is {height} x {width} pixels, but the model's positions are for {rows * self.patch_size} x "
+                f"{columns * self.patch_size}: resize the image, or allow interpolate_pos_encoding"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_vision.py
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class VisionTransformerOutput(BaseModelOutputWithPooling):
+    """Output of the model without head; `regularizer_sums` [4] are sums over its modules, or None."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class VisionTransformerClassifierOutput(ImageClassifierOutput):
+    """Output of the classifier; the last two may be missing.
+
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
+    query rows, over heads and layers, that attend to nothing (ReLA, section 5.2), with `output_null_rate` and beside
+    the regulariser.
+    """
+
+    regularization_loss: Tensor | None = None
+    null_rate: Tensor | None = None
+
+
+# no "Attention" in its name: where transformers reads of such a class, it expects its own registry to be asked
+class ProbePooling(nn.Module):
+    """One learned query that attends to the tokens, and a feed-forward branch (Zhai et al. 2022, section 3)."""
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__()
+        self.probe = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.attention = MultiHeadAttention.from_config(config, "pooling", config.num_attention_heads)
+        self.norm = build_norm(config)
+        self.mlp = FeedForward(config, config.intermediate_size)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The query Glorot-uniform; the maps keep the model's initialisation."""
+        bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
+        init.uniform_(self.probe, -bound, bound)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` or None."""
+        query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
+        pooled, _, sums = self.attention(query, hidden_states, **attention_options)
+        pooled = pooled + self.mlp(self.norm(pooled))
+        return pooled[:, 0], sums
+
+
+def lecun_normal_(weight: Tensor) -> None:
+    """LeCun-normal as flax draws it: N(0, 1/√fan-in) cut at two standard deviations, of the full spread again."""
+    std = 1 / math.sqrt(weight[0].numel()) / 0.87962566103423978
+    init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
+    """Abilities, and the initialisation of what only image models have, of all vision families."""
+
+    config: VisionTransformerConfig
+    base_model_prefix = "vit"
+    _input_embed_layer = "projection"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    # the loss is a mean over images, so the Trainer has to divide it by the accumulation steps
+    accepts_loss_kwargs = False
+    _no_split_modules = ["PatchEmbeddings", "EncoderLayer", "ProbePooling"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        is_representation = isinstance(module, VisionTransformerModel) and module.representation is not None
+        if self.config.initialization == "big_vision" and (isinstance(module, nn.Conv2d) or is_representation):
+            lecun_normal_(module.representation.weight if is_representation else module.weight)
+        if isinstance(module, (PatchEmbeddings, ProbePooling)):
+            module.reset_parameters()
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        rows = len(weights.get("classifier.weight", self.config.id2label))
+        if rows == self.config.num_labels:
+            return {}
+        logger.warning(
+            "The classifier has %d rows for %d classes: they lose their names", rows, self.config.num_labels
+        )
+        return {"num_labels": rows}
+
+
+class VisionTransformerModel(VisionTransformerPreTrainedModel):
+    """Patches, layers, norm and pooling, without a head; the softmax baseline and the code of every family."""
+
+    _can_record_outputs = {
+        "hidden_states": EncoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__(config)
+        self.embeddings = PatchEmbeddings(config)
+        last = max(config.num_hidden_layers - 1, 1)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
+            for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = None
+        if config.norm_position == "pre":
+            self.norm = build_norm(config)
+        self.pooler = ProbePooling(config) if config.pooling == "attention" else None
+        self.representation = None
+        if config.representation_size is not None:
+            self.representation = nn.Linear(config.hidden_size, config.representation_size)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)  # as in ViT, the last one is that before the last norm
+    def forward(
+        self,
+        pixel_values: Tensor,
+        interpolate_pos_encoding: bool = True,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> VisionTransformerOutput:
+        """Encode images.
+
+        Args:
+            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
+            interpolate_pos_encoding: whether images may have another size than `config.image_size`; n_i, and with it
+                the divisor of the weights, follows the number of their patches.
+            use_cache: what a Trainer tells every model; this one has no cache.
+            output_attentions, output_hidden_states, output_null_rate: what else to return.
+        """
+        hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
+        length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
+        outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
+        options = self.attention_options(AttentionMask(length, length, device), **outputs)
+        sums = []
+        for layer in self.layers:
+            hidden_states, layer_sums = layer(hidden_states, options)
+            sums.append(layer_sums)
+        if self.norm is not None and not self.config.norm_after_pooling:
+            hidden_states = self.norm(hidden_states)
+        pooled, pooling_sums = self.pool(
+            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **outputs)
+        )
+        return VisionTransformerOutput(
+            last_hidden_state=hidden_states,
+            pooler_output=pooled,
+            regularizer_sums=add_regularizer_sums([*sums, pooling_sums]),
+        )
+
+    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """One vector for each image [batch, hidden_size or representation_size], and `regularizer_sums`."""
+        sums, patches = None, hidden_states[:, self.config.num_prefix_tokens :]
+        if self.pooler is not None:
+            pooled, sums = self.pooler(patches, attention_options)
+        else:
+            pooled = hidden_states[:, 0] if self.config.pooling == "cls" else patches.mean(1)
+        if self.norm is not None and self.config.norm_after_pooling:
+            pooled = self.norm(pooled)
+        if self.representation is not None:
+            pooled = torch.tanh(self.representation(pooled))
+        return pooled, sums
+
+
+class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
+    """Image classifier: the model and a linear head."""
+
+    def __init__(self, config: VisionTransformerConfig):
+        super().__init__(config)
+        self.vit = VisionTransformerModel(config)
+        self.classifier = nn.Linear(config.representation_size or config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self.classifier:
+            init.constant_(module.bias, self.config.head_bias_init)
+            if self.config.initialization == "big_vision":
+                init.zeros_(module.weight)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        interpolate_pos_encoding: bool = True,
+        **kwargs,
+    ) -> VisionTransformerClassifierOutput:
+        r"""Class logits, and with labels the loss.
+
+        loss = mean over images of the cross-entropy, or with `problem_type` `"multi_label_classification"` of the sum
+        over classes (or mean, by `multi_label_reduction`) of the binary cross-entropies, in training with label
+        smoothing; or the mean squared error with `"regression"`. In training plus the regulariser.
+
+        Args:
+            labels: class of each image [batch], or a target in [0, 1] for each class [batch, num_labels]: shares that
+                sum to 1, as Mixup gives them, or with `problem_type` `"multi_label_classification"` several labels; of
+                a regression numbers [batch, num_labels], or [batch] for one.
+            others: as in `VisionTransformerModel.forward`.
+        """
+        outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
+        logits = self.classifier(outputs.pooler_output)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        loss = None
+        if labels is not None:
+            loss = self.compute_loss(logits, labels)
+            if regularization_loss is not None:
+                loss = loss + regularization_loss
+        return VisionTransformerClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            regularization_loss=regularization_loss,
+            null_rate=null_rate,
+        )
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only.
+
+        Raises:
+            ValueError: the labels are neither [batch] nor [batch, num_labels], or, where they lie in the memory of a
+                processor, one is that of no class or a target outside of [0, 1].
+        """
+        given, labels, logits = labels, labels.to(logits.device), logits.float()
+        config, problem_type = self.config, self.config.problem_type
+        if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
+            if labels.numel() != logits.numel() or len(labels) != len(logits):
+                raise ValueError(f"labels is {list(labels.shape)}, but must be as many as logits, {[*logits.shape]}")
+            return functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
+        if labels.shape not in (logits.shape, logits.shape[:1]) or (labels.dim() == 1 and labels.is_floating_point()):
+            raise ValueError(
+                f"labels is {labels.dtype} {list(labels.shape)}, but must be integers {list(logits.shape[:1])} or "
+                f"floats {list(logits.shape)}"
+            )
+        # elsewhere to look at them would be to wait for them
+        if given.device.type == "cpu" and type(given) is Tensor and not torch.compiler.is_compiling():
+            largest = config.num_labels - 1 if labels.dim() == 1 else 1
+            wrong = given[~((given >= 0) & (given <= largest + 1e-3))]  # shares may be rounded
+            if len(wrong):
+                raise ValueError(f"labels has {wrong[0].item()}, but must be from 0 to {largest}")
+        smoothing = config.label_smoothing if self.training else 0.0
+        if problem_type != "multi_label_classification":
+            targets = labels if labels.dim() == 1 else labels.to(logits.dtype)
+            return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+        targets = functional.one_hot(labels, config.num_labels) if labels.dim() == 1 else labels
+        targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
+        divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()
+        return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / divisor
+
+
+class ReLUViTModel(VisionTransformerModel):
+    """Vision Transformer with relu/L attention, without a head (Wortsman et al. 2023)."""
+
+    config: ReLUViTConfig
+
+
+class ReLUViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with relu/L attention for image classification (Wortsman et al. 2023)."""
+
+    config: ReLUViTConfig
+
+
+class ReLUFormerViTModel(VisionTransformerModel):
+    """Vision Transformer with ReLUFormer's attention and regulariser, without a head (Shen et al. 2023)."""
+
+    config: ReLUFormerViTConfig
+
+
+class ReLUFormerViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with ReLUFormer's attention and regulariser for image classification (Shen et al. 2023)."""
+
+    config: ReLUFormerViTConfig
+
+
+class ReLAViTModel(VisionTransformerModel):
+    """Vision Transformer with rectified linear attention, without a head (Zhang et al. 2021)."""
+
+    config: ReLAViTConfig
+
+
+class ReLAViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with rectified linear attention for image classification (Zhang et al. 2021)."""
+
+    config: ReLAViTConfig
+
+
+class QKNormViTModel(VisionTransformerModel):
+    """Vision Transformer with query-key normalisation, without a head (Henry et al. 2020)."""
+
+    config: QKNormViTConfig
+
+
+class QKNormViTForImageClassification(VisionTransformerForImageClassification):
+    """Vision Transformer with query-key normalisation for image classification (Henry et al. 2020)."""
+
+    config: QKNormViTConfig
