@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from view import image_view, text_view
+
 from models import (
     MAX_BEAMS,
     MAX_CHARACTERS,
@@ -19,7 +21,6 @@ from models import (
     open_image,
     open_sketch,
 )
-from view import image_view, text_view
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from html import escape
 from io import BytesIO
 
 import numpy as np
-from models import AttentionMap, PatchMap, Word, Zeros
 from PIL import Image
+
+from models import AttentionMap, PatchMap, Word, Zeros
 
 # RGB in 0..255; of patches: to be seen on black, on white and on most photos
 POSITIVE, NEGATIVE, NULL, MASKED, PATCH = (66, 135, 245), (220, 38, 38), (217, 119, 6), (128, 128, 128), (255, 110, 0)

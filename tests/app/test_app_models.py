@@ -6,13 +6,13 @@ import os
 from io import BytesIO
 from pathlib import Path
 
-import models
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from transformers import AutoModelForSeq2SeqLM
 
+import models
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.modeling import handler

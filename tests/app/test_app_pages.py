@@ -25,13 +25,13 @@ from reluformers import seq2seq_config, vision_config
 from reluformers.app import FILES, space_files
 
 gr = pytest.importorskip("gradio")
-import models  # noqa: E402
 import pages  # noqa: E402
 import view  # noqa: E402
 from gradio_client import Client, exceptions, handle_file  # noqa: E402
 from huggingface_hub import constants, get_token  # noqa: E402
 
 import app  # noqa: E402
+import models  # noqa: E402
 
 TEXT = TEXTS[1]
 

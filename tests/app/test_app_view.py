@@ -2,10 +2,10 @@
 
 import re
 
-import models
 import numpy as np
 import view
 
+import models
 from builders.attention_maps import attention, data_of
 
 

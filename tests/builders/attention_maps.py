@@ -5,8 +5,9 @@ import json
 import re
 from html import unescape
 
-import models
 import numpy as np
+
+import models
 
 
 def words(texts) -> list[models.Word]:
