@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from builders.models import build_config
 from reluformers.errors import UserError
 from reluformers.families import FAMILIES
 from reluformers.tasks import TASKS, load_recipe, task_named, task_of, task_of_model_type
+from reluformers_cli import all_commands
 
 ROOT = Path(reluformers.__file__).parents[1]
 FOLDERS = ("reluformers", "configuration", "modeling", "scripts")
@@ -129,3 +132,50 @@ def test_imports_point_down_only():
             other = other if other in levels else f"_{other}"
             if other in levels and other != own:
                 assert levels[other] < levels[own], f"{path} imports {name}"
+
+
+# what is started or opened by others than the library: Python, a server, a clean process, and users
+DOORS = {
+    *("reluformers.__main__", "reluformers.modeling.handler", "reluformers.publish.clean_process.child"),
+    *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
+    "reluformers_native",
+    "reluformers.translation.inline_tags",
+}
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module of the library → those that it imports as it is imported itself, by their full names."""
+    folders = {"reluformers": "reluformers", "configuration": "reluformers.configuration"}
+    folders |= {"modeling": "reluformers.modeling", "reluformers/kernels": "reluformers_kernels"}
+    folders |= {"reluformers/cli": "reluformers_cli", "native": "reluformers_native"}
+    modules = {}
+    for folder, name in folders.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if parts[0] not in ("kernels", "cli") or folder != "reluformers":
+                modules[".".join((name, *parts)).removesuffix(".__init__")] = path
+    return {name: set(_imported(name, path, modules)) - {name} for name, path in modules.items()}
+
+
+def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for part in ast.walk(node) if isinstance(node, ast.Try) else [node]:
+            if isinstance(part, ast.Import):
+                yield from (alias.name for alias in part.names if alias.name in modules)
+            elif isinstance(part, ast.ImportFrom):
+                base = package[: len(package) - part.level + 1] if part.level else []
+                start = ".".join([*base, *([part.module] if part.module else [])])
+                for alias in part.names:
+                    found = f"{start}.{alias.name}"
+                    yield from (one for one in ((found,) if found in modules else (start,)) if one in modules)
+
+
+def test_imports_go_in_no_circle_and_leave_nothing_apart():
+    graph = import_graph()
+    assert len(graph) > 150
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    imported = set().union(*graph.values())
+    packages = {name for name in graph if any(other.startswith(f"{name}.") for other in graph)}
+    commands = {module for module, _ in all_commands().values()}
+    assert graph.keys() - imported - packages <= commands | DOORS

@@ -13,7 +13,6 @@ from builders.models import build_model
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers import TranslationPipeline
 from reluformers.errors import UserError
-from reluformers.evaluation.alignment_error_rate import AlignmentErrorRate
 from reluformers.evaluation.alignments import (
     FORMATS,
     LEAST_LINKS,
@@ -29,6 +28,7 @@ from reluformers.evaluation.alignments import (
 )
 from reluformers.translation.inline_tags import translate_tagged
 from reluformers.translation.tokenization import train_tokenizer
+from reluformers_research.analysis.alignment_error_rate import AlignmentErrorRate
 
 WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
 HEADS = 2

@@ -3,8 +3,8 @@
 import datasets
 import evaluate
 
-from .alignments import alignment_scores
-from .in_memory_metric import InMemoryMetric
+from reluformers.evaluation.alignments import alignment_scores
+from reluformers.evaluation.in_memory_metric import InMemoryMetric
 
 _INPUTS_DESCRIPTION = """
 Args:
