@@ -53,7 +53,7 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
 @strict_fields
 @dataclass
 class AttentionConfig:
-    r"""Which mathematics one attention site computes.
+    r"""The mathematics of one attention site.
 
     score   z_ij = a_i · q_i·k_j, or with cosine a_i · q_i·k_j / (‖q_i‖‖k_j‖)
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see

@@ -192,7 +192,7 @@ class TransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; a file of a newer format is refused before its fields are read."""
+        """Build as transformers does; a file of a newer format is refused before its fields are read."""
         version = config_dict.get("format_version", FORMAT_VERSION)
         check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
         if version > FORMAT_VERSION:

@@ -152,7 +152,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; numbers of layers and heads first, so that alignments that are given are of these."""
+        """Build as transformers does; numbers of layers and heads first, as given alignments are of these."""
         counts = {name: kwargs[name] for name in ("decoder_layers", "decoder_attention_heads") if name in kwargs}
         return super().from_dict(config_dict, **{**counts, **kwargs})
 
@@ -162,7 +162,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
-        """As in transformers; the copy for the decoder has a vocabulary size even if `decoder_vocab_size` is None."""
+        """Copy as transformers does; that for the decoder has a vocabulary size even without `decoder_vocab_size`."""
         config = self
         if decoder and not encoder and self.decoder_vocab_size is None:
             config = copy.copy(self)

@@ -165,7 +165,7 @@ class VisionTransformerConfig(TransformerConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; of labels those that are given, else those of the file, made distinct."""
+        """Build as transformers does; of labels those that are given, else those of the file, made distinct."""
         labels, names = {name: kwargs.pop(name, None) for name in _LABELS}, config_dict.get("id2label")
         has_other_number = names and kwargs.get("num_labels", len(names)) != len(names)
         if names and labels == dict.fromkeys(_LABELS) and not has_other_number:

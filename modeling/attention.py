@@ -72,7 +72,7 @@ def eager_attention(
 def fused_attention(
     module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """The same by the fastest exact way there is, mostly in memory linear in the length; keeps no weights."""
+    """Compute the reference exactly by the fastest way here, mostly in memory linear in the length; keep no weights."""
     arguments = (module, query, key, value, mask, statistics)
     if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
         output, _, rows = eager_attention(*arguments)
@@ -228,7 +228,7 @@ class MultiHeadAttention(nn.Module):
     def from_config(
         cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None
     ) -> "MultiHeadAttention":
-        """That of one of the model's sites."""
+        """Build the attention of one of the model's sites."""
         return cls(
             config.hidden_size,
             num_heads,

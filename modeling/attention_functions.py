@@ -141,7 +141,7 @@ def length_divisor(
 
 
 def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
-    """What a scale or a threshold of some form is multiplied by for each query; as for one key where there is none.
+    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
 
     Args:
         key_counts: n_i, one number or a tensor of integers.

@@ -22,7 +22,7 @@ def drop_path(branch: Tensor, probability: float) -> Tensor:
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
+    """Base of encoder and decoder layers: how a branch is normalised, dropped and added."""
 
     def __init__(self, config: TransformerConfig, ffn_dim: int, drop_path_rate: float = 0.0):
         super().__init__()

@@ -90,7 +90,7 @@ class AttentionMask:
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gives, kept for the layers that ask for this name later.
+        """Make a value once, kept for the layers that ask for this name later.
 
         Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
         of an object from inside of a checkpointed layer.

@@ -112,7 +112,7 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in transformers, for the source; the target's side follows if it shares the vocabulary, else it stays."""
+        """Resize as transformers does, for the source; the target's side follows if it shares the vocabulary, else it stays."""
         head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":
@@ -171,7 +171,7 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
 
 
 class TransformerStack(Seq2SeqTransformerPreTrainedModel):
-    """What encoder and decoder share: embeddings with positions, layers and the last norm."""
+    """Base of encoder and decoder: embeddings with positions, layers and the last norm."""
 
     def __init__(self, config: Seq2SeqTransformerConfig, vocab_size: int, layers: list[nn.Module]):
         super().__init__(config)
@@ -514,7 +514,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
     ):
-        """As in transformers; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
+        """Generate as transformers does; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
 
         A saved setting of the other would draw a warning at every call, or overrule what is asked for.
         """
@@ -525,7 +525,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
-        """As in transformers, but of the tokens so far always those that the cache does not hold yet.
+        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet.
 
         Raises:
             ValueError: it holds all of them, or there are more than positions, which a static cache cannot tell.

@@ -28,7 +28,7 @@ class RowStatistics:
 
     @classmethod
     def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
-        """What is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
+        """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
         if needed == "none":
             return None
         weights = at_least_float32(weights)
@@ -40,7 +40,7 @@ class RowStatistics:
 
     @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
-        """Those of all queries from those of some each."""
+        """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
             return None
         logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)

@@ -170,7 +170,7 @@ def norm_backward(
 
 
 def _in_whole_vectors(numbers: Tensor | None) -> Tensor | None:
-    """In float32, with zeros up to a whole vector."""
+    """Copy to float32, with zeros up to a whole vector."""
     if numbers is None:
         return None
     missing = -len(numbers) % _MOST_LANES
@@ -273,7 +273,7 @@ def is_available() -> bool:
 
 
 def explain() -> str:
-    """What is used, or why nothing is."""
+    """Say what is used, or why nothing is."""
     built = [name for name in INSTRUCTION_SETS if _is_built(name)]
     if _parallel_for() is None:
         return "this torch has no torch_parallel_for"
@@ -302,7 +302,7 @@ def instruction_set() -> str | None:
 
 
 def usable_instruction_sets() -> list[str]:
-    """Those that this processor has and that were built, the fastest first."""
+    """List the instruction sets that this CPU has and that were built, the fastest first."""
     capabilities = torch.cpu.get_capabilities() if platform.machine() in ("x86_64", "AMD64") else {}
     return [
         name

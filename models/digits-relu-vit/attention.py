@@ -334,7 +334,7 @@ def length_divisor(
 
 
 def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
-    """What a scale or a threshold of some form is multiplied by for each query; as for one key where there is none.
+    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
 
     Args:
         key_counts: n_i, one number or a tensor of integers.
@@ -481,7 +481,7 @@ class AttentionMask:
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gives, kept for the layers that ask for this name later.
+        """Make a value once, kept for the layers that ask for this name later.
 
         Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
         of an object from inside of a checkpointed layer.
@@ -637,7 +637,7 @@ class RowStatistics:
 
     @classmethod
     def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
-        """What is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
+        """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
         if needed == "none":
             return None
         weights = at_least_float32(weights)
@@ -649,7 +649,7 @@ class RowStatistics:
 
     @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
-        """Those of all queries from those of some each."""
+        """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
             return None
         logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)
@@ -750,7 +750,7 @@ def eager_attention(
 def fused_attention(
     module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """The same by the fastest exact way there is, mostly in memory linear in the length; keeps no weights."""
+    """Compute the reference exactly by the fastest way here, mostly in memory linear in the length; keep no weights."""
     arguments = (module, query, key, value, mask, statistics)
     if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
         output, _, rows = eager_attention(*arguments)
@@ -906,7 +906,7 @@ class MultiHeadAttention(nn.Module):
     def from_config(
         cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None
     ) -> "MultiHeadAttention":
-        """That of one of the model's sites."""
+        """Build the attention of one of the model's sites."""
         return cls(
             config.hidden_size,
             num_heads,

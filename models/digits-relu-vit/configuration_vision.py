@@ -138,7 +138,7 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
 @strict_fields
 @dataclass
 class AttentionConfig:
-    r"""Which mathematics one attention site computes.
+    r"""The mathematics of one attention site.
 
     score   z_ij = a_i · q_i·k_j, or with cosine a_i · q_i·k_j / (‖q_i‖‖k_j‖)
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
@@ -446,7 +446,7 @@ class TransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; a file of a newer format is refused before its fields are read."""
+        """Build as transformers does; a file of a newer format is refused before its fields are read."""
         version = config_dict.get("format_version", FORMAT_VERSION)
         check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
         if version > FORMAT_VERSION:
@@ -626,7 +626,7 @@ class VisionTransformerConfig(TransformerConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; of labels those that are given, else those of the file, made distinct."""
+        """Build as transformers does; of labels those that are given, else those of the file, made distinct."""
         labels, names = {name: kwargs.pop(name, None) for name in _LABELS}, config_dict.get("id2label")
         has_other_number = names and kwargs.get("num_labels", len(names)) != len(names)
         if names and labels == dict.fromkeys(_LABELS) and not has_other_number:

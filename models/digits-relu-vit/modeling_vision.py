@@ -129,7 +129,7 @@ def drop_path(branch: Tensor, probability: float) -> Tensor:
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: how a branch is normalised, dropped and added."""
+    """Base of encoder and decoder layers: how a branch is normalised, dropped and added."""
 
     def __init__(self, config: TransformerConfig, ffn_dim: int, drop_path_rate: float = 0.0):
         super().__init__()
@@ -245,7 +245,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         self._folder_with_code: PurePath | None = None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As in transformers, which in code from outside passes over modules that own no parameter themselves.
+        """Initialise as transformers does, which in code from outside passes over modules that own no parameter themselves.
 
         Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
         through `transformers.initialization`, which leaves loaded weights alone.
@@ -260,7 +260,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         *args,
         **kwargs,
     ) -> None:
-        """As in transformers, but the folder computes what the model does, whatever was replaced, tied or untied.
+        """Save as transformers does, but so that the folder computes what the model does, whatever was replaced, tied or untied.
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
@@ -377,7 +377,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         output_attentions: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> dict:
-        """What all attention modules of one site are told in a call with these options; only `eager` keeps weights."""
+        """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
         return {
             "attention_mask": mask,
             "query_mask": query_mask,

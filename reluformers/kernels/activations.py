@@ -51,7 +51,7 @@ def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, 
 
 
 class PassOptions(NamedTuple):
-    """What the forward and the backward pass of an attention with an elementwise φ must agree on.
+    """Options on which both passes of an attention with an elementwise φ must agree.
 
     In the order in which the operators take it, which know no records.
 

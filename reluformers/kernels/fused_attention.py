@@ -58,7 +58,7 @@ def _run_forward(
     f"{_NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
 )
 def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same; statistics that are not needed are empty."""
+    """Run the forward pass as an operator; statistics that are not needed are empty."""
     output, *sums = _run_forward(query, key, value, computation, *options)
     return output, *(query.new_empty(0, dtype=wide_dtype(query.dtype)) if total is None else total for total in sums)
 
@@ -341,7 +341,7 @@ def _refuse_tangents(*inputs: Tensor | float | None) -> None:
 
 
 def _attend_once(query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor) -> Tensor:
-    """The same for a single query, as in decoding with a cache: one row of weights is nothing to save on."""
+    """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
@@ -377,7 +377,7 @@ def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
 
 
 def _in_one_dtype(*states: Tensor) -> list[Tensor]:
-    """That of autocast, as matrix products have it, else the widest."""
+    """Cast to the dtype of autocast, as matrix products do, else to the widest."""
     device_type, dtype = states[0].device.type, states[0].dtype
     if torch.is_autocast_enabled(device_type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device_type)

@@ -75,7 +75,7 @@ def _scale_can_wait(options: PassOptions, dtype: torch.dtype) -> bool:
 
 
 def _dropped_bytes(options: PassOptions) -> int:
-    """Of the 256 values of a byte those that drop a weight."""
+    """Count the values of a byte, of 256, that drop a weight."""
     return min(round(options.dropout * 256), 255)
 
 
@@ -255,7 +255,7 @@ def _padded(head_dim: int) -> int:
 
 
 class TuningCase(NamedTuple):
-    """What the best tile may depend on."""
+    """Key under which the best tile is kept: what it may depend on."""
 
     name: str
     activation: str
@@ -279,7 +279,7 @@ class TuningCase(NamedTuple):
         rows: tuple[Tensor | None, ...],
         is_affine: bool,
     ) -> "TuningCase":
-        """That of a call."""
+        """Build the tuning key of one kernel call."""
         is_short = query.dtype != torch.float32 and max(query.shape[2], key.shape[2]) <= SHORT
         return cls(
             name,

@@ -155,7 +155,7 @@ def store_tile(states, tile, start, stride, length, HEAD_DIM: tl.constexpr):
 
 @jit
 def load_row(rows, count, places, length):
-    """Those places of row number `count` of [count, length], 1 if there are no rows."""
+    """Load places of row number `count` of [count, length], 1 if there are no rows."""
     numbers = tl.full(places.shape, 1.0, tl.float32)
     if rows is not None:
         numbers = tl.load(rows + count.to(tl.int64) * length + places, mask=places < length, other=0.0)
