@@ -112,7 +112,7 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Resize as transformers does, for the source; the target's side follows if it shares the vocabulary, else it stays."""
+        """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
         head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
         decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
         if decoder is not None and self.config.tying != "all":

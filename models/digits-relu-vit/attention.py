@@ -750,7 +750,7 @@ def eager_attention(
 def fused_attention(
     module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Compute the reference exactly by the fastest way here, mostly in memory linear in the length; keep no weights."""
+    """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     arguments = (module, query, key, value, mask, statistics)
     if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
         output, _, rows = eager_attention(*arguments)

@@ -245,7 +245,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         self._folder_with_code: PurePath | None = None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Initialise as transformers does, which in code from outside passes over modules that own no parameter themselves.
+        """Initialise as transformers does, which in code from outside passes over modules without a parameter.
 
         Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
         through `transformers.initialization`, which leaves loaded weights alone.
@@ -260,7 +260,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         *args,
         **kwargs,
     ) -> None:
-        """Save as transformers does, but so that the folder computes what the model does, whatever was replaced, tied or untied.
+        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around

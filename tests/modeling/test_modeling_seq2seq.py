@@ -5,6 +5,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from builders.models import KINDS, TINY, all_families, all_presets, build_model, draw_pairs, logits_of
 from reluformers import seq2seq_config
@@ -443,3 +444,14 @@ def test_states_of_padding_reach_no_real_token(preset, backend, value):
         given = {**inputs, name: (states,) if name == "encoder_outputs" else states}
         is_real = target_mask.bool() if name == "decoder_inputs_embeds" else torch.ones_like(target_mask).bool()
         assert torch.equal(model(attention_mask=mask, **given).logits[is_real], expected[is_real]), name
+
+
+def test_labels_of_mbart_begin_with_their_last_token():
+    model = build_model("softmax", label_shift="last_label")
+    pad = model.config.pad_token_id
+    labels = torch.tensor([[5, 6, 7, 2, -100, -100], [8, 2, -100, -100, -100, -100], [9, 5, 6, 7, 8, 2]])
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)
+    torch.testing.assert_close(shifted, shift_tokens_right(labels, pad))
+    torch.testing.assert_close(
+        model.prepare_decoder_input_ids_from_labels(labels.masked_fill(labels == -100, pad)), shifted
+    )
