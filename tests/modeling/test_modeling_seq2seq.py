@@ -455,3 +455,17 @@ def test_labels_of_mbart_begin_with_their_last_token():
     torch.testing.assert_close(
         model.prepare_decoder_input_ids_from_labels(labels.masked_fill(labels == -100, pad)), shifted
     )
+
+
+def test_a_ready_mask_may_tell_queries_apart_in_the_encoder_alone():
+    model = build_model("reluformer").eval()
+    batch = draw_pairs()
+    ids, length = batch["input_ids"], batch["input_ids"].shape[1]
+    causal = torch.ones(len(ids), 1, length, length, dtype=torch.bool).tril()
+    states = model.model.encoder(input_ids=ids, attention_mask=causal).last_hidden_state
+    changed = model.model.encoder(input_ids=ids.roll(1, 0), attention_mask=causal).last_hidden_state
+    first = model.model.encoder(input_ids=ids[:, :1], attention_mask=causal[:, :, :1, :1]).last_hidden_state
+    torch.testing.assert_close(states[:, :1], first)
+    assert not torch.allclose(states, changed)
+    with pytest.raises(ValueError, match="cross-attention"):
+        model(input_ids=ids, attention_mask=causal, labels=batch["labels"])
