@@ -65,7 +65,9 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     mask = torch.ones_like(input_ids)
     mask[1, 1:] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "use_cache": use_cache}
+    # what is not said here is as the model was saved with
+    options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
+    options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
     for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
         options[name] = getattr(model.generation_config, name)
 

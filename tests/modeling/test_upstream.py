@@ -207,6 +207,21 @@ def test_models_of_few_positions_can_be_checked(positions):
     assert find_generation_fault(build_model("relu", max_position_embeddings=positions)) is None
 
 
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"num_beams": 5, "max_length": 60, "early_stopping": True},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": True, "temperature": 0.5, "top_k": 3},
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "length_penalty": 0.6},
+    ],
+)
+def test_saved_settings_of_a_search_are_no_fault(saved):
+    model = build_model("relu")
+    model.generation_config.update(**saved)
+    assert find_generation_fault(model) is None
+
+
 def test_the_check_finds_a_cache_that_is_read_wrong(monkeypatch):
     update = DynamicCache.update
 
