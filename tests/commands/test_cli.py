@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import reluformers_cli
 from builders.commands import SCRIPTS, run_command
 from builders.saved_models import save_classifier, save_translator
 from reluformers.commands import build_parser
@@ -232,3 +234,11 @@ def test_the_overview_needs_no_library(option, shown):
     program = f"import sys; sys.modules['reluformers'] = None; from reluformers_cli import main; main(['{option}'])"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert shown in answer.stdout
+
+
+def test_a_broken_package_takes_only_its_own_commands_away(monkeypatch, capsys):
+    broken = EntryPoint(name="broken", value="no_such_package.commands", group="reluformers.commands")
+    monkeypatch.setattr(reluformers_cli, "entry_points", lambda group: [broken])
+    commands = reluformers_cli.all_commands.__wrapped__()
+    assert list(commands) == list(COMMANDS)
+    assert "no_such_package" in capsys.readouterr().err
