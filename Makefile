@@ -80,7 +80,7 @@ app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its att
 	@$(VENV)/bin/python reluformers/app/app.py
 
 docs: $(SETUP)  ## build the documentation site into site/
-	@rm -rf build
+	@rm -rf build research/build
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
 	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented . ./research
 	$(VENV)/bin/python -m mkdocs build --quiet --strict
@@ -93,5 +93,5 @@ wheel: $(SETUP)  ## build the wheel into dist/
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
-	rm -rf .venv .venv-oldest build dist site *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest build research/build dist site *.egg-info research/*.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

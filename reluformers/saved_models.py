@@ -110,6 +110,11 @@ def load_model(
     return model.eval()
 
 
+def to_accelerator(model: PreTrainedModel) -> PreTrainedModel:
+    """Move a model to the accelerator, if there is one."""
+    return model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
 @contextmanager
 def opening(place: str | Path, what: str) -> Iterator[None]:
     """Say in one line, with the place, why something of a saved model cannot be loaded.

@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Translate."""
     silence_transformers()
-    counts = ("num_beams", "batch_size", "max_tokens")
-    check_at_least(options, **{name: 1 for name in counts if getattr(options, name) is not None})
+    check_at_least(options, num_beams=1, batch_size=1, max_tokens=1)
     source = options.text
     is_file = os.path.isfile(source)
     if not is_file and " " not in source and Path(source.removesuffix(".gz")).suffix in (*TABLES, ".txt"):

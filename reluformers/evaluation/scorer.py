@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.errors import UserError
 from reluformers.files import parse_yaml
+from reluformers.saved_models import to_accelerator
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
@@ -147,7 +147,7 @@ class Scorer(ABC):
             UserError: model or data cannot be loaded, or do not fit each other.
         """
         data = self.load()
-        self.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+        to_accelerator(self.model)
         started = time.perf_counter()
         self.answers = answers = self.answer()
         seconds = time.perf_counter() - started

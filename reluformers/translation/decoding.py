@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from reluformers.data.batches import length_batches
 from reluformers.errors import UserError, describe_error
 from reluformers.modeling.pipeline_translation import longest_translation
-from reluformers.saved_models import load_model, opening
+from reluformers.saved_models import load_model, opening, to_accelerator
 
 from .length_penalty import wu_length_penalty
 from .tokenization import check_tokenizer_fits, describe_unknown, load_tokenizers, unknown_characters
@@ -46,8 +46,7 @@ def load_translation_model(
     Raises:
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
-    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code)
-    model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    model = to_accelerator(load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code))
     tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
     with opening(name_or_path, "its tokenizer"):
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):

@@ -68,6 +68,6 @@ def client(hub: Hub, token: str | None = "hf_writer") -> HfApi:
 
 
 def environment(hub: Hub, home: Path) -> dict[str, str]:
-    """Of a process that uses the Hub."""
+    """Environment of a process that uses the Hub."""
     values = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_writer", "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     return {**os.environ, **values, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

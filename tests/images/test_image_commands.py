@@ -79,7 +79,7 @@ def test_one_class_is_refused_at_once(recipe_file, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(recipe_file, tmp_path):
-    """The same loss, gradient norm and averaged weights from batches of 8 images and of 2 × 4, resumed or not."""
+    """Compare loss, gradient norm and averaged weights from batches of 8 images and of 2 × 4, resumed or not."""
     printed, histories, weights, results = {}, {}, {}, {}
     for name, processes in (("one", 1), ("two", 2)):
         size = f"training.per_device_train_batch_size={8 // processes}"

@@ -314,7 +314,7 @@ def serve(handler):
 
 @pytest.fixture
 def online(monkeypatch):
-    """Of the network, loopback is allowed."""
+    """Loopback alone of the network is allowed."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 

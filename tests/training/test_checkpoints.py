@@ -286,7 +286,7 @@ def whole(files, tmp_path_factory):
 
 @pytest.fixture
 def stopped(whole, tmp_path):
-    """The same, stopped behind its second update."""
+    """Run it again, stopped behind its second update."""
     shutil.copytree(whole, tmp_path / "run")
     for step in (3, 4):
         shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")

@@ -74,7 +74,7 @@ def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(recipe_file, tmp_path):
-    """The same loss, gradient norm and weights from one batch of 8 rows and from 2 × 4 rows."""
+    """Compare loss, gradient norm and weights from one batch of 8 rows and from 2 × 4 rows."""
     histories, weights, printed = {}, {}, {}
     for name, processes in (("one", 1), ("two", 2)):
         printed[name] = launch("train.py", processes, recipe_file, "--output_dir", tmp_path / name)

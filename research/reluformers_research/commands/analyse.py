@@ -14,7 +14,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 from reluformers.commands.compare import run_names
@@ -25,7 +24,7 @@ from reluformers.data.names import source_name
 from reluformers.errors import UserError
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json, write_text
-from reluformers.saved_models import load_config
+from reluformers.saved_models import load_config, to_accelerator
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
@@ -96,7 +95,7 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     """
     scorer = task.scorer(options_of(argparse.Namespace(**{**vars(options), "model": model, "output": None}), task))
     data = scorer.load()
-    scorer.model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    to_accelerator(scorer.model)
     batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
     results = analyse_model(scorer.model, batches, scorer.sides())
     known = {name: value for name, value in dataclasses.asdict(data).items() if value is not None}

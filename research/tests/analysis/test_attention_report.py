@@ -147,7 +147,7 @@ def summed(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def naive_image_report(model, batches) -> dict[str, list[dict[str, float]]]:
-    """The same for images, where every pair is visible; the weights of the pooling query are seen by a hook."""
+    """Compare images too, where every pair is visible; the weights of the pooling query are seen by a hook."""
     pooled = []
     pooler = getattr(model, "vit", None) and model.vit.pooler
     if hasattr(pooler, "attention"):

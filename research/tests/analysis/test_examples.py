@@ -30,7 +30,7 @@ def batches(softmax: bool = False) -> list[Observed]:
 
 
 def scores(kind: str) -> list[float]:
-    """Of the pairs that fit."""
+    """Take examples of the pairs that fit."""
     values = []
     for observed in batches():
         for place in range(observed.inputs["labels"].shape[0]):

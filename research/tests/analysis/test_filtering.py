@@ -61,7 +61,7 @@ def test_softmax_is_never_null(tokenizer):
 
 
 def test_memory_is_bounded_by_a_block(model, tokenizer, monkeypatch):
-    """Of an endless text no more is read than the block that the answer needs."""
+    """Read no more of an endless text than the block that the answer needs."""
     monkeypatch.setattr(cross_attention, "BLOCK_ROWS", 4)
     read = []
     endless = (read.append(number) or ("dogs", "Two") for number in count())
