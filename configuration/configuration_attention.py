@@ -26,6 +26,8 @@ Activation = Literal[
 ACTIVATIONS = get_args(Activation)
 # φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
+# φ that divide by a sum over the row themselves
+DISTRIBUTIONS = frozenset({"softmax", "softmax1", "softpick", "sparsemax", "entmax15"})
 # φ that give the same weights whatever is subtracted from all scores of a row
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
 DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
@@ -45,6 +47,16 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "qknorm": {"score": "cosine", "learned_scale": True},
     # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
+    # positive weights that sum to 1 (arXiv 2501.13428: the sum is what matters of softmax)
+    "relu-sum": {"activation": "relu", "normalizer": "sum"},
+    # threshold rectified attention (arXiv 2601.12145)
+    "tda": {
+        "score": "cosine",
+        "scale": 1.0,
+        "activation": "relu2",
+        "threshold": 1.0,
+        "threshold_form": "sqrt_log_length",
+    },
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
 }
@@ -57,6 +69,7 @@ class AttentionConfig:
 
     score   z_ij = a_i · q_i·k_j, or with cosine a_i · q_i·k_j / (‖q_i‖‖k_j‖)
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
+            or s_ij = φ(z_ij − θ_i) / Σ_k φ(z_ik − θ_i)
     output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
 
     Args:
@@ -69,11 +82,14 @@ class AttentionConfig:
         query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
         value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
         activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
+        normalizer: `"sum"` divides the weights of a row by their sum instead of by c·n^α, where φ ≥ 0.
         length_coefficient: c > 0; ReLUFormer's γ√(n/2) is c = γ/√2 with α = 1/2.
         length_exponent: α.
         learned_length_exponent: train α, one scalar per attention module.
         threshold: θ.
         learned_threshold: train θ, one scalar per attention module.
+        threshold_per_head: train one θ for each head: with softmax1 it is the learned sink of gpt-oss, as
+            exp(z − θ) / (1 + Σ exp(z − θ)) = exp z / (exp θ + Σ exp z).
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
@@ -97,11 +113,13 @@ class AttentionConfig:
     query_key_norm: Literal["none", "layer_norm"] = "none"
     value_norm: Literal["none", "l2"] = "none"
     activation: Activation = "softmax"
+    normalizer: Literal["none", "sum"] = "none"
     length_coefficient: float | int = 1.0
     length_exponent: float | int = 0.0
     learned_length_exponent: bool = False
     threshold: float | int = 0.0
     learned_threshold: bool = False
+    threshold_per_head: bool = False
     threshold_form: Literal["constant", "log_length", "sqrt_log_length"] = "constant"
     output_norm: Literal["none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm"] = "none"
     output_norm_init: Literal["ones", "uniform"] = "ones"
@@ -123,6 +141,20 @@ class AttentionConfig:
             raise ValueError(
                 f"{owner}.learned_threshold is True, but θ cancels in {self.activation}, so there is nothing to learn"
             )
+
+        if self.threshold_per_head and not self.learned_threshold:
+            raise ValueError(
+                f"{owner}.threshold_per_head is True, but learned_threshold is False, so that all are alike"
+            )
+        if self.normalizer == "sum":
+            if self.activation in SIGNED_ACTIVATIONS | DISTRIBUTIONS:
+                allowed = sorted(set(ACTIVATIONS) - SIGNED_ACTIVATIONS - DISTRIBUTIONS)
+                raise ValueError(
+                    f"{owner}.normalizer is 'sum' with activation {self.activation!r}, but the weights of φ must be "
+                    f"positive and not be summed yet: {', '.join(allowed)}"
+                )
+            if self.length_coefficient != 1 or self.length_exponent != 0 or self.learned_length_exponent:
+                raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
 
     @classmethod
     def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":

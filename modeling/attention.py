@@ -8,6 +8,7 @@ Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENT
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from transformers import initialization as init
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
-from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor
+from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor, sum_to_one
 from .dropout import apply_dropout
 from .kernels import kernels
 from .masks import AttentionMask
@@ -41,15 +42,56 @@ OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
-def eager_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
-) -> AttentionOutput:
-    r"""The reference: o_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α), every weight kept.
+@dataclass(frozen=True)
+class AttentionFormula:
+    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
 
     Args:
-        module: holds φ, a, θ, c, α and the share of dropped weights.
+        attention: φ, c, α, θ and their forms.
+        scaling: a.
+        dropout: share of dropped weights, 0 outside of training.
+        threshold, length_exponent: θ and α that are trained, of one element or one for each head; None for the
+            numbers of `attention`.
+        activation: φ as a function of scores and mask; None for the one that `attention` names.
+        bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.
+    """
+
+    attention: AttentionConfig
+    scaling: float
+    dropout: float = 0.0
+    threshold: Tensor | None = None
+    length_exponent: Tensor | None = None
+    activation: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    bias: Tensor | None = None
+
+    def current_threshold(self, mask: AttentionMask, query: Tensor) -> Tensor | float:
+        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
+        threshold = self.attention.threshold if self.threshold is None else self.threshold
+        if self.threshold is None and threshold == 0:
+            return 0.0
+        if self.threshold is not None and threshold.numel() > 1:
+            threshold = threshold.view(1, -1, 1, 1)
+        form = self.attention.threshold_form
+        return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
+
+    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
+        if exponent is not None:
+            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
+        numbers = coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
+
+
+def eager_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+
+    Args:
+        formula: how weights follow from scores.
         query: [batch, heads, query_len, head_dim].
-        key, value: [batch, heads, key_len, head_dim].
+        key, value: [batch, heads, key_len, head_dim], or fewer heads, each for as many heads of the queries.
         mask: which keys a query may see, and n_i.
         statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
 
@@ -57,44 +99,64 @@ def eager_attention(
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
         the `RowStatistics`.
     """
-    scores = query @ key.transpose(-1, -2) * module.scaling
-    threshold = module.current_threshold(mask.key_counts, query.dtype)
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    scores = query @ key.transpose(-1, -2) * formula.scaling
+    if formula.bias is not None:
+        scores = (scores + formula.bias).to(scores.dtype)
+    threshold = formula.current_threshold(mask, query)
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
-    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.dense)
-    divisor = module.length_divisor(mask, weights.dtype)
+    weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
-    output = apply_dropout(weights, module.dropout, module.training) @ value
+    if formula.attention.normalizer == "sum":
+        weights = sum_to_one(weights)
+    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
     return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
 
 
+def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [batch, heads, key_len, head_dim] for every head of the queries, where groups share them."""
+    groups = query.shape[1] // states.shape[1]
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
 def fused_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
-    arguments = (module, query, key, value, mask, statistics)
+    attention = formula.attention
+    arguments = (formula, query, key, value, mask, statistics)
     if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
         output, _, rows = eager_attention(*arguments)
         return output, None, rows
-    if module.attention.activation == "softmax":
+    if formula.bias is not None or formula.activation is not None:
+        return attention_in_blocks(*arguments)
+    if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
-        is_written_out = query.device.type == "cpu" and (is_short or (module.training and module.dropout > 0))
+        is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
-    elif mask.query_len > 1 and mask.is_structured and module.attention.activation in SHARED_ACTIVATIONS:
+    elif (
+        mask.query_len > 1
+        and mask.is_structured
+        and attention.activation in SHARED_ACTIVATIONS
+        and mask.first_keys is None
+        and attention.normalizer == "none"
+    ):
         found = kernels.attention(
             query,
-            key,
-            value,
-            activation=module.attention.activation,
-            scale=module.scaling,
-            threshold=module.current_threshold(mask.key_counts, query.dtype),
-            divisor=module.length_divisor(mask, query.dtype),
+            repeat_heads(key, query),
+            repeat_heads(value, query),
+            activation=attention.activation,
+            scale=formula.scaling,
+            threshold=formula.current_threshold(mask, query),
+            divisor=formula.length_divisor(mask, query.dtype),
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
-            dropout=module.dropout if module.training else 0.0,
+            dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
         )
@@ -121,17 +183,20 @@ SHARED_ACTIVATIONS = find_shared_activations()
 
 
 def attention_in_blocks(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
     if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
-        output, _, rows = eager_attention(module, query, key, value, mask, statistics)
+        output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
-        arguments = (module, part, key, value, mask.of_queries(start, stop), statistics)
+        of_part = formula
+        if formula.bias is not None and formula.bias.shape[-2] > 1:
+            of_part = replace(formula, bias=formula.bias[..., start:stop, :])
+        arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -139,21 +204,21 @@ def attention_in_blocks(
 
 
 def softmax_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_square = mask.is_structured and mask.key_padding_mask is None and mask.causal_offset == 0
-    is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
+    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
+    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
     output = functional.scaled_dot_product_attention(
         query,
-        key,
-        value,
+        repeat_heads(key, query),
+        repeat_heads(value, query),
         None if is_causal else mask.dense,
-        dropout_p=module.dropout if module.training else 0.0,
+        dropout_p=formula.dropout,
         is_causal=is_causal,
-        scale=module.scaling,
+        scale=formula.scaling,
     )
-    divisor = module.length_divisor(mask, query.dtype)
+    divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     rows = None
@@ -181,7 +246,78 @@ def attention_backend(name: str) -> Callable[..., AttentionOutput]:
     return ATTENTION_BACKENDS[name]
 
 
-class MultiHeadAttention(nn.Module):
+class AttentionVariant(nn.Module):
+    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+
+    attention: AttentionConfig
+    head_dim: int
+
+    def _build_variant(self, num_heads: int, output_dim: int) -> None:
+        """Norms and scalars that only some variants have; what a variant lacks is None."""
+        config = self.attention
+        # one element and not a scalar, as FSDP cannot shard scalars
+        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
+        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
+        thresholds = num_heads if config.threshold_per_head else 1
+        self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
+        self.query_norm = self.key_norm = self.output_norm = None
+        if config.query_key_norm == "layer_norm":
+            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+        if config.output_norm != "none":
+            self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
+
+    def reset_parameters(self) -> None:
+        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
+        config = self.attention
+        if self.scale is not None:
+            init.constant_(self.scale, config.initial_scale(self.head_dim))
+        if self.length_exponent is not None:
+            init.constant_(self.length_exponent, config.length_exponent)
+        if self.threshold is not None:
+            init.constant_(self.threshold, config.threshold)
+        if self.output_norm is not None and config.output_norm_init == "uniform":
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            init.uniform_(self.output_norm.weight, -bound, bound)
+
+    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
+        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        return AttentionFormula(
+            **{"attention": self.attention, "scaling": scaling, "dropout": dropout} | learned | changes
+        )
+
+    def attend(
+        self,
+        formula: AttentionFormula,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        statistics: str = "none",
+        attn_implementation: str = "eager",
+    ) -> AttentionOutput:
+        """Attend with normalised queries and keys, and normalise the output.
+
+        Args:
+            formula, query, key, value, mask, statistics: as in `eager_attention`.
+            attn_implementation: backend.
+
+        Returns:
+            output [batch, query_len, heads · head_dim], and what backends return beside it.
+        """
+        form = self.attention.scale_form
+        if form != "constant":
+            query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
+        if self.scale is not None:
+            query = (query * self.scale).to(query.dtype)
+        output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        output = output.flatten(2)  # heads joined
+        return (output if self.output_norm is None else self.output_norm(output)), weights, rows
+
+
+class MultiHeadAttention(AttentionVariant):
     r"""Multi-head attention for self- and cross-attention, with or without a cache.
 
     Args:
@@ -215,13 +351,14 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.layer_idx = layer_idx
-        # a learned a multiplies the queries
-        self.scaling = 1.0 if self.attention.learned_scale else self.attention.initial_scale(self.head_dim)
+        self.scaling = self.attention.initial_scale(self.head_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
-        self._build_variant(embed_dim, bias)
+        self._build_variant(num_heads, embed_dim)
+        has_gate = self.attention.output_gate != "none"
+        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if has_gate else None
         self.reset_parameters()
 
     @classmethod
@@ -238,34 +375,6 @@ class MultiHeadAttention(nn.Module):
             dropout=config.attention_dropout,
             layer_idx=layer_idx,
         )
-
-    def _build_variant(self, embed_dim: int, bias: bool) -> None:
-        """Norms, scalars and gates that only some variants have; what a variant lacks is None."""
-        config = self.attention
-        # one element and not a scalar, as FSDP cannot shard scalars
-        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
-        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
-        self.threshold = nn.Parameter(torch.empty(1)) if config.learned_threshold else None
-        self.query_norm = self.key_norm = self.output_norm = None
-        if config.query_key_norm == "layer_norm":
-            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
-            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
-        if config.output_norm != "none":
-            self.output_norm = OUTPUT_NORMS[config.output_norm](embed_dim, eps=config.output_norm_eps)
-        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if config.output_gate != "none" else None
-
-    def reset_parameters(self) -> None:
-        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
-        config = self.attention
-        if self.scale is not None:
-            init.constant_(self.scale, config.initial_scale(self.head_dim))
-        if self.length_exponent is not None:
-            init.constant_(self.length_exponent, config.length_exponent)
-        if self.threshold is not None:
-            init.constant_(self.threshold, config.threshold)
-        if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
-            init.uniform_(self.output_norm.weight, -bound, bound)
 
     def forward(
         self,
@@ -298,42 +407,14 @@ class MultiHeadAttention(nn.Module):
         query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
-        if self.attention.scale_form != "constant":
-            factor = length_factor(mask.key_counts, self.attention.scale_form, self.head_dim, query.dtype)
-            query = (query * factor).to(query.dtype)
-        if self.scale is not None:
-            query = (query * self.scale).to(query.dtype)
-        output, weights, rows = attention_backend(attn_implementation)(
-            self,
-            query,
-            key,
-            value,
-            mask,
-            "all" if entropy_bound is not None else "sums" if count_null_rows else "none",
-        )
-        output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
-        if self.output_norm is not None:
-            output = self.output_norm(output)
+        formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
+        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
+        output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
         if self.gate_proj is not None:
             gate = self.gate_proj(hidden_states)
             output = output * OUTPUT_GATES[self.attention.output_gate](gate)
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
-
-    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
-        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
-        if exponent is not None:
-            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
-        numbers = coefficient, self.attention.length_exponent, dtype
-        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
-
-    def current_threshold(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float:
-        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
-        threshold = self.attention.threshold if self.threshold is None else self.threshold
-        if self.threshold is None and threshold == 0:
-            return 0.0
-        return threshold * length_factor(key_counts, self.attention.threshold_form, self.head_dim, dtype)
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None

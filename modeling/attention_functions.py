@@ -117,6 +117,13 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 
 
+def sum_to_one(weights: Tensor) -> Tensor:
+    """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
+    wide = at_least_float32(weights)
+    sums = wide.sum(-1, keepdim=True)
+    return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
+
+
 def length_divisor(
     key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
 ) -> Tensor | float | None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Query i sees key j if the key is real, and with causality j ≤ i + causal_offset.
+    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
 
     All layers of a site share one mask: what they need of it is computed for the first one.
 
@@ -28,6 +28,8 @@ class AttentionMask:
         key_padding_mask: bool [batch, key_len]; None if all are real.
         causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
             if the future is visible.
+        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
+            the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
 
@@ -40,7 +42,10 @@ class AttentionMask:
     device: torch.device
     key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
+    first_keys: Tensor | None = None
     given: Tensor | None = None
+
+    ndim = 4  # models of transformers ask a ready mask
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -54,7 +59,7 @@ class AttentionMask:
             return self
         tensors = {
             name: value.to(device, non_blocking=non_blocking)
-            for name in ("key_padding_mask", "causal_offset", "given")
+            for name in ("key_padding_mask", "causal_offset", "first_keys", "given")
             if isinstance(value := getattr(self, name), Tensor)
         }
         return replace(self, device=torch.device(device), **tensors)
@@ -70,11 +75,15 @@ class AttentionMask:
 
     def of_queries(self, start: int, stop: int) -> "AttentionMask":
         """The mask of some of the queries."""
-        given, offset = self.given, self.causal_offset
+        given, offset, first = self.given, self.causal_offset, self.first_keys
         if given is not None and given.shape[-2] > 1:
             given = given[..., start:stop, :]
         return replace(
-            self, query_len=stop - start, causal_offset=None if offset is None else offset + start, given=given
+            self,
+            query_len=stop - start,
+            causal_offset=None if offset is None else offset + start,
+            first_keys=None if first is None else first[:, start:stop],
+            given=given,
         )
 
     @property
@@ -111,11 +120,15 @@ class AttentionMask:
         if self.given is not None:
             return self.given
         mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
-        if not self.is_causal:
-            return mask
-        last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
-        causal = (torch.arange(self.key_len, device=self.device) <= last)[None, None]
-        return causal if mask is None else causal & mask
+        keys = torch.arange(self.key_len, device=self.device)
+        if self.is_causal:
+            last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
+            causal = (keys <= last)[None, None]
+            mask = causal if mask is None else causal & mask
+        if self.first_keys is not None:
+            window = keys >= self.first_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
+        return mask
 
     @property
     def key_counts(self) -> Tensor | int:
@@ -125,14 +138,19 @@ class AttentionMask:
     def _count_keys(self) -> Tensor | int:
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
-        padding = self.key_padding_mask
-        if not self.is_causal:
+        padding, first = self.key_padding_mask, self.first_keys
+        if not self.is_causal and first is None:
             return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
-        seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)
-        seen = seen.clamp(0, self.key_len)
-        if padding is None:
-            return seen[None, None, :, None]
-        return functional.pad(padding.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
+        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        if self.is_causal:
+            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+        real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
+        counts = seen[None] if real is None else real[:, seen]
+        if first is not None:
+            first = first.clamp(0, self.key_len).minimum(seen)
+            before = first if real is None else real.gather(1, first.expand(len(real), -1))
+            counts = counts - before
+        return counts[:, None, :, None]
 
 
 def padding_mask(

@@ -3,9 +3,11 @@
 from reluformers_kernels import rectified_attention
 
 from . import families
+from .attentions import register_attention, register_attentions
 from .configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from .configuration.configuration_seq2seq import seq2seq_config
 from .configuration.configuration_vision import VISION_SIZES, vision_config
+from .exchange import exchange_attention, load_adapter, restore_attention, save_adapter
 from .families import *  # noqa: F403 (the classes of every family, as families.py lists them)
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
@@ -19,10 +21,16 @@ __all__ = [
     "AttentionConfig",
     "MultiHeadAttention",
     "TranslationPipeline",
+    "exchange_attention",
+    "load_adapter",
     "rectified_attention",
+    "register_attention",
+    "restore_attention",
+    "save_adapter",
     "seq2seq_config",
     "vision_config",
 ]
 __all__ += families.__all__
 
 register()
+register_attentions()

@@ -102,8 +102,11 @@ def attention(
     threshold: float | Tensor = 0.0,
     scale_form: str = "constant",
     threshold_form: str = "constant",
+    normalizer: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """o_i = Σ_j s_ij·v_j with s_ij = φ(a_i·q_i·k_j − θ_i) / (c·n_iᵅ) over the n_i visible keys; without any, o_i = 0.
+
+    With the normaliser "sum" s_ij is divided by Σ_k s_ik, where that is not 0; θ may be one number for each head.
 
     Args:
         query: Tensor [batch, heads, query_len, head_dim].
@@ -126,7 +129,10 @@ def attention(
                 "sqrt_log_length": math.sqrt(2 * log_length / query.shape[-1]),
             }
             scores = scale * factors[scale_form] * (key[b, h, seen] @ query[b, h, i])
-            weights = ACTIVATIONS[activation](scores - threshold * factors[threshold_form])
+            of_head = threshold[h] if isinstance(threshold, Tensor) and threshold.numel() > 1 else threshold
+            weights = ACTIVATIONS[activation](scores - of_head * factors[threshold_form])
+            if normalizer == "sum" and weights.sum() != 0:
+                weights = weights / weights.sum()
             row = row.index_put((seen,), weights / (length_coefficient * len(seen) ** length_exponent))
         rows.append(row)
     weights = torch.stack(rows).view(batch, heads, query_len, -1)
@@ -221,6 +227,7 @@ def multi_head_attention(
         threshold=parameters.get("threshold", config.threshold),
         scale_form=config.scale_form,
         threshold_form=config.threshold_form,
+        normalizer=config.normalizer,
     )
     output = output.transpose(1, 2).flatten(-2)
     if config.output_norm == "rms_norm":

@@ -186,7 +186,7 @@ def merged_files() -> dict[str, str]:
     """Every file of every kind of folder."""
     return {
         f"{kind}/{name}": text
-        for kind in CLOSURES
+        for kind in (*CLOSURES, "exchanged")
         for name, text in payload_files([f"configuration_{kind}", f"modeling_{kind}"]).items()
     }
 

@@ -310,6 +310,13 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 
 
+def sum_to_one(weights: Tensor) -> Tensor:
+    """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
+    wide = at_least_float32(weights)
+    sums = wide.sum(-1, keepdim=True)
+    return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
+
+
 def length_divisor(
     key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
 ) -> Tensor | float | None:
@@ -409,7 +416,7 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Query i sees key j if the key is real, and with causality j ≤ i + causal_offset.
+    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
 
     All layers of a site share one mask: what they need of it is computed for the first one.
 
@@ -419,6 +426,8 @@ class AttentionMask:
         key_padding_mask: bool [batch, key_len]; None if all are real.
         causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
             if the future is visible.
+        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
+            the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
 
@@ -431,7 +440,10 @@ class AttentionMask:
     device: torch.device
     key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
+    first_keys: Tensor | None = None
     given: Tensor | None = None
+
+    ndim = 4  # models of transformers ask a ready mask
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -445,7 +457,7 @@ class AttentionMask:
             return self
         tensors = {
             name: value.to(device, non_blocking=non_blocking)
-            for name in ("key_padding_mask", "causal_offset", "given")
+            for name in ("key_padding_mask", "causal_offset", "first_keys", "given")
             if isinstance(value := getattr(self, name), Tensor)
         }
         return replace(self, device=torch.device(device), **tensors)
@@ -461,11 +473,15 @@ class AttentionMask:
 
     def of_queries(self, start: int, stop: int) -> "AttentionMask":
         """The mask of some of the queries."""
-        given, offset = self.given, self.causal_offset
+        given, offset, first = self.given, self.causal_offset, self.first_keys
         if given is not None and given.shape[-2] > 1:
             given = given[..., start:stop, :]
         return replace(
-            self, query_len=stop - start, causal_offset=None if offset is None else offset + start, given=given
+            self,
+            query_len=stop - start,
+            causal_offset=None if offset is None else offset + start,
+            first_keys=None if first is None else first[:, start:stop],
+            given=given,
         )
 
     @property
@@ -502,11 +518,15 @@ class AttentionMask:
         if self.given is not None:
             return self.given
         mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
-        if not self.is_causal:
-            return mask
-        last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
-        causal = (torch.arange(self.key_len, device=self.device) <= last)[None, None]
-        return causal if mask is None else causal & mask
+        keys = torch.arange(self.key_len, device=self.device)
+        if self.is_causal:
+            last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
+            causal = (keys <= last)[None, None]
+            mask = causal if mask is None else causal & mask
+        if self.first_keys is not None:
+            window = keys >= self.first_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
+        return mask
 
     @property
     def key_counts(self) -> Tensor | int:
@@ -516,14 +536,19 @@ class AttentionMask:
     def _count_keys(self) -> Tensor | int:
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
-        padding = self.key_padding_mask
-        if not self.is_causal:
+        padding, first = self.key_padding_mask, self.first_keys
+        if not self.is_causal and first is None:
             return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
-        seen = torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)
-        seen = seen.clamp(0, self.key_len)
-        if padding is None:
-            return seen[None, None, :, None]
-        return functional.pad(padding.cumsum(-1), (1, 0))[:, seen][:, None, :, None]
+        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        if self.is_causal:
+            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+        real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
+        counts = seen[None] if real is None else real[:, seen]
+        if first is not None:
+            first = first.clamp(0, self.key_len).minimum(seen)
+            before = first if real is None else real.gather(1, first.expand(len(real), -1))
+            counts = counts - before
+        return counts[:, None, :, None]
 
 
 def padding_mask(
@@ -719,15 +744,56 @@ OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
 
 
-def eager_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
-) -> AttentionOutput:
-    r"""The reference: o_i = Σ_j s_ij v_j with s_ij = φ(a·q_i·k_j − θ) / (c·n_i^α), every weight kept.
+@dataclass(frozen=True)
+class AttentionFormula:
+    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
 
     Args:
-        module: holds φ, a, θ, c, α and the share of dropped weights.
+        attention: φ, c, α, θ and their forms.
+        scaling: a.
+        dropout: share of dropped weights, 0 outside of training.
+        threshold, length_exponent: θ and α that are trained, of one element or one for each head; None for the
+            numbers of `attention`.
+        activation: φ as a function of scores and mask; None for the one that `attention` names.
+        bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.
+    """
+
+    attention: AttentionConfig
+    scaling: float
+    dropout: float = 0.0
+    threshold: Tensor | None = None
+    length_exponent: Tensor | None = None
+    activation: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    bias: Tensor | None = None
+
+    def current_threshold(self, mask: AttentionMask, query: Tensor) -> Tensor | float:
+        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
+        threshold = self.attention.threshold if self.threshold is None else self.threshold
+        if self.threshold is None and threshold == 0:
+            return 0.0
+        if self.threshold is not None and threshold.numel() > 1:
+            threshold = threshold.view(1, -1, 1, 1)
+        form = self.attention.threshold_form
+        return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
+
+    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
+        if exponent is not None:
+            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
+        numbers = coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
+
+
+def eager_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+
+    Args:
+        formula: how weights follow from scores.
         query: [batch, heads, query_len, head_dim].
-        key, value: [batch, heads, key_len, head_dim].
+        key, value: [batch, heads, key_len, head_dim], or fewer heads, each for as many heads of the queries.
         mask: which keys a query may see, and n_i.
         statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
 
@@ -735,44 +801,64 @@ def eager_attention(
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
         the `RowStatistics`.
     """
-    scores = query @ key.transpose(-1, -2) * module.scaling
-    threshold = module.current_threshold(mask.key_counts, query.dtype)
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    scores = query @ key.transpose(-1, -2) * formula.scaling
+    if formula.bias is not None:
+        scores = (scores + formula.bias).to(scores.dtype)
+    threshold = formula.current_threshold(mask, query)
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
-    weights = ATTENTION_ACTIVATIONS[module.attention.activation](scores, mask.dense)
-    divisor = module.length_divisor(mask, weights.dtype)
+    weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
-    output = apply_dropout(weights, module.dropout, module.training) @ value
+    if formula.attention.normalizer == "sum":
+        weights = sum_to_one(weights)
+    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
     return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
 
 
+def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [batch, heads, key_len, head_dim] for every head of the queries, where groups share them."""
+    groups = query.shape[1] // states.shape[1]
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
 def fused_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
-    arguments = (module, query, key, value, mask, statistics)
+    attention = formula.attention
+    arguments = (formula, query, key, value, mask, statistics)
     if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
         output, _, rows = eager_attention(*arguments)
         return output, None, rows
-    if module.attention.activation == "softmax":
+    if formula.bias is not None or formula.activation is not None:
+        return attention_in_blocks(*arguments)
+    if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
-        is_written_out = query.device.type == "cpu" and (is_short or (module.training and module.dropout > 0))
+        is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
-    elif mask.query_len > 1 and mask.is_structured and module.attention.activation in SHARED_ACTIVATIONS:
+    elif (
+        mask.query_len > 1
+        and mask.is_structured
+        and attention.activation in SHARED_ACTIVATIONS
+        and mask.first_keys is None
+        and attention.normalizer == "none"
+    ):
         found = kernels.attention(
             query,
-            key,
-            value,
-            activation=module.attention.activation,
-            scale=module.scaling,
-            threshold=module.current_threshold(mask.key_counts, query.dtype),
-            divisor=module.length_divisor(mask, query.dtype),
+            repeat_heads(key, query),
+            repeat_heads(value, query),
+            activation=attention.activation,
+            scale=formula.scaling,
+            threshold=formula.current_threshold(mask, query),
+            divisor=formula.length_divisor(mask, query.dtype),
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
-            dropout=module.dropout if module.training else 0.0,
+            dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
         )
@@ -799,17 +885,20 @@ SHARED_ACTIVATIONS = find_shared_activations()
 
 
 def attention_in_blocks(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """The reference for some queries at a time; the backward pass makes the weights of each block again."""
     number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
     if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
-        output, _, rows = eager_attention(module, query, key, value, mask, statistics)
+        output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
         return output, None, rows
     outputs, sums = [], []
     for start in range(0, mask.query_len, number):
         part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
-        arguments = (module, part, key, value, mask.of_queries(start, stop), statistics)
+        of_part = formula
+        if formula.bias is not None and formula.bias.shape[-2] > 1:
+            of_part = replace(formula, bias=formula.bias[..., start:stop, :])
+        arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
         output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
         outputs.append(output)
         sums.append(rows)
@@ -817,21 +906,21 @@ def attention_in_blocks(
 
 
 def softmax_attention(
-    module: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_square = mask.is_structured and mask.key_padding_mask is None and mask.causal_offset == 0
-    is_causal = bool(is_square and mask.is_causal and mask.query_len == mask.key_len)
+    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
+    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
     output = functional.scaled_dot_product_attention(
         query,
-        key,
-        value,
+        repeat_heads(key, query),
+        repeat_heads(value, query),
         None if is_causal else mask.dense,
-        dropout_p=module.dropout if module.training else 0.0,
+        dropout_p=formula.dropout,
         is_causal=is_causal,
-        scale=module.scaling,
+        scale=formula.scaling,
     )
-    divisor = module.length_divisor(mask, query.dtype)
+    divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
     rows = None
@@ -859,7 +948,78 @@ def attention_backend(name: str) -> Callable[..., AttentionOutput]:
     return ATTENTION_BACKENDS[name]
 
 
-class MultiHeadAttention(nn.Module):
+class AttentionVariant(nn.Module):
+    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+
+    attention: AttentionConfig
+    head_dim: int
+
+    def _build_variant(self, num_heads: int, output_dim: int) -> None:
+        """Norms and scalars that only some variants have; what a variant lacks is None."""
+        config = self.attention
+        # one element and not a scalar, as FSDP cannot shard scalars
+        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
+        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
+        thresholds = num_heads if config.threshold_per_head else 1
+        self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
+        self.query_norm = self.key_norm = self.output_norm = None
+        if config.query_key_norm == "layer_norm":
+            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+        if config.output_norm != "none":
+            self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
+
+    def reset_parameters(self) -> None:
+        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
+        config = self.attention
+        if self.scale is not None:
+            init.constant_(self.scale, config.initial_scale(self.head_dim))
+        if self.length_exponent is not None:
+            init.constant_(self.length_exponent, config.length_exponent)
+        if self.threshold is not None:
+            init.constant_(self.threshold, config.threshold)
+        if self.output_norm is not None and config.output_norm_init == "uniform":
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            init.uniform_(self.output_norm.weight, -bound, bound)
+
+    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
+        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        return AttentionFormula(
+            **{"attention": self.attention, "scaling": scaling, "dropout": dropout} | learned | changes
+        )
+
+    def attend(
+        self,
+        formula: AttentionFormula,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        statistics: str = "none",
+        attn_implementation: str = "eager",
+    ) -> AttentionOutput:
+        """Attend with normalised queries and keys, and normalise the output.
+
+        Args:
+            formula, query, key, value, mask, statistics: as in `eager_attention`.
+            attn_implementation: backend.
+
+        Returns:
+            output [batch, query_len, heads · head_dim], and what backends return beside it.
+        """
+        form = self.attention.scale_form
+        if form != "constant":
+            query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
+        if self.scale is not None:
+            query = (query * self.scale).to(query.dtype)
+        output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        output = output.flatten(2)  # heads joined
+        return (output if self.output_norm is None else self.output_norm(output)), weights, rows
+
+
+class MultiHeadAttention(AttentionVariant):
     r"""Multi-head attention for self- and cross-attention, with or without a cache.
 
     Args:
@@ -893,13 +1053,14 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.layer_idx = layer_idx
-        # a learned a multiplies the queries
-        self.scaling = 1.0 if self.attention.learned_scale else self.attention.initial_scale(self.head_dim)
+        self.scaling = self.attention.initial_scale(self.head_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
-        self._build_variant(embed_dim, bias)
+        self._build_variant(num_heads, embed_dim)
+        has_gate = self.attention.output_gate != "none"
+        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if has_gate else None
         self.reset_parameters()
 
     @classmethod
@@ -916,34 +1077,6 @@ class MultiHeadAttention(nn.Module):
             dropout=config.attention_dropout,
             layer_idx=layer_idx,
         )
-
-    def _build_variant(self, embed_dim: int, bias: bool) -> None:
-        """Norms, scalars and gates that only some variants have; what a variant lacks is None."""
-        config = self.attention
-        # one element and not a scalar, as FSDP cannot shard scalars
-        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
-        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
-        self.threshold = nn.Parameter(torch.empty(1)) if config.learned_threshold else None
-        self.query_norm = self.key_norm = self.output_norm = None
-        if config.query_key_norm == "layer_norm":
-            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
-            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
-        if config.output_norm != "none":
-            self.output_norm = OUTPUT_NORMS[config.output_norm](embed_dim, eps=config.output_norm_eps)
-        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if config.output_gate != "none" else None
-
-    def reset_parameters(self) -> None:
-        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
-        config = self.attention
-        if self.scale is not None:
-            init.constant_(self.scale, config.initial_scale(self.head_dim))
-        if self.length_exponent is not None:
-            init.constant_(self.length_exponent, config.length_exponent)
-        if self.threshold is not None:
-            init.constant_(self.threshold, config.threshold)
-        if self.output_norm is not None and config.output_norm_init == "uniform":
-            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
-            init.uniform_(self.output_norm.weight, -bound, bound)
 
     def forward(
         self,
@@ -976,42 +1109,14 @@ class MultiHeadAttention(nn.Module):
         query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
-        if self.attention.scale_form != "constant":
-            factor = length_factor(mask.key_counts, self.attention.scale_form, self.head_dim, query.dtype)
-            query = (query * factor).to(query.dtype)
-        if self.scale is not None:
-            query = (query * self.scale).to(query.dtype)
-        output, weights, rows = attention_backend(attn_implementation)(
-            self,
-            query,
-            key,
-            value,
-            mask,
-            "all" if entropy_bound is not None else "sums" if count_null_rows else "none",
-        )
-        output = output.flatten(2)  # heads joined: [batch, query_len, embed_dim]
-        if self.output_norm is not None:
-            output = self.output_norm(output)
+        formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
+        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
+        output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
         if self.gate_proj is not None:
             gate = self.gate_proj(hidden_states)
             output = output * OUTPUT_GATES[self.attention.output_gate](gate)
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
-
-    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
-        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
-        if exponent is not None:
-            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
-        numbers = coefficient, self.attention.length_exponent, dtype
-        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
-
-    def current_threshold(self, key_counts: Tensor | int, dtype: torch.dtype) -> Tensor | float:
-        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
-        threshold = self.attention.threshold if self.threshold is None else self.threshold
-        if self.threshold is None and threshold == 0:
-            return 0.0
-        return threshold * length_factor(key_counts, self.attention.threshold_form, self.head_dim, dtype)
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None

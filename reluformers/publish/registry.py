@@ -3,9 +3,13 @@
 import logging
 from pathlib import Path
 
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig
+import transformers
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
+from reluformers.configuration.configuration_exchanged import ExchangedConfig
 from reluformers.families import FAMILIES
+from reluformers.modeling.modeling_exchanged import ExchangedModel
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 
 from .payload import file_of, payload_files, write_payload
@@ -48,3 +52,34 @@ def register() -> None:
         for auto_class, model_class in models.items():
             auto_class.register(config_class, model_class, exist_ok=True)
         config_class.payload_writer = staticmethod(save_payload)
+    register_exchanged()
+
+
+def save_exchanged_code(config: ExchangedConfig, folder: str | Path) -> None:
+    """Write the code of an exchanged model beside its config.json, and name it there."""
+    model_class = getattr(transformers, config.base_class)
+    write_payload(config, folder, exchanged_auto_map(model_class, type(config.base_config())))
+
+
+def register_exchanged() -> None:
+    """Make exchanged models known to the auto classes, and every way of saving them write their code."""
+    AutoConfig.register(ExchangedConfig.model_type, ExchangedConfig, exist_ok=True)
+    for auto in _auto_classes():
+        auto.register(ExchangedConfig, ExchangedModel, exist_ok=True)
+    ExchangedModel.payload_writer = staticmethod(save_exchanged_code)
+
+
+def _auto_classes() -> list[type]:
+    classes = [found for found in vars(modeling_auto).values() if isinstance(found, type)]
+    return [auto for auto in classes if getattr(auto, "_model_mapping", None) is not None]
+
+
+def exchanged_auto_map(model_class: type[PreTrainedModel], config_class: type) -> dict[str, str]:
+    """Auto class → "file.Class", of the auto classes of transformers that open a model of this class."""
+    found = {"AutoConfig": f"configuration_exchanged.{ExchangedConfig.__name__}"}
+    for auto in _auto_classes():
+        if config_class in auto._model_mapping.keys():  # noqa: SIM118 (its `in` asks names of types)
+            classes = auto._model_mapping[config_class]
+            if model_class in (classes if isinstance(classes, tuple) else (classes,)):
+                found[auto.__name__] = f"modeling_exchanged.{ExchangedModel.__name__}"
+    return found

@@ -22,11 +22,13 @@ def test_defaults_are_softmax_attention():
         "query_key_norm": "none",
         "value_norm": "none",
         "activation": "softmax",
+        "normalizer": "none",
         "length_coefficient": 1.0,
         "length_exponent": 0.0,
         "learned_length_exponent": False,
         "threshold": 0.0,
         "learned_threshold": False,
+        "threshold_per_head": False,
         "threshold_form": "constant",
         "output_norm": "none",
         "output_norm_init": "ones",
@@ -138,6 +140,8 @@ INVALID = {
     "learned_length_exponent": [0, "true"],
     "threshold": [math.inf, math.nan, None, False],
     "learned_threshold": [0.5, None],
+    "threshold_per_head": [1, None],
+    "normalizer": ["l1", None, True],
     "output_norm": ["scale_norm", None],
     "output_norm_init": ["zeros", None],
     "output_norm_eps": [0, -1e-8, math.nan, "1e-8"],
@@ -158,6 +162,7 @@ CHOICES = {
     "output_gate": ("none", "linear", "silu", "sigmoid"),
     "scale_form": ("constant", "log_length"),
     "threshold_form": ("constant", "log_length", "sqrt_log_length"),
+    "normalizer": ("none", "sum"),
 }
 
 
@@ -178,7 +183,7 @@ def test_error_names_field_value_and_what_is_allowed(name, value):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in CHOICES.items() for value in values])
 def test_every_choice_is_accepted(name, value):
-    assert getattr(AttentionConfig(**{name: value}), name) == value
+    assert getattr(AttentionConfig(**{"activation": "relu", name: value}), name) == value
 
 
 def test_unknown_preset_names_the_presets():
@@ -210,3 +215,23 @@ def test_parse_refuses_other_types(value):
     with pytest.raises(ValueError, match="must be") as caught:
         AttentionConfig.parse(value)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"activation": "softmax"},
+        {"activation": "gelu"},
+        {"activation": "relu", "length_exponent": 1.0},
+        {"activation": "relu", "length_coefficient": 2.0},
+        {"activation": "relu", "learned_length_exponent": True},
+    ],
+)
+def test_a_sum_is_taken_once_and_of_positive_weights(fields):
+    with pytest.raises(ValueError, match="normalizer"):
+        AttentionConfig(normalizer="sum", **fields)
+
+
+def test_a_threshold_of_each_head_is_learned():
+    with pytest.raises(ValueError, match="threshold_per_head"):
+        AttentionConfig(activation="softmax1", threshold_per_head=True)

@@ -243,7 +243,10 @@ def test_half_precision_is_finite_and_near(attention, site, backend, dtype):
     tolerance = 16 * torch.finfo(dtype).eps
     if weights is not None:
         assert weights.dtype == dtype
-        assert (weights.double() - expected_weights).norm() < tolerance * expected_weights.norm()
+        # of scores near a threshold hardly anything is left
+        assert (weights.double() - expected_weights).norm() < tolerance * max(
+            expected_weights.norm(), torch.finfo(dtype).eps
+        )
     # a null row turns into a unit vector or back when rounding moves a score over 0, so only typical rows must be near
     error = (output.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < tolerance

@@ -25,6 +25,8 @@ CHANGES = {
     "threshold": ({"activation": "relu"}, 0.1),
     "learned_threshold": ({"activation": "relu"}, True),
     "threshold_form": ({"activation": "relu", "threshold": 0.1}, "log_length"),
+    "threshold_per_head": ({"activation": "softmax1", "learned_threshold": True}, True),
+    "normalizer": ({"activation": "relu"}, "sum"),
     "output_norm": ({}, "rms_norm"),
     "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
     "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),
@@ -34,10 +36,12 @@ LEARNED = {"learned_scale": "scale", "learned_length_exponent": "length_exponent
 
 
 def outcome(fields):
-    """Parameters and output of a module that is always drawn from the same seed."""
+    """Parameters and output of a module that is always drawn from the same seed, θ of each head too."""
     torch.manual_seed(0)
     hidden = torch.randn(2, 7, 10)
     module = MultiHeadAttention(10, 2, fields)
+    if fields.get("threshold_per_head"):
+        module.threshold.data = torch.tensor([0.5, -0.5])
     output, _, _ = module(hidden, attention_mask=torch.ones(7, 7).tril().bool()[None, None])
     return {name: parameter.detach() for name, parameter in module.named_parameters()}, output
 

@@ -1,0 +1,53 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of a model of transformers whose attention is exchanged."""
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from .configuration_attention import AttentionConfig
+
+
+class ExchangedConfig(PreTrainedConfig):
+    r"""A model of transformers, and what its attention modules compute instead of softmax.
+
+    Args:
+        base: the model's own configuration, as a dict.
+        base_class: name of its class in transformers, such as `"LlamaForCausalLM"`.
+        attention: a preset's name, a dict or an `AttentionConfig`.
+        modules: name of each exchanged module → number of heads, width of a head, width of all outputs.
+
+    Raises:
+        ValueError: a field is not valid.
+    """
+
+    model_type = "reluformers_exchanged"
+
+    def __init__(
+        self,
+        base: dict[str, Any] | None = None,
+        base_class: str = "",
+        attention: str | dict[str, Any] | AttentionConfig = "softmax",
+        modules: dict[str, list[int]] | None = None,
+        **kwargs: Any,
+    ):
+        self.base = {} if base is None else base
+        self.base_class = base_class
+        self.attention = AttentionConfig.parse(attention).to_dict()
+        self.modules = {} if modules is None else modules
+        for name, sizes in self.modules.items():
+            if not isinstance(sizes, list) or len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
+                raise ValueError(
+                    f"ExchangedConfig.modules has {sizes!r} for {name}, but must have three sizes above 0"
+                )
+        super().__init__(**kwargs)
+
+    def base_config(self) -> PreTrainedConfig:
+        """Build the model's own configuration.
+
+        Raises:
+            ValueError: transformers has no such model.
+        """
+        fields = dict(self.base)
+        return AutoConfig.for_model(fields.pop("model_type", None), **fields)

@@ -1,0 +1,310 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Our attentions in the models of transformers, by name: `attn_implementation="relu_attention"`.
+
+A model of transformers calls its attention with queries, keys and values through `AttentionInterface`, and makes its
+mask by the function of the same name in `AttentionMaskInterface`. Both are registered here: padding, causality,
+windows and packed rows come as an `AttentionMask`, so that nothing of the size query_len × key_len is made for them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from ..configuration.configuration_attention import AttentionConfig
+from .attention import AttentionVariant
+from .masks import AttentionMask
+from .normalization import unit_length
+
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:
+    _active_collector = None
+
+# models whose own code computes with the mask
+_DENSE_MASKS = {"doge", "t5gemma2", "t5gemma2_encoder", "t5gemma2_decoder", "t5gemma2_text", "lasr_encoder"}
+# keywords of the models that the mask has said already, and those that are for other kernels or for the model
+_SAID_BY_THE_MASK = {"sliding_window", "position_ids", "max_length_q", "max_length_k", "cu_seq_lens_k"}
+_FOR_OTHERS = {  # and all that begins with output_
+    *("use_cache", "cache_position", "return_dict", "deterministic"),
+    *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
+}
+_LOWEST = -1e4  # an additive mask below it hides a key, also in half precision
+
+
+class InterfaceAttention(AttentionVariant):
+    """An attention as the models of transformers call it; it has parameters only in an exchanged model.
+
+    Args:
+        attention: a preset's name, a dict or an `AttentionConfig`.
+        activation: φ of one's own, a function of scores; None for that of `attention`.
+        num_heads, head_dim, output_dim: of the module whose attention is exchanged; needed for parameters alone.
+
+    Raises:
+        ValueError: a field is not valid, or asks for the input of the attention, which this has not.
+    """
+
+    def __init__(
+        self,
+        attention: str | dict[str, Any] | AttentionConfig,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        num_heads: int = 1,
+        head_dim: int = 1,
+        output_dim: int = 1,
+    ):
+        super().__init__()
+        self.attention = AttentionConfig.parse(attention)
+        if self.attention.output_gate != "none":
+            raise ValueError(
+                f"AttentionConfig.output_gate is {self.attention.output_gate!r}, but must be 'none' in a model of "
+                "transformers: its attention is not given what the gate is made of"
+            )
+        self.activation = None
+        if activation is not None:
+            self.activation = lambda scores, mask: _masked(activation(scores), mask)
+        self.head_dim = head_dim
+        self._build_variant(num_heads, output_dim)
+        self.reset_parameters()
+
+    def forward(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: AttentionMask | Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        s_aux: Tensor | None = None,
+        **keywords: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend, in the place of `module`.
+
+        Args:
+            query: [batch, heads, query_len, head_dim].
+            key, value: [batch, heads or fewer, key_len, head_dim].
+            attention_mask: what `make_mask` gave, or a mask of 4 dimensions, boolean or additive.
+            scaling: a of dot products; None for 1/√d_h.
+            dropout: share of dropped weights.
+            is_causal: of queries without a mask; None for what the module says.
+            position_bias: added to the scores, broadcasting to [batch, heads, query_len, key_len].
+            s_aux: logits of the sinks [heads], with softmax alone.
+            keywords: whatever else the model passes; what is not known must be None.
+
+        Returns:
+            output [batch, query_len, heads, head_dim], and the weights where they are asked for, else None.
+
+        Raises:
+            ValueError: the model asks for something that this attention has not.
+        """
+        _check_keywords(keywords, attention_mask)
+        mask, bias = _read_mask(module, query, key, attention_mask, is_causal)
+        if position_bias is not None:
+            bias = position_bias if bias is None else position_bias + bias
+        config = self.attention
+        changes = {} if s_aux is None else {"attention": _with_sinks(config), "threshold": s_aux}
+        if config.score == "cosine":
+            query, key = unit_length(query), unit_length(key)
+        if config.value_norm == "l2":
+            value = unit_length(value)
+        if self.query_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if scaling is None or config.scale is not None or config.score == "cosine":
+            scaling = config.initial_scale(query.shape[-1])
+        formula = self.formula(
+            scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
+        )
+        backend = "eager" if _wants_weights(keywords) else "fused"
+        output, weights, _ = self.attend(formula, query, key, value, mask, attn_implementation=backend)
+        return output.unflatten(2, (query.shape[1], -1)), weights
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | AttentionMask | None = None,
+    device: torch.device | str = "cpu",
+    config: PreTrainedConfig | None = None,
+    **others: Any,
+) -> AttentionMask | Tensor:
+    """The mask function of every attention of ours: what the models of transformers ask for, as an `AttentionMask`.
+
+    Args:
+        batch_size, q_length, kv_length: of the queries and the keys.
+        q_offset, kv_offset: positions of the first query and of the first key.
+        mask_function: whether the query of a position sees the key of a position.
+        attention_mask: 1 or True = real token [batch, seen tokens], or what this function gave before.
+        device: where the mask is needed.
+        config: of the model; some compute with the mask, so that they get it whole.
+        others: whatever else transformers passes to functions of this kind.
+    """
+    if isinstance(attention_mask, AttentionMask):  # `generate` has it made before it calls the model
+        return attention_mask
+    device = torch.device(device)
+    padding = attention_mask
+    if padding is not None:
+        missing = max(0, kv_offset + kv_length - padding.shape[-1])
+        padding = nn.functional.pad(padding.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+    # a static cache counts on the device, where code may be compiled that takes tensors alone
+    is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
+    parts = None if is_dense else _parts_of(mask_function)
+    if parts is None:
+        given = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            device=device,
+            config=config,
+            **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+        )
+        return given if is_dense else AttentionMask(q_length, kv_length, device, given=given)
+    positions = torch.arange(q_length, device=device) + q_offset
+    causal_offset, first_keys = None, []
+    for name, values in parts:
+        if name == "causal":
+            causal_offset = q_offset - kv_offset
+        elif name == "window":
+            first_keys.append((positions - values["sliding_window"] + 1)[None])
+        elif name == "window_to_both_sides":
+            first_keys.append((positions - values["sliding_window"])[None])
+            causal_offset = q_offset - kv_offset + values["sliding_window"]
+        elif name == "chunk":
+            start = values["left_padding"].to(device)[:, None]
+            size = values["chunk_size"]
+            first_keys.append((positions - start) // size * size + start)
+        elif name == "packed":
+            numbers = values["packed_sequence_mask"]
+            first_keys.append(torch.searchsorted(numbers, numbers))
+    first = None
+    for keys in first_keys:
+        first = keys if first is None else torch.maximum(first, keys)
+    if first is not None:
+        first = first - kv_offset
+    return AttentionMask(q_length, kv_length, device, padding, causal_offset, first)
+
+
+# functions that transformers.masking_utils makes: where they are made → what they say; all but the last say only with
+# causality which keys come too early
+_MADE_BY = {
+    "sliding_window_overlay": "window",
+    "chunked_overlay": "chunk",
+    "packed_sequence_mask_function": "packed",
+    "sliding_window_bidirectional_overlay": "window_to_both_sides",
+}
+
+
+def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
+    """What a mask function is the intersection of, with the values that it knows; None where it is something else."""
+    parts = _flatten(mask_function)
+    if parts is None:
+        return None
+    names = {name for name, _ in parts}
+    if names & {"chunk", "packed"} and "causal" not in names:
+        return None
+    if "remapped" in names and "packed" not in names:
+        return None
+    return parts
+
+
+def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
+    if function is causal_mask_function:
+        return [("causal", {})]
+    if function is bidirectional_mask_function:
+        return []
+    maker = getattr(function, "__qualname__", "").partition(".")[0]
+    if getattr(function, "__module__", None) != causal_mask_function.__module__ or function.__closure__ is None:
+        return None
+    names = function.__code__.co_freevars
+    values = {name: cell.cell_contents for name, cell in zip(names, function.__closure__, strict=True)}
+    if maker in _MADE_BY:
+        return [(_MADE_BY[maker], values)]
+    if maker == "remap_positions_for_packed_sequence":  # places in a sequence differ as places in the row do
+        parts = _flatten(values["mask_function"])
+        return None if parts is None else [*parts, ("remapped", {})]
+    if maker == "and_masks":
+        found = [_flatten(part) for part in values["mask_functions"]]
+        return None if None in found else [part for parts in found for part in parts]
+    return None
+
+
+def _masked(weights: Tensor, mask: Tensor | None) -> Tensor:
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _with_sinks(config: AttentionConfig) -> AttentionConfig:
+    """Softmax with one more logit for each head: exp z / (exp s + Σ exp z) is softmax1 with the threshold s."""
+    if config.activation not in ("softmax", "softmax1") or config.threshold or config.learned_threshold:
+        raise ValueError(
+            f"this model has sinks (s_aux), but attention with activation {config.activation!r} has none: take "
+            "'softmax_attention' or 'softmax1_attention'"
+        )
+    return replace(config, activation="softmax1")
+
+
+def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | None) -> None:
+    """Refuse what would change the result if it were understood.
+
+    Raises:
+        ValueError: a keyword is not known and not None.
+    """
+    for name, value in keywords.items():
+        if value is None or name in _FOR_OTHERS | _SAID_BY_THE_MASK or name.startswith("output_"):
+            continue
+        if name == "cu_seq_lens_q":
+            if not isinstance(mask, AttentionMask) or (mask.first_keys is None and mask.given is None):
+                raise ValueError(
+                    "cu_seq_lens_q without position_ids: rows are packed, but the mask does not say where"
+                )
+            continue
+        raise ValueError(f"this model passes {name} to its attention, which is not known here")
+
+
+def _read_mask(
+    module: nn.Module, query: Tensor, key: Tensor, mask: AttentionMask | Tensor | None, is_causal: bool | None
+) -> tuple[AttentionMask, Tensor | None]:
+    """The mask, and what an additive one adds to scores that it does not hide."""
+    query_len, key_len = query.shape[2], key.shape[2]
+    if isinstance(mask, AttentionMask):
+        return mask, None
+    if mask is None:
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if not is_causal or query_len == 1:
+            return AttentionMask(query_len, key_len, query.device), None
+        if query_len != key_len:
+            raise ValueError(f"causal attention of {query_len} queries to {key_len} keys needs a mask")
+        return AttentionMask(query_len, key_len, query.device, causal_offset=0), None
+    if mask.dim() != 4:
+        raise ValueError(f"an attention mask is {list(mask.shape)}, but must have 4 dimensions")
+    mask = mask[..., :key_len]
+    if mask.dtype == torch.bool:
+        return AttentionMask.of(mask, query_len, key_len, query.device), None
+    return AttentionMask.of(mask > _LOWEST, query_len, key_len, query.device), mask.clamp_min(_LOWEST)
+
+
+def _wants_weights(keywords: dict[str, Any]) -> bool:
+    if keywords.get("output_attentions"):
+        return True
+    if _active_collector is None or torch.compiler.is_compiling():
+        return False
+    return any("attentions" in name for name in _active_collector.get() or ())
+
+
+def register(name: str, attention: InterfaceAttention) -> None:
+    """Make an attention known to the models of this process by a name."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, make_mask)

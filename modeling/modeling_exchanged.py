@@ -1,0 +1,139 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models of transformers whose attention is exchanged: they stay what they are but for what their attention computes.
+
+Scalars, gains and thresholds of an attention hang as a sub-module on the attention modules of the model. A saved
+folder has a configuration around the model's own, so that it opens as what it was, or not at all.
+"""
+
+import functools
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..configuration.configuration_exchanged import ExchangedConfig
+from .attention_interface import InterfaceAttention, register
+
+SUBMODULE = "exchanged_attention"
+IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every module of such a model
+
+
+class ExchangeableAttention(InterfaceAttention):
+    """What the interface calls: the attention that hangs on a module, or softmax where there is none."""
+
+    def forward(self, module: nn.Module, *states: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend by the module's own attention."""
+        found = getattr(module, SUBMODULE, None)
+        return super().forward(module, *states, **keywords) if found is None else found(module, *states, **keywords)
+
+
+register(IMPLEMENTATION, ExchangeableAttention("softmax"))
+
+
+class ExchangedModel(PreTrainedModel):
+    """What a model of transformers has beside its own class once its attention is exchanged; see `exchanged_class`."""
+
+    config_class = ExchangedConfig
+    # set by the installed library, so that every way of saving writes the code beside config.json
+    payload_writer: ClassVar[Any] = None
+    base_class: ClassVar[type[PreTrainedModel] | None] = None
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str, *arguments: Any, config: Any = None, **keywords: Any
+    ) -> PreTrainedModel:
+        """Open a saved folder or a repository.
+
+        Args:
+            pretrained_model_name_or_path: folder or Hub id.
+            arguments, keywords: as for every model of transformers.
+            config: an `ExchangedConfig`; None for that of the folder.
+
+        Raises:
+            ValueError: its configuration is of something else.
+        """
+        if config is None:
+            names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
+            config = ExchangedConfig.from_pretrained(
+                pretrained_model_name_or_path, **{name: keywords[name] for name in names if name in keywords}
+            )
+        if config.model_type == ExchangedConfig.model_type:  # maybe of another copy of this code
+            model_class, config = exchanged_class(_class_of(config)), _base_with(config)
+        else:
+            model_class = cls
+        for name in ("trust_remote_code", "code_revision"):
+            keywords.pop(name, None)
+        return super(ExchangedModel, model_class).from_pretrained(
+            pretrained_model_name_or_path, *arguments, config=config, **keywords
+        )
+
+    def save_pretrained(
+        self, save_directory: str, *arguments: Any, push_to_hub: bool = False, **keywords: Any
+    ) -> None:
+        """Save the weights, the configuration around that of the model, and the code.
+
+        Args:
+            save_directory: folder.
+            arguments, push_to_hub, keywords: as for every model of transformers.
+        """
+        repo_id = keywords.pop("repo_id", None)
+        super().save_pretrained(save_directory, *arguments, **keywords)
+        if keywords.get("is_main_process", True):
+            config = self.exchanged_config()
+            if self.payload_writer is not None:
+                self.payload_writer(config, save_directory)
+            config.save_pretrained(save_directory)
+        if push_to_hub:
+            self.push_to_hub(repo_id or PurePath(save_directory).name)
+
+    def exchanged_config(self) -> ExchangedConfig:
+        """The configuration that is saved."""
+        base = self.config.to_dict()
+        exchanged = base.pop("exchanged")
+        base.pop("attn_implementation", None)
+        return ExchangedConfig(
+            base=base,
+            base_class=self.base_class.__name__,
+            attention=exchanged["attention"],
+            modules=exchanged["modules"],
+            architectures=[self.base_class.__name__],
+            dtype=base.get("dtype"),
+        )
+
+
+@functools.cache
+def exchanged_class(base_class: type[PreTrainedModel]) -> type[ExchangedModel]:
+    """The class of a model of transformers with an exchanged attention: a subclass of its own."""
+
+    def build(self, config: PreTrainedConfig, *arguments: Any, **keywords: Any) -> None:
+        config._attn_implementation = IMPLEMENTATION
+        base_class.__init__(self, config, *arguments, **keywords)
+        attach(self)
+
+    fields = {"__init__": build, "__module__": base_class.__module__, "base_class": base_class}
+    fields["config_class"] = base_class.config_class
+    return type(f"Exchanged{base_class.__name__}", (ExchangedModel, base_class), fields)
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Hang the attentions that `model.config.exchanged` describes on the modules of a model."""
+    exchanged = model.config.exchanged
+    for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
+        attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)
+        model.get_submodule(name).add_module(SUBMODULE, attention)
+
+
+def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
+    found = getattr(transformers, config.base_class, None)
+    if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
+        raise ValueError(f"ExchangedConfig.base_class is {config.base_class!r}, but must be a model of transformers")
+    return found
+
+
+def _base_with(config: ExchangedConfig) -> PreTrainedConfig:
+    base = config.base_config()
+    base.exchanged = {"attention": config.attention, "modules": config.modules}
+    return base

@@ -1,0 +1,188 @@
+"""Attentions by name in every model of transformers: which there are, one's own, and what refuses and saves them.
+
+import reluformers
+model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="relu_attention")
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from .configuration.configuration_attention import AttentionConfig
+from .modeling.attention_interface import InterfaceAttention, register
+
+# what has a name from the start: attentions without parameters
+ATTENTIONS: dict[str, str | dict[str, Any]] = {
+    "softmax_attention": "softmax",
+    "softmax1_attention": {"activation": "softmax1"},
+    "softpick_attention": {"activation": "softpick"},
+    "sparsemax_attention": "sparsemax",
+    "entmax15_attention": "entmax15",
+    "relu_attention": "relu-vit",
+    "relu_sum_attention": "relu-sum",
+    "reluformer_attention": "reluformer",
+    "sigmoid_attention": {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
+    "tda_attention": "tda",
+}
+_LEARNED = ("learned_scale", "learned_length_exponent", "learned_threshold")
+# fields of configurations by which scores are capped before softmax
+_SOFTCAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logits_soft_cap")
+_NAMES_OF_OTHERS = ("flash", "sdpa", "flex_attention", "paged", "/", ":", "|")  # transformers reads more into these
+
+# model type → why its attention cannot be exchanged, where its code does not show it
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
+    ),
+    **dict.fromkeys(("git", "gemma4_audio"), "its own code adds masks to numbers"),
+    "deepseek_v4": "it adds compressed keys that its mask does not know",
+}
+
+
+def register_attention(
+    name: str, attention: str | dict[str, Any] | AttentionConfig | Callable[[Tensor], Tensor], **fields: Any
+) -> None:
+    """Make an attention known by a name, for `attn_implementation=name` in this process.
+
+    Args:
+        name: such as `"my_attention"`; one that is taken by this library is given anew.
+        attention: a preset's name, fields of an `AttentionConfig`, or φ, a function of scores [batch, heads,
+            query_len, key_len] that gives weights of the same shape; they are set to 0 where a mask hides the key.
+        fields: of the `AttentionConfig`, beside φ.
+
+    Raises:
+        ValueError: the name is taken by transformers or means something to it, a field is not valid, or the attention
+            has parameters, which a name cannot hold: see `exchange_attention`.
+    """
+    known = {key for key, found in AttentionInterface._global_mapping.items() if not _is_ours(found)}
+    if (
+        not isinstance(name, str)
+        or not name
+        or name in known | {"eager"}
+        or any(part in name for part in _NAMES_OF_OTHERS)
+    ):
+        raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
+    activation = None
+    if callable(attention) and not isinstance(attention, AttentionConfig):
+        attention, activation = {"activation": "identity"}, attention
+    elif fields:
+        attention = {"preset": attention} if isinstance(attention, str) else dict(attention)
+    config = AttentionConfig.parse({**attention, **fields} if fields else attention)
+    learned = [field for field in _LEARNED if getattr(config, field)]
+    learned += [field for field in ("query_key_norm", "output_norm") if getattr(config, field) != "none"]
+    if learned:
+        raise ValueError(f"the attention {name!r} has parameters ({', '.join(learned)}): use exchange_attention")
+    register(name, InterfaceAttention(config, activation))
+
+
+def _is_ours(function: Any) -> bool:
+    return isinstance(function, InterfaceAttention)
+
+
+def _ours(name: Any) -> InterfaceAttention | None:
+    """The attention of ours behind a name, or None."""
+    found = AttentionInterface._global_mapping.get(name) if isinstance(name, str) else None
+    return found if _is_ours(found) else None
+
+
+def check_attention(model_class: type, config: PreTrainedConfig, attention: AttentionConfig, name: str) -> None:
+    """Refuse a model in which an attention by name would not be what it says.
+
+    Args:
+        model_class: the model's class.
+        config: its configuration.
+        attention: the mathematics.
+        name: that of the attention.
+
+    Raises:
+        ValueError: the model has no attention interface, or its attention has something that this one has not.
+    """
+    owner = model_class.__name__
+    if not model_class._can_set_attn_implementation():
+        raise ValueError(
+            f"{owner} does not take {name}: its code does not call the attention interface of transformers"
+        )
+    for field in _SOFTCAPS:
+        if getattr(config, field, None) is not None:
+            raise ValueError(
+                f"{owner} does not take {name}: its {field} is {getattr(config, field)}, a cap for softmax"
+            )
+    if config.model_type in REFUSED:
+        raise ValueError(f"{owner} does not take {name}: {REFUSED[config.model_type]}")
+    if "s_aux=" in _source_of(model_class) and attention.activation not in ("softmax", "softmax1"):
+        raise ValueError(
+            f"{owner} does not take {name}: its softmax has sinks; take 'softmax_attention' or 'softmax1_attention'"
+        )
+
+
+def _source_of(model_class: type) -> str:
+    try:
+        return inspect.getsource(sys.modules[model_class.__module__])
+    except (KeyError, OSError, TypeError):
+        return ""
+
+
+def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """A configuration and those in it."""
+    yield config
+    for part in config.sub_configs:
+        if isinstance(found := getattr(config, part, None), PreTrainedConfig):
+            yield from _configs(found)
+
+
+def _write_down(config: PreTrainedConfig) -> None:
+    """Name attentions of ours in config.json, which else leaves them out: a model must not reopen with softmax."""
+    for part in _configs(config):
+        if _ours(part._attn_implementation):
+            part.attn_implementation = part._attn_implementation
+        elif "attn_implementation" in part.__dict__:
+            del part.attn_implementation
+
+
+def guard_models() -> None:
+    """Let the models of transformers check an attention of ours before they take it, and save its name.
+
+    transformers only warns where a model takes no attention by name, and saves none. So three of its methods are
+    wrapped: where a model is built or given another attention, and where it is saved.
+    """
+    if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
+        return
+    check, give, save = (
+        getattr(PreTrainedModel, name)
+        for name in ("get_correct_attn_implementation", "set_attn_implementation", "save_pretrained")
+    )
+
+    @functools.wraps(check)
+    def get_correct_attn_implementation(self, requested_attention, *args, **keywords):
+        if attention := _ours(requested_attention):
+            check_attention(type(self), self.config, attention.attention, requested_attention)
+        return check(self, requested_attention, *args, **keywords)
+
+    @functools.wraps(give)
+    def set_attn_implementation(self, attn_implementation, *args, **keywords):
+        if attention := _ours(attn_implementation):
+            for part in self.modules():
+                if isinstance(part, PreTrainedModel):
+                    check_attention(type(part), part.config, attention.attention, attn_implementation)
+        return give(self, attn_implementation, *args, **keywords)
+
+    @functools.wraps(save)
+    def save_pretrained(self, *args, **keywords):
+        _write_down(self.config)
+        return save(self, *args, **keywords)
+
+    PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+    PreTrainedModel.set_attn_implementation = set_attn_implementation
+    PreTrainedModel.save_pretrained = save_pretrained
+
+
+def register_attentions() -> None:
+    """Register all `ATTENTIONS`, and guard the models that take them."""
+    for name, attention in ATTENTIONS.items():
+        register_attention(name, attention)
+    guard_models()

@@ -1,0 +1,158 @@
+"""Exchanges the attention of a model of transformers, parameters included, and takes it back.
+
+model = AutoModelForCausalLM.from_pretrained(ID)
+exchange_attention(model, "rela-g")
+"""
+
+import inspect
+import json
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from .attentions import check_attention
+from .configuration.configuration_attention import AttentionConfig
+from .families import FAMILIES
+from .modeling.attention_interface import InterfaceAttention
+from .modeling.modeling_exchanged import IMPLEMENTATION, SUBMODULE, ExchangedModel, attach, exchanged_class
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "exchanged_attention.json", "exchanged_attention.safetensors"
+# where modules of transformers hold their number of heads and the width of one
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_local_heads")
+_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "proj", "out")
+
+
+def exchange_attention(
+    model: PreTrainedModel, attention: str | dict[str, Any] | AttentionConfig, sites: Iterable[str] | None = None
+) -> PreTrainedModel:
+    """Exchange softmax in the attention modules of a model of transformers, in place.
+
+    The model keeps its weights and its class becomes a subclass of its own, which saves and opens what was exchanged.
+    New scalars start as the `AttentionConfig` says, a learned a of dot products from the scaling of the module.
+
+    Args:
+        model: of transformers, whose attention calls the interface of transformers.
+        attention: a preset's name, fields, or an `AttentionConfig`.
+        sites: patterns of names of modules, such as `"model.decoder.layers.*.self_attn"`; None for all.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model cannot take the attention, is exchanged already, or a pattern fits no attention module.
+    """
+    if isinstance(model, ExchangedModel):
+        raise ValueError("the attention of this model is exchanged already: call restore_attention first")
+    if type(model.config) in FAMILIES:
+        raise ValueError(f"{type(model).__name__} is of this library: give its configuration another attention")
+    config = AttentionConfig.parse(attention)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            check_attention(type(part), part.config, config, f"the attention {config.preset_name or 'given'}")
+    InterfaceAttention(config)  # raises what it cannot compute before anything is changed
+    modules = {name: module for name, module in model.named_modules() if calls_interface(type(module))}
+    patterns = ["*"] if sites is None else list(sites)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in modules):
+            raise ValueError(
+                f"sites has {pattern!r}, which fits no attention module, such as {next(iter(modules), '-')}"
+            )
+    chosen = {name: part for name, part in modules.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    model.config.exchanged = {
+        "attention": config.to_dict(),
+        "modules": {name: _sizes(name, module) for name, module in chosen.items()},
+    }
+    attach(model)
+    reference = next(model.parameters())
+    for module in chosen.values():
+        added = getattr(module, SUBMODULE).to(reference)
+        added.train(module.training)
+        if added.scale is not None and config.score == "dot" and getattr(module, "scaling", None) is not None:
+            init.constant_(added.scale, module.scaling)
+    model.config.exchanged["before"] = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    model.__class__ = exchanged_class(type(model))
+    return model
+
+
+def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """Take an exchanged attention off again: the model computes to the bit what it did before.
+
+    Raises:
+        ValueError: nothing was exchanged.
+    """
+    if not isinstance(model, ExchangedModel):
+        raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
+    for name in model.config.exchanged["modules"]:
+        delattr(model.get_submodule(name), SUBMODULE)
+    model.__class__ = model.base_class
+    model.set_attn_implementation(model.config.exchanged.get("before", "sdpa"))
+    del model.config.exchanged
+    return model
+
+
+def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
+    """Save the parameters of an exchanged attention alone, beside the name of the model that they belong to."""
+    if not isinstance(model, ExchangedModel):
+        raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: part.contiguous() for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    exchanged = {name: model.config.exchanged[name] for name in ("attention", "modules")}
+    text = {"base_model": model.name_or_path, "base_class": model.base_class.__name__, **exchanged}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """Exchange the attention of a model as `save_adapter` saved it.
+
+    Raises:
+        ValueError: the adapter belongs to a model of another class.
+    """
+    folder = Path(folder)
+    saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if saved["base_class"] != type(model).__name__:
+        raise ValueError(f"{folder} belongs to a {saved['base_class']}, but the model is a {type(model).__name__}")
+    exchange_attention(model, saved["attention"], saved["modules"])
+    found = model.load_state_dict(load_file(folder / ADAPTER_WEIGHTS), strict=False)
+    missing = [name for name in found.missing_keys if f".{SUBMODULE}." in name]
+    if missing or found.unexpected_keys:
+        raise ValueError(f"{folder} does not fit the model: {', '.join([*missing, *found.unexpected_keys][:3])}")
+    return model
+
+
+def calls_interface(module_class: type[nn.Module]) -> bool:
+    """Whether a module calls the attention interface of transformers itself."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(module_class.forward)
+    except (OSError, TypeError):
+        return False
+
+
+def _sizes(name: str, module: nn.Module) -> list[int]:
+    """Number of heads, width of a head, and width of all outputs of an attention module."""
+    output = next((getattr(module, part).in_features for part in _OUTPUTS if _is_linear(module, part)), None)
+    if output is None and isinstance(getattr(module, "c_proj", None), nn.Module):  # GPT-2 has its weights lying down
+        output = module.c_proj.weight.shape[0]
+    config = getattr(module, "config", None)
+    heads = next((getattr(owner, part) for owner in (module, config) for part in _HEADS if hasattr(owner, part)), None)
+    width = next((getattr(module, part) for part in _HEAD_DIM if hasattr(module, part)), None)
+    if output is None and heads is not None and width is not None:
+        output = heads * width
+    if heads is None and output is not None and width is not None:
+        heads = output // width
+    if output is None or heads is None:
+        raise ValueError(f"the attention module {name} ({type(module).__name__}) does not say how many heads it has")
+    return [int(heads), int(width or output // heads), int(output)]
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    return hasattr(getattr(module, name, None), "in_features")

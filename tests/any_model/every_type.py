@@ -1,0 +1,172 @@
+"""What `relu_attention` does in a tiny model of each type of the installed transformers, and the table of it.
+
+Run as a module it writes the table into a page: python -m tests.any_model.every_type docs/any-model.md
+"""
+
+import os
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+
+import reluformers  # noqa: F401 (registers the names)
+from reluformers.modeling.attention_interface import InterfaceAttention
+
+from .tiny import build, inputs_of, model_types
+from .written_out import register_written_out
+
+INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
+BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
+TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
+
+
+@dataclass
+class Found:
+    """What came of a type.
+
+    Args:
+        outcome: `"exact"`, `"refused"`, `"untried"` (no tiny model of it runs here), `"none"` (no attention through
+            the interface) or `"wrong"`.
+        why: the reason, where it is not exact.
+        files: modules of transformers that called the attention.
+    """
+
+    outcome: str
+    why: str = ""
+    files: set[str] = field(default_factory=set)
+
+
+def files_with_interface() -> set[str]:
+    """Modules of models that call the attention interface."""
+    root = Path(transformers.__file__).parent / "models"
+    paths = [path for path in root.glob("*/modeling_*.py") if INTERFACE in path.read_text(encoding="utf-8")]
+    return {f"transformers.models.{path.parent.name}.{path.stem}" for path in paths}
+
+
+def examine(model_type: str) -> Found:
+    """Outputs and gradients of a tiny model with `relu_attention`, beside those of the written-out form."""
+    register_written_out("written_relu", exponent=1.0)
+    model, why = None, ""
+    for widths in (True, False):
+        try:
+            model = build(model_type, widths)
+            inputs = inputs_of(model)
+            with torch.no_grad():
+                _output(model, inputs)
+            break
+        except Exception as error:  # whatever a model raises that was made too small, or wants other inputs
+            model, why = None, why or f"{type(error).__name__}: {error}"
+    if model is None:
+        return Found("untried", why)
+    try:
+        model.set_attn_implementation("relu_attention")
+    except ValueError as error:
+        return Found("refused", str(error))
+    files, call = set(), InterfaceAttention.forward
+
+    def noting(self, module, *arguments, **keywords):
+        files.add(type(module).__module__)
+        return call(self, module, *arguments, **keywords)
+
+    InterfaceAttention.forward = noting
+    try:
+        output, gradients = _with_gradients(model, inputs)
+    except Exception as error:
+        return Found("wrong", f"{type(error).__name__}: {error}", files)
+    finally:
+        InterfaceAttention.forward = call
+    if not files:
+        return Found("none")
+    model.set_attn_implementation("written_relu")
+    try:
+        expected, expected_gradients = _with_gradients(model, inputs)
+    except Exception as error:
+        return Found("untried", f"the written-out form raises {type(error).__name__}: {error}", files)
+    if not (output - expected).norm() <= TOLERANCE * expected.norm():
+        return Found("wrong", f"outputs differ by {(output - expected).norm() / expected.norm():.1e}", files)
+    scale = max([gradient.norm() for gradient in expected_gradients.values()], default=torch.zeros(()))
+    for name, gradient in gradients.items():
+        if not (gradient - expected_gradients[name]).norm() <= 10 * TOLERANCE * scale:
+            return Found("wrong", f"gradients of {name} differ", files)
+    return Found("exact", files=files)
+
+
+def _output(model, inputs) -> torch.Tensor:
+    """The first floating output, without the rows of padded tokens."""
+    torch.manual_seed(0)  # some models hide patches at random
+    found = []
+
+    def walk(part):
+        if isinstance(part, torch.Tensor) and part.is_floating_point():
+            found.append(part)
+        elif isinstance(part, tuple | list):
+            for one in part:
+                walk(one)
+
+    result = model(**inputs)
+    walk(result.to_tuple() if hasattr(result, "to_tuple") else result)
+    mask = inputs.get("attention_mask")
+    is_token_wise = mask is not None and found[0].shape[:2] == mask.shape
+    return found[0][mask.bool()] if is_token_wise else found[0]
+
+
+def _with_gradients(model, inputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    output = _output(model, inputs)
+    if output.requires_grad:
+        target = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+        (output * target).sum().backward()
+    gradients = {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
+    return output.detach(), gradients
+
+
+def table(found: dict[str, Found]) -> str:
+    """The table of all types as Markdown."""
+    groups = defaultdict(list)
+    for model_type, one in found.items():
+        groups[one.outcome].append(model_type)
+    files = {file for one in found.values() if one.outcome == "exact" for file in one.files}
+    every = files_with_interface()
+    reasons = defaultdict(list)
+    for model_type in groups["refused"]:
+        why = re.sub(r"^\w+ does not take \w+: ", "", found[model_type].why)
+        reasons[re.sub(r"(its \w+ is) [\d.]+", r"\1 set", why)].append(model_type)
+    lines = [
+        f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact, which run the attention of "
+        f"{len(files & every)} of the {len(every)} files of models that call the interface; {len(groups['refused'])} "
+        f"are refused by name; of {len(groups['untried'])} no tiny model ran here, and {len(groups['none'])} call no "
+        "attention through the interface.",
+        "",
+        "| | model types |",
+        "| --- | --- |",
+        f"| exact | {', '.join(groups['exact'])} |",
+        *(f"| refused: {why} | {', '.join(types)} |" for why, types in sorted(reasons.items())),
+        f"| not tried: no tiny model of it runs here | {', '.join(groups['untried'])} |",
+    ]
+    return "\n".join(lines)
+
+
+def examine_all(types: list[str] | None = None) -> dict[str, Found]:
+    """Examine every type, or those given."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    return {model_type: examine(model_type) for model_type in types or model_types()}
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    text = page.read_text(encoding="utf-8")
+    results = examine_all()
+    for model_type, one in results.items():
+        if one.outcome in os.environ.get("SHOW", "wrong"):
+            print(model_type, one.outcome, one.why[:200], sep="\t")
+    if BEGIN in text:
+        head, _, rest = text.partition(BEGIN)
+        page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print(table(results)[:400])
+    missing = files_with_interface() - {f for one in results.values() if one.outcome == "exact" for f in one.files}
+    print("files not reached:", *sorted(name.rpartition("modeling_")[2] for name in missing))

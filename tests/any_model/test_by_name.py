@@ -1,0 +1,282 @@
+"""Attentions by name in models of transformers: against the written-out form, saved, refused, one's own."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+
+import reluformers  # noqa: F401 (registers the names)
+from reluformers.attentions import ATTENTIONS, register_attention
+
+from .written_out import register_written_out
+
+TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+LLAMA = {**TEXT, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SEQ2SEQ = {
+    **{"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4},
+    **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "pad_token_id": 0},
+    **{"max_position_embeddings": 64, "decoder_start_token_id": 1, "forced_eos_token_id": None},
+}
+MODELS = {
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
+    "mistral": ("MistralForCausalLM", {**LLAMA, "sliding_window": 5}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {**LLAMA, "head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {**TEXT, "intermediate_size": 48, "max_position_embeddings": 64}),
+    "opt": (
+        "OPTForCausalLM",
+        {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    ),
+    "bert": ("BertForMaskedLM", {**TEXT, "intermediate_size": 48}),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        {**TEXT, "intermediate_size": 48, "local_attention": 6, "global_attn_every_n_layers": 2},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {**TEXT, "intermediate_size": 48, "image_size": 16, "patch_size": 4, "num_labels": 3},
+    ),
+    "bart": ("BartForConditionalGeneration", SEQ2SEQ),
+    "marian": ("MarianMTModel", SEQ2SEQ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 32},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            **{"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+            **{"decoder_start_token_id": 0, "pad_token_id": 0},
+        },
+    ),
+}
+DECODERS = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "gpt_neox", "opt")
+
+
+def build(name, attention, dtype=torch.float32):
+    class_name, fields = MODELS[name]
+    model_class = getattr(transformers, class_name)
+    torch.manual_seed(0)
+    model = model_class._from_config(model_class.config_class(**fields), attn_implementation=attention)
+    with torch.no_grad():  # in a fresh model attention hardly shows, and a bias of positions is 0
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    return model.to(dtype).eval()
+
+
+def inputs(name, padding="left"):
+    generator = torch.Generator().manual_seed(1)
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator)}
+    if name == "whisper":
+        features = torch.randn(2, 8, 32, generator=generator)
+        return {"input_features": features, "decoder_input_ids": torch.randint(3, 90, (2, 7), generator=generator)}
+    batch = {"input_ids": torch.randint(3, 90, (2, 13), generator=generator)}
+    mask = torch.ones(2, 13, dtype=torch.long)
+    if padding != "none":
+        mask[1, slice(0, 4) if padding == "left" else slice(9, None)] = 0
+        batch["attention_mask"] = mask
+    if name in ("bart", "marian", "t5"):
+        batch["decoder_input_ids"] = torch.randint(3, 90, (2, 7), generator=generator)
+    return batch
+
+
+def real_part(output, batch):
+    keep = batch.get("attention_mask")
+    return output[keep.bool()] if keep is not None and keep.shape == output.shape[:2] else output
+
+
+register_written_out("written_relu", exponent=1.0)
+register_written_out("written_relu_sum", is_summed=True)
+register_written_out("written_reluformer", exponent=0.5, coefficient=0.5**0.5)
+register_written_out("written_softmax", phi="softmax")
+WRITTEN = {
+    "relu_attention": "written_relu",
+    "relu_sum_attention": "written_relu_sum",
+    "reluformer_attention": "written_reluformer",
+    "softmax_attention": "written_softmax",
+}
+
+
+def outcome(name, attention, padding, dtype):
+    """Output and gradients of all parameters."""
+    model, batch = build(name, attention, dtype), inputs(name, padding)
+    batch = {key: part.to(dtype) if part.is_floating_point() else part for key, part in batch.items()}
+    output = real_part(model(**batch).logits, batch)
+    target = torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    (output * target).sum().backward()
+    return output.detach(), {key: part.grad for key, part in model.named_parameters() if part.grad is not None}
+
+
+@pytest.mark.parametrize("padding", ["left", "right", "none"])
+@pytest.mark.parametrize("attention", WRITTEN)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_the_written_out_form(name, attention, padding):
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-4)):
+        output, gradients = outcome(name, attention, padding, dtype)
+        expected, expected_gradients = outcome(name, WRITTEN[attention], padding, dtype)
+        assert (output - expected).norm() <= tolerance * expected.norm()
+        assert gradients.keys() == expected_gradients.keys()
+        for key, gradient in gradients.items():
+            assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
+
+
+@pytest.mark.parametrize("attention", WRITTEN)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_packed_rows_do_not_see_each_other(name, attention):
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    outputs = [
+        build(name, kind, torch.float64)(input_ids=ids, position_ids=positions, use_cache=False).logits
+        for kind in (attention, WRITTEN[attention])
+    ]
+    torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
+    alone = build(name, attention, torch.float64)(input_ids=ids[:, 5:]).logits
+    torch.testing.assert_close(outputs[0][:, 5:], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("attention", ["relu_attention", "relu_sum_attention", "softmax_attention"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, cache):
+    model, batch = build(name, attention), inputs(name, "left")
+    written = build(name, WRITTEN[attention])
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    kept = {} if cache is DynamicCache else {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(
+        model.generate(**batch, **options, **kept), written.generate(**batch, **options, use_cache=False)
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "marian", "t5"])
+def test_beams(name):
+    tokens = [
+        build(name, kind).generate(**inputs(name, "left"), num_beams=3, max_new_tokens=6)
+        if name in DECODERS
+        else build(name, kind).generate(
+            **{k: v for k, v in inputs(name).items() if "decoder" not in k}, num_beams=3, max_new_tokens=6
+        )
+        for kind in ("relu_attention", "written_relu")
+    ]
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("name", ["llama", "bert", "marian"])
+def test_weights_are_given_where_they_are_asked_for(name, attention):
+    if attention in ("sparsemax_attention", "entmax15_attention"):
+        pytest.importorskip("entmax")
+    model, batch = build(name, attention, torch.float64), inputs(name, "right")
+    output = model(**batch, output_attentions=True)
+    kind = "decoder_attentions" if name == "marian" else "attentions"
+    weights = output[kind]
+    assert len(weights) == 2
+    assert weights[0].dim() == 4
+    torch.testing.assert_close(output.logits, model(**batch).logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vit"])
+def test_a_compiler_takes_a_whole_model(name):
+    model, batch = build(name, "relu_attention"), inputs(name, "left")
+    with torch.no_grad():
+        expected = real_part(model(**batch).logits, batch)
+        found = real_part(torch.compile(model, fullgraph=True, backend="aot_eager")(**batch).logits, batch)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sinks_of_softmax():
+    fields = {**LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 5}
+    config = transformers.GptOssConfig(**fields, layer_types=["sliding_attention", "full_attention"])
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM._from_config(config, attn_implementation="eager").eval()
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    batch = inputs("llama")
+    expected = model(**batch).logits
+    model.set_attn_implementation("softmax_attention")
+    torch.testing.assert_close(
+        real_part(model(**batch).logits, batch), real_part(expected, batch), rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(ValueError, match="sinks"):
+        model.set_attn_implementation("relu_attention")
+
+
+def test_a_model_is_saved_with_the_name_of_its_attention(tmp_path):
+    model, batch = build("llama", "relu_attention"), inputs("llama")
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config._attn_implementation == "relu_attention"
+    torch.testing.assert_close(again(**batch).logits, model(**batch).logits)
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    assert "attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_a_saved_name_that_is_not_known_is_an_error(tmp_path):
+    build("llama", "relu_attention").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "of_another_process"}))
+    with pytest.raises(ValueError, match="of_another_process"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields"),
+    [
+        ("DebertaModel", {**TEXT, "intermediate_size": 48}),
+        ("Gemma2ForCausalLM", {**LLAMA, "head_dim": 8, "attn_logit_softcapping": 30.0}),
+    ],
+)
+def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
+    model_class = getattr(transformers, class_name)
+    config = model_class.config_class(**fields)
+    with pytest.raises(ValueError, match=f"{class_name}.*relu_attention"):
+        model_class._from_config(copy.deepcopy(config), attn_implementation="relu_attention")
+    with pytest.raises(ValueError, match=f"{class_name}.*relu_attention"):
+        model_class(config).set_attn_implementation("relu_attention")
+
+
+def test_what_a_model_asks_and_the_attention_has_not_is_an_error():
+    model, batch = build("llama", "relu_attention"), inputs("llama")
+    with pytest.raises(ValueError, match="unheard_of"):
+        model(**batch, unheard_of=torch.ones(1))
+
+
+def test_phi_of_ones_own():
+    register_attention("cubed_attention", lambda scores: torch.relu(scores) ** 3, length_exponent=1.0)
+    model, batch = build("llama", "cubed_attention", torch.float64), inputs("llama")
+    weights = model(**batch, output_attentions=True).attentions[0]
+    assert (weights >= 0).all()
+    assert (weights == 0).any()
+    register_attention("squared_attention", lambda scores: torch.relu(scores) ** 2, length_exponent=1.0)
+    register_written_out("written_relu2", phi="relu2", exponent=1.0)
+    outputs = [build("llama", kind)(**batch).logits for kind in ("squared_attention", "written_relu2")]
+    torch.testing.assert_close(*(real_part(part, batch) for part in outputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flash_of_mine", "me/repo", "flex_attention", ""])
+def test_a_name_that_transformers_reads_more_into_is_refused(name):
+    with pytest.raises(ValueError, match="name is"):
+        register_attention(name, "reluformer")
+
+
+@pytest.mark.parametrize("attention", ["qknorm", "rela-g", {"activation": "relu", "learned_threshold": True}])
+def test_a_name_holds_no_parameters(attention):
+    with pytest.raises(ValueError, match="parameters"):
+        register_attention("with_parameters", attention)
+
+
+def test_fields_are_checked_at_registration():
+    with pytest.raises(ValueError, match="'relo'"):
+        register_attention("typo", {"activation": "relo"})
+    with pytest.raises(ValueError, match="'relaformer'"):
+        register_attention("typo", "relaformer")

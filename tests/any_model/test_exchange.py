@@ -1,0 +1,165 @@
+"""Exchanged attentions of models of transformers: trained, saved, opened by a stranger, taken off again."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
+
+from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
+from reluformers.exchange import ADAPTER_WEIGHTS, calls_interface
+from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
+
+from .test_by_name import MODELS, WRITTEN, build, inputs, real_part
+
+# models whose positions are computed, not saved: `build` has drawn them anew
+SAVED = [name for name in MODELS if name != "marian"]
+STRANGER = """
+import sys
+sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+batch = torch.load(sys.argv[1] + "/batch.pt")
+torch.save([model(**batch).logits.detach(), model.generate(**batch, max_new_tokens=4)], sys.argv[1] + "/found.pt")
+"""
+
+
+def logits(model, name):
+    batch = inputs(name)
+    return real_part(model(**batch).logits, batch).detach()
+
+
+@pytest.mark.parametrize("preset", ["rela-g", "qknorm", "reluformer"])
+@pytest.mark.parametrize("name", SAVED)
+def test_an_exchanged_model_is_saved_and_taken_back(name, preset, tmp_path):
+    model = build(name, "eager")
+    before = logits(model, name)
+    assert exchange_attention(model, preset) is model
+    exchanged = logits(model, name)
+    assert not torch.allclose(exchanged, before, atol=1e-3)
+    model.save_pretrained(tmp_path / "whole")
+    again = ExchangedModel.from_pretrained(tmp_path / "whole").eval()
+    assert torch.equal(logits(again, name), exchanged)
+    assert isinstance(again, type(build(name, "eager")))
+    save_adapter(model, tmp_path / "adapter")
+    restore_attention(model)
+    assert torch.equal(logits(model, name), before)
+    assert type(model).__name__ == MODELS[name][0]
+    load_adapter(model, tmp_path / "adapter")
+    assert torch.equal(logits(model, name), exchanged)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_parameters_it_is_the_attention_by_name(name):
+    exchanged = exchange_attention(build(name, "eager"), "relu-vit")
+    torch.testing.assert_close(logits(exchanged, name), logits(build(name, "relu_attention"), name))
+
+
+def test_a_learned_scale_starts_where_the_model_was():
+    learned = exchange_attention(build("qwen3", "eager"), {"activation": "softmax", "learned_scale": True})
+    torch.testing.assert_close(
+        logits(learned, "qwen3"), logits(build("qwen3", WRITTEN["softmax_attention"]), "qwen3"), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_some_sites_keep_softmax():
+    model = build("bart", "eager")
+    exchange_attention(model, "relu-vit", sites=["model.decoder.layers.*.encoder_attn"])
+    added = [name for name, _ in model.named_modules() if name.endswith(SUBMODULE)]
+    assert added == [f"model.decoder.layers.{layer}.encoder_attn.{SUBMODULE}" for layer in range(2)]
+    weights = model(**inputs("bart"), output_attentions=True)
+    rows = weights.encoder_attentions[0].sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+    assert (weights.cross_attentions[0] == 0).any()
+    with pytest.raises(ValueError, match="nowhere"):
+        exchange_attention(build("bart", "eager"), "relu-vit", sites=["nowhere.*"])
+
+
+def test_a_stranger_opens_it_and_without_trust_it_is_an_error(tmp_path):
+    model, batch = build("llama", "eager"), inputs("llama")
+    exchange_attention(model, "rela-g").save_pretrained(tmp_path)
+    torch.save(batch, tmp_path / "batch.pt")
+    script = STRANGER.replace(", trust_remote_code=True", "")
+    refused = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert refused.returncode != 0
+    assert "trust_remote_code" in refused.stderr
+    subprocess.run([sys.executable, "-c", STRANGER, str(tmp_path)], check=True, capture_output=True)
+    found, tokens = torch.load(tmp_path / "found.pt")
+    torch.testing.assert_close(real_part(found, batch), logits(model, "llama"), rtol=1e-4, atol=1e-4)
+    assert torch.equal(tokens, model.generate(**batch, max_new_tokens=4))
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "reluformers_exchanged"
+
+
+@pytest.mark.parametrize("auto", [AutoModelForCausalLM, AutoModelForSeq2SeqLM])
+def test_the_auto_classes_of_the_library_open_it(auto, tmp_path):
+    name = "llama" if auto is AutoModelForCausalLM else "t5"
+    model = exchange_attention(build(name, "eager"), "qknorm")
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(auto.from_pretrained(tmp_path).eval(), name), logits(model, name))
+
+
+def test_the_trainer_trains_and_saves_it(tmp_path):
+    model = exchange_attention(build("llama", "eager"), "qknorm")
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 90, (8, 9))]
+    arguments = TrainingArguments(
+        tmp_path, max_steps=4, per_device_train_batch_size=4, learning_rate=0.05, save_steps=4, report_to=[]
+    )
+    before = {name: part.clone() for name, part in model.named_parameters() if SUBMODULE in name}
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    after = dict(model.named_parameters())
+    assert before
+    assert all((after[name] != part).any() for name, part in before.items())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
+    assert torch.equal(logits(again.eval(), "llama"), logits(model.eval(), "llama"))
+
+
+def test_peft_tunes_it_beside_its_own_parameters():
+    peft = pytest.importorskip("peft")
+    model = exchange_attention(build("llama", "eager"), "rela-g")
+    tuned = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=[SUBMODULE])
+    )
+    tuned(**inputs("llama"), labels=inputs("llama")["input_ids"]).loss.backward()
+    grads = [name for name, part in tuned.named_parameters() if part.grad is not None]
+    assert any("lora_" in name for name in grads)
+    assert any(SUBMODULE in name for name in grads)
+
+
+def test_an_adapter_is_small_and_fits_its_model_alone(tmp_path):
+    save_adapter(exchange_attention(build("llama", "eager"), "qknorm"), tmp_path)
+    assert (tmp_path / ADAPTER_WEIGHTS).stat().st_size < 1000
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        load_adapter(build("gpt2", "eager"), tmp_path)
+    with pytest.raises(ValueError, match="not exchanged"):
+        save_adapter(build("llama", "eager"), tmp_path)
+
+
+@pytest.mark.parametrize("attention", [{"preset": "relu", "output_gate": "sigmoid"}, "relaformer"])
+def test_what_cannot_be_exchanged_is_refused_and_leaves_the_model(attention):
+    model = build("llama", "eager")
+    before = logits(model, "llama")
+    with pytest.raises(ValueError, match=r"output_gate|relaformer"):
+        exchange_attention(model, attention)
+    assert torch.equal(logits(model, "llama"), before)
+    assert not isinstance(model, ExchangedModel)
+
+
+def test_twice_and_not_at_all():
+    model = exchange_attention(build("llama", "eager"), "relu-vit")
+    with pytest.raises(ValueError, match="already"):
+        exchange_attention(model, "relu-vit")
+    restore_attention(model)
+    with pytest.raises(ValueError, match="not exchanged"):
+        restore_attention(model)
+
+
+def test_modules_that_call_the_interface_are_found():
+    assert calls_interface(transformers.models.llama.modeling_llama.LlamaAttention)
+    assert not calls_interface(torch.nn.Linear)

@@ -1,0 +1,206 @@
+"""A tiny model of nearly every type that transformers has: the sizes of its default configuration are made small."""
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+WIDTH, HEADS, LENGTH = 32, 4, 11
+MOST_PARAMETERS = 40_000_000
+# field → value, where a configuration has such a field of that kind
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size", "decoder_hidden_size", "dim"),
+            *("projection_dim", "hidden_dim", "text_embed_dim", "emb_dim", "embedding_size", "word_embed_proj_dim"),
+            *("output_hidden_size", "out_hidden_size", "width", "encoder_width"),
+        ),
+        WIDTH,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"),
+            *("decoder_attention_heads", "attention_heads", "encoder_num_attention_heads"),
+            *("decoder_num_attention_heads",),
+        ),
+        HEADS,
+    ),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
+    **dict.fromkeys(
+        (
+            *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth"),
+            *("num_encoder_layers", "num_decoder_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "intermediate_size",
+                "ffn_dim",
+                "n_inner",
+                "encoder_ffn_dim",
+                "decoder_ffn_dim",
+                "d_ff",
+                "ffn_hidden_size",
+            ),
+            *("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim"),
+        ),
+        64,
+    ),
+    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "kv_channels", "d_head"), WIDTH // HEADS),
+    **dict.fromkeys(("vocab_size", "encoder_vocab_size", "decoder_vocab_size"), 99),
+    **dict.fromkeys(
+        (
+            *("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_source_positions"),
+            *("max_target_positions",),
+        ),
+        64,
+    ),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention"), 6),
+    "image_size": 16,
+    "patch_size": 4,
+    "num_channels": 3,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_mel_bins": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "rotary_dim": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "vocab_size_per_layer_input": 99,
+    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_head": 8,
+    "num_frames": 4,
+    "tubelet_size": 2,
+}
+OFTEN_NONE = {"vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"}
+MAPPINGS = [
+    *("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"),
+    *("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+]
+
+
+def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
+    """The configuration with small sizes, those in it too; without `widths` only fewer layers and tokens."""
+    fields = {}
+    sizes = SIZES if widths else {name: size for name, size in SIZES.items() if size in (2, 99)}
+    for name, value in list(config.__dict__.items()):
+        if isinstance(value, PreTrainedConfig):
+            fields[name] = shrink(value, widths)
+        elif name in sizes and ((isinstance(value, int) and not isinstance(value, bool)) or name in OFTEN_NONE):
+            fields[name] = sizes[name]
+        elif name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type") and value:
+            if isinstance(value, list):
+                seen = list(dict.fromkeys(map(str, value)))  # one layer of each kind, as far as two layers go
+                fields[name] = (sorted(seen, key=lambda kind: "attention" not in kind) * 2)[:2]
+        elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and isinstance(value, int) and value > 98:
+            fields[name] = 1
+        elif name == "rope_parameters" and isinstance(value, dict) and widths and _has_sections(config):
+            fields[name] = {**value, "mrope_section": [2, 1, 1]}
+    if widths and hasattr(config, "kv_lora_rank"):  # each head has keys of its own, made of what is shared
+        fields["num_key_value_heads"] = HEADS
+    fields["use_cache"] = False
+    for name, value in fields.items():
+        try:
+            setattr(config, name, value)
+        except (AttributeError, NotImplementedError):
+            continue
+    return config
+
+
+def _has_sections(config: PreTrainedConfig) -> bool:
+    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    return "mrope_section" in inspect.getsource(module)
+
+
+def model_types() -> list[str]:
+    """Every model type of the installed transformers."""
+    return sorted(CONFIG_MAPPING)
+
+
+def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that takes the plainest inputs: of the auto classes, else the first that has such a configuration."""
+    for mapping in MAPPINGS:
+        found = getattr(modeling_auto, mapping, {}).get(type(config), None)
+        if found is not None:
+            return found[0] if isinstance(found, tuple) else found
+    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    for found in vars(module).values():
+        is_model = (
+            isinstance(found, type) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
+        )
+        if is_model and found.config_class is type(config) and "PreTrained" not in found.__name__:
+            return found
+    raise LookupError(f"no model class of {config.model_type}")
+
+
+def build(model_type: str, widths: bool = True) -> PreTrainedModel:
+    """A tiny model of a type, in evaluation mode, from seed 0."""
+    config = shrink(AutoConfig.for_model(model_type), widths)
+    model_class = model_class_of(config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in model_class._from_config(config).parameters())
+    if size > MOST_PARAMETERS:
+        raise LookupError(f"it has {size} parameters with its other sizes as they are")
+    torch.manual_seed(0)
+    model = model_class._from_config(config).eval()
+    spread(model)
+    return model
+
+
+@torch.no_grad()
+def spread(model: PreTrainedModel) -> None:
+    """Draw parameters anew where a fresh model's are so alike that attention hardly shows: biases, small weights."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            scale = 0.5 if "bias" in name else parameter.shape[-1] ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Inputs of two rows, the second of which is padded on the left where it is text."""
+    generator = torch.Generator().manual_seed(1)
+    arguments = inspect.signature(model.forward).parameters
+    text = {"input_ids": torch.randint(3, 90, (2, LENGTH), generator=generator)}
+    if "attention_mask" in arguments:
+        text["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
+        text["attention_mask"][1, :3] = 0
+    config = model.config
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 16) or 16
+    size = size if isinstance(size, int) else size[0]
+    channels = getattr(vision, "num_channels", 3) or 3
+    frames_of = [config.num_frames] if getattr(config, "num_frames", None) else []
+    bins = next((getattr(config, name) for name in ("num_mel_bins", "input_dim") if getattr(config, name, 0)), 8)
+    frames = 2 * (getattr(config, "max_source_positions", 0) or 64)
+    kinds = {
+        "input_ids": text,
+        "pixel_values": {"pixel_values": torch.randn(2, *frames_of, channels, size, size, generator=generator)},
+        "input_features": {"input_features": torch.randn(2, bins, frames, generator=generator)},
+        "input_values": {"input_values": torch.randn(2, 1600, generator=generator)},
+    }
+    if model.main_input_name not in kinds:
+        raise LookupError(f"the main input is {model.main_input_name}")
+    found = dict(kinds[model.main_input_name])
+    for name in kinds:
+        parameter = arguments.get(name)
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
+            found |= kinds[name]
+    if "decoder_input_ids" in arguments:
+        found["decoder_input_ids"] = torch.randint(3, 90, (2, 7), generator=generator)
+    return found
