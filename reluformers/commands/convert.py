@@ -3,10 +3,13 @@ r"""Write one of our models with the weights of a model of transformers or timm,
 SOURCE is a MarianMT, BART, mBART, ViT or DeiT model, a Vision Transformer of timm, or one of ours. With softmax, which
 is what it gets without --preset, the model computes what the source does.
 
+Any other model of transformers keeps its class, and gets the attention of --preset: see docs/any-model.md.
+
 Examples:
     reluformers convert Helsinki-NLP/opus-mt-en-de opus-en-de
     reluformers convert Helsinki-NLP/opus-mt-en-de relu-en-de --preset reluformer --sites cross
     reluformers convert opus-en-de marian-en-de --back
+    reluformers convert HuggingFaceTB/SmolLM2-135M smol-rela --preset rela-g --adapter
 """
 
 import argparse
@@ -14,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
+from reluformers.conversion.any_model import exchange_source, is_exchanged_as_it_is
 from reluformers.conversion.convert import convert, convert_back
 from reluformers.data.checked_fields import check_name
 from reluformers.errors import UserError
@@ -36,7 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fields", nargs="*", default=[], metavar="FIELD=VALUE", help="field of our configuration, as in a recipe"
     )
     parser.add_argument("--preset", choices=ATTENTION_PRESETS, help="attention to exchange the source's for")
-    parser.add_argument("--sites", nargs="+", metavar="SITE", help="where to exchange it: encoder, decoder, cross, …")
+    parser.add_argument(
+        "--sites",
+        nargs="+",
+        metavar="SITE",
+        help="where to exchange it: encoder, decoder, cross, …, or names of modules, such as 'model.layers.*'",
+    )
+    parser.add_argument(
+        "--adapter", action="store_true", help="write the parameters of the attention alone, beside the source's id"
+    )
     parser.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
 
@@ -48,7 +60,21 @@ def run(options: argparse.Namespace) -> None:
     if options.sites and options.preset is None:
         raise UserError("--sites says where, but there is no --preset to say what comes there")
     check_model(options.source)
-    if options.back:
+    is_as_it_is = options.adapter or (not options.back and is_exchanged_as_it_is(options.source))
+    if is_as_it_is:
+        if options.preset is None or options.fields or options.back:
+            raise UserError(
+                f"{options.source}: keeps its class, so it takes --preset and --sites, and no --back or FIELD=VALUE"
+            )
+        model = exchange_source(
+            options.source,
+            options.folder,
+            options.preset,
+            options.sites,
+            adapter=options.adapter,
+            overwrite=options.overwrite,
+        )
+    elif options.back:
         if options.preset is not None or options.fields:
             raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")
         model = convert_back(options.source, options.folder, overwrite=options.overwrite)

@@ -81,7 +81,7 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         UserError: it cannot be read, or ours cannot compute what it does.
     """
     place = str(name_or_path)
-    content = _read_json(place, "config.json")
+    content = read_config_file(place)
     if is_timm(content):
         weights = read_weights(place)
         fields = timm_fields(content, weights, place, given) | given
@@ -267,7 +267,7 @@ def save_processor(opened: Opened, folder: Path) -> None:
         processor.save_pretrained(folder)
 
 
-def write_origin(folder: Path, place: str, pipeline_tag: str) -> None:
+def write_origin(folder: Path, place: str, pipeline_tag: str | None) -> None:
     """Write a README.md whose metadata name the source and its licence, as far as they are known."""
     known = origin(place)
     known["license"] = known["license"] or "unknown"  # which the Hub has a word for
@@ -316,7 +316,13 @@ def _warn_of_layerdrop(config: PreTrainedConfig, place: str) -> None:
             logger.warning("%s: %s is %s, which further training leaves out", place, name, getattr(config, name))
 
 
-def _read_json(place: str, name: str) -> dict[str, Any]:
+def read_config_file(place: str) -> dict[str, Any]:
+    """The content of a model's config.json.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    name = "config.json"
     try:
         may_be_id = not (place.startswith(".") or Path(place).is_absolute())
         if (Path(place).is_dir() or may_be_id) and has_file(place, name):

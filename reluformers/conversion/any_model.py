@@ -1,0 +1,72 @@
+"""From any model of transformers to the same with another attention, whole or as its parameters alone."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import transformers
+from transformers import AutoProcessor, PreTrainedModel
+
+from reluformers.errors import UserError, describe_error
+from reluformers.exchange import exchange_attention, save_adapter
+from reluformers.families import config_class_of
+from reluformers.files import atomic_directory, check_output_folder
+from reluformers.saved_models import load_config, opening
+
+from .convert import read_config_file, write_origin
+from .sources import SOURCES
+from .timm_models import is_timm
+
+
+def is_exchanged_as_it_is(source: str | Path) -> bool:
+    """Whether a model keeps its own class: it is none that `convert` makes one of ours."""
+    if is_timm(read_config_file(str(source))):
+        return False
+    model_type = load_config(str(source)).model_type
+    return model_type not in SOURCES and config_class_of(model_type) is None
+
+
+def exchange_source(
+    source: str | Path,
+    folder: str | Path,
+    preset: str,
+    sites: Sequence[str] | None = None,
+    *,
+    adapter: bool = False,
+    overwrite: bool = False,
+) -> PreTrainedModel:
+    """Write a model of transformers with another attention, with its tokenizer or processor and where it is from.
+
+    Args:
+        source: folder or Hub id.
+        folder: to write, whole or not at all.
+        preset: the attention.
+        sites: patterns of names of attention modules; None for all.
+        adapter: whether to write the parameters of the attention alone.
+        overwrite: whether to replace a folder that is there.
+
+    Raises:
+        UserError: the source cannot be read, or cannot take the attention.
+    """
+    place = str(source)
+    check_output_folder(folder, source, inside=True)
+    config = load_config(place)
+    architectures = getattr(config, "architectures", None) or []
+    model_class = getattr(transformers, architectures[0], None) if architectures else None
+    if model_class is None:
+        raise UserError(f"{place}: its config.json names {architectures}, which is no class of transformers")
+    with opening(place, "a model of transformers"):
+        model = model_class.from_pretrained(place)
+    try:
+        exchange_attention(model, preset, sites)
+    except ValueError as error:
+        raise UserError(f"{place}: {describe_error(error)}") from error
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        if adapter:
+            save_adapter(model, unfinished)
+        else:
+            model.save_pretrained(unfinished)
+            with suppress(OSError, ValueError, KeyError):  # a model may have none
+                AutoProcessor.from_pretrained(place).save_pretrained(unfinished)
+            write_origin(unfinished, place, None)
+    return model
