@@ -10,6 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 
 from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
+from reluformers.conversion.exchanged_fit import _record, fit_attention
 from reluformers.exchange import ADAPTER_WEIGHTS, calls_interface
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
@@ -163,3 +164,33 @@ def test_twice_and_not_at_all():
 def test_modules_that_call_the_interface_are_found():
     assert calls_interface(transformers.models.llama.modeling_llama.LlamaAttention)
     assert not calls_interface(torch.nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vit", "bart"])
+@pytest.mark.parametrize(
+    "attention", ["rela-g", "qknorm", {"preset": "reluformer", "learned_scale": True}, {"learned_scale": True}]
+)
+def test_a_fit_brings_the_outputs_nearer_to_softmax(name, attention):
+    model = exchange_attention(build(name, "eager"), attention)
+    batch = inputs(name, "none")
+    wanted = logits(build(name, "softmax_attention"), name)
+    calls = _record(model, [batch])
+    before = {}
+    for module, recorded in calls.items():
+        added = getattr(model.get_submodule(module), SUBMODULE)
+        pairs = [(added(part, *states, **options)[0].flatten(2), out) for part, states, options, out in recorded]
+        wrong = sum((given - out).square().sum() for given, out in pairs)
+        before[module] = (wrong / sum(out.square().sum() for _, out in pairs)).item()
+    errors = fit_attention(model, [batch])
+    assert errors.keys() == before.keys()
+    assert all(errors[module] <= before[module] * (1 + 1e-6) for module in errors)
+    if attention == {"learned_scale": True}:
+        assert max(errors.values()) < 1e-8
+        torch.testing.assert_close(logits(model, name), wanted, rtol=1e-3, atol=1e-3)
+    else:
+        assert sum(errors.values()) < sum(before.values())
+
+
+def test_a_fit_needs_batches():
+    with pytest.raises(ValueError, match="batch"):
+        fit_attention(exchange_attention(build("llama", "eager"), "qknorm"), [])

@@ -1,0 +1,105 @@
+"""Starts for the exchanged attention of any model: scales and gains at which each module gives what softmax gave."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reluformers.modeling.attention_interface import InterfaceAttention
+from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
+from reluformers.modeling.normalization import NormGate
+
+# of a learned scale that are tried, over the one that it has
+SCALE_FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 9))
+
+
+@torch.no_grad()
+def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    r"""Fit the exchanged attentions of a model, in place, to what softmax gives with the other weights.
+
+    A learned a is the one of `SCALE_FACTORS` with the smallest error; the gain of an output norm is fitted by least
+    squares, channel by channel, with its gate at σ(0). Nothing is trained, and what has no such parameter stays.
+
+    Args:
+        model: out of `exchange_attention`.
+        batches: arguments of its `forward`, without padding; a few hundred rows.
+
+    Returns:
+        Σ‖o − o_softmax‖² / Σ‖o_softmax‖² of each exchanged module's outputs, by its name.
+
+    Raises:
+        ValueError: there is no batch, or nothing is exchanged.
+    """
+    if not isinstance(model, ExchangedModel):
+        raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
+    training = model.training
+    model.eval()
+    errors = {}
+    for name, calls in _record(model, batches).items():
+        attention = getattr(model.get_submodule(name), SUBMODULE)
+        start, scales = None, [None]
+        if attention.scale is not None:
+            start = attention.scale.clone()
+            scales = [start * factor for factor in SCALE_FACTORS]
+        found = []
+        for scale in scales:
+            _set_scale(attention, scale)
+            found.append(_fit_gain(attention, calls))
+        _set_scale(attention, scales[found.index(min(found))])
+        errors[name] = _fit_gain(attention, calls)
+    model.train(training)
+    return errors
+
+
+def _record(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, list[tuple]]:
+    """What the modules are called with while they compute softmax, and what that gives."""
+    softmax = InterfaceAttention("softmax")
+    calls: dict[str, list[tuple]] = {name: [] for name in model.config.exchanged["modules"]}
+    attentions = {name: getattr(model.get_submodule(name), SUBMODULE) for name in calls}
+
+    def recorder(name: str) -> Any:
+        def forward(module: nn.Module, *states: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+            output, weights = softmax(module, *states, **keywords)
+            calls[name].append((module, states, keywords, output.flatten(2)))
+            return output, weights
+
+        return forward
+
+    for name, attention in attentions.items():
+        attention.forward = recorder(name)
+    try:
+        count = sum(1 for batch in batches if model(**batch) is not None)
+    finally:
+        for attention in attentions.values():
+            del attention.forward
+    if not count:
+        raise ValueError("there is no batch to fit the attention on")
+    return calls
+
+
+def _set_scale(attention: InterfaceAttention, scale: Tensor | None) -> None:
+    if scale is not None:
+        attention.scale.copy_(scale)
+
+
+def _fit_gain(attention: InterfaceAttention, calls: list[tuple]) -> float:
+    """Fit the gain of the output norm, if there is one, and measure the error."""
+    norm = attention.output_norm
+    if norm is not None:
+        norm.weight.fill_(1.0)
+        if isinstance(norm, NormGate):
+            norm.gate.zero_()
+    pairs = [
+        (attention(module, *states, **keywords)[0].flatten(0, 1).flatten(1).double(), wanted.flatten(0, 1).double())
+        for module, states, keywords, wanted in calls
+    ]
+    if norm is not None:
+        products = sum((given * wanted).sum(0) for given, wanted in pairs)
+        squares = sum(given.square().sum(0) for given, _ in pairs)
+        gain = torch.where(squares > 0, products / squares.clamp_min(1e-30), 1.0)
+        norm.weight.copy_(gain)
+        pairs = [(given * gain, wanted) for given, wanted in pairs]
+    wrong = sum((given - wanted).square().sum() for given, wanted in pairs)
+    right = sum(wanted.square().sum() for _, wanted in pairs)
+    return (wrong / right.clamp_min(1e-30)).item()
