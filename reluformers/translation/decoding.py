@@ -1,7 +1,7 @@
 """Translates texts with a trained model, fast and in the given order."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
@@ -64,7 +64,7 @@ def translate(
     penalty: str = "hf",
     max_tokens: int = 4096,
     batch_size: int | None = None,
-    progress: bool | None = False,
+    progress: bool | Callable[[int], None] | None = False,
     **generation_options,
 ) -> list[str]:
     """Translate texts by beam search.
@@ -84,7 +84,8 @@ def translate(
         penalty: "hf" divides by len^α, "wu" by ((5 + len)/6)^α, which is what the papers mean by α = 0.6.
         max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
-        progress: whether to show a progress bar; None for where somebody looks at the terminal.
+        progress: whether to show a progress bar; None for where somebody looks at the terminal; or what is told the
+            number of texts of each batch.
         generation_options: more options of `generate`; the papers' search is `early_stopping="never",
             min_new_tokens=1` (no empty translation).
 
@@ -105,15 +106,14 @@ def translate(
     if num_beams > 1:
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
-    with (
-        _search(model, penalty),
-        tqdm(total=len(texts), unit=" sentences", disable=None if progress is None else not progress) as bar,
-    ):
+    is_hidden = None if progress is None else not progress or callable(progress)
+    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=is_hidden) as bar:
+        advance = progress if callable(progress) else bar.update
         for rows in length_batches(lengths, max_tokens, batch_size):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
             for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
                 translations[row] = text
-            bar.update(len(rows))
+            advance(len(rows))
     return translations
 
 
