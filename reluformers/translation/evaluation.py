@@ -21,6 +21,7 @@ from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOp
 from reluformers.files import atomic_write, check_output_files
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
+from .languages import saved_languages
 from .loading import load_translation_split
 from .metrics import corpus_score
 from .packing import pack_documents
@@ -37,8 +38,8 @@ class TranslationScoring(ScoringOptions):
     """How a translation model is scored, beside what all models need.
 
     Args:
-        source_lang: language to translate from, such as en; needed.
-        target_lang: language to translate to, such as de; needed.
+        source_lang: language to translate from, such as en; that of the model's recipe or tokenizer if missing.
+        target_lang: language to translate to, such as de; that of the model's recipe or tokenizer if missing.
         translation_column: column with a dict of both languages, if there is one.
         document_column: column of the document's id, for document_tokens.
         document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
@@ -69,9 +70,12 @@ class TranslationScoring(ScoringOptions):
     row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
 
     def __post_init__(self):
+        super().__post_init__()
+        known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
+        self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
         for name in _LANGUAGES:
             if getattr(self, name) is None:
-                raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
+                raise UserError(f"--{name} is needed, as the model's folder does not say it: such as --{name} en")
         check_search(num_beams=self.num_beams, length_penalty=self.length_penalty, max_tokens=self.max_tokens)
         check_at_least(self, min_new_tokens=0, document_tokens=1)
         if self.document_tokens is None and self.document_column is not None:
@@ -84,7 +88,7 @@ class TranslationScoring(ScoringOptions):
             BLEU(tokenize=self.tokenize)
         except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
             raise UserError(f"tokenize {self.tokenize!r} cannot be used: {describe_error(error)}") from error
-        check_output_files(self.output, self.predictions, inputs=[self.data])
+        check_output_files(self.output, self.predictions, inputs=self.files)
 
 
 class TranslationScorer(Scorer):

@@ -1,0 +1,99 @@
+"""`reluformers evaluate`: what it scores, in which languages, and by which measures."""
+
+import json
+
+import pytest
+
+from builders.commands import refusal_of, run_command
+from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers.data.names import named_split
+from reluformers.translation.languages import saved_languages
+
+PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model whose recipe says its languages."""
+    folder = save_translator(tmp_path / "model")
+    (folder / "recipe.yaml").write_text("data: {source_lang: en, target_lang: de}\n")
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """The pairs as JSON lines, and as two files of text."""
+    lines = [json.dumps({"translation": {"en": source, "de": target, "fr": "non"}}) for source, target in PAIRS]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines) + "\n")
+    for side, language in enumerate(("en", "de")):
+        (tmp_path / f"test.{language}").write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    return tmp_path
+
+
+def evaluated(folder, *arguments) -> dict:
+    output = folder / "evaluation.json"
+    run_command("evaluate", folder, "--data", *arguments, "--num_beams", 1, "--output", output)
+    return json.loads(output.read_text())
+
+
+def test_languages_are_those_of_the_folder_unless_options_say_others(folder, rows):
+    found = evaluated(folder, rows / "validation.jsonl")
+    assert (found["data"]["source_lang"], found["data"]["target_lang"]) == ("en", "de")
+    other = evaluated(folder, rows / "validation.jsonl", "--target_lang", "fr")
+    assert (other["data"]["source_lang"], other["data"]["target_lang"]) == ("en", "fr")
+
+
+@pytest.mark.parametrize("recipe", [None, "[]", "data: 5", "data: {source_lang: 5}", "{", "data: {}"])
+def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys):
+    (folder / "recipe.yaml").unlink() if recipe is None else (folder / "recipe.yaml").write_text(recipe)
+    assert saved_languages(folder) == (None, None)
+    assert "--source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
+
+
+def test_a_tokenizer_may_know_the_languages(folder):
+    (folder / "recipe.yaml").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "source_lang": "fi", "target_lang": "sv"}))
+    assert saved_languages(folder) == ("fi", "sv")
+
+
+def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
+    found = evaluated(folder, rows / "test.en", rows / "test.de")
+    same = evaluated(folder, rows / "validation.jsonl")
+    assert found["scores"] == same["scores"]
+    assert found["data"]["checksum"] == same["data"]["checksum"]
+    assert list(found["data"]["source"].values()) == [str(rows / "test.en"), str(rows / "test.de")]
+    (rows / "test.de").write_text("x\n")
+    assert "test.de" in refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
+    assert "3" in refusal_of(capsys, "evaluate", folder, "--data", "a", "b", "c")
+    output = rows / "test.en"
+    given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
+    assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
+
+
+def test_images_have_no_second_file(tmp_path, capsys):
+    folder = save_classifier(tmp_path / "model")
+    assert "b.txt" in refusal_of(capsys, "evaluate", folder, "--data", "a.txt", "b.txt")
+
+
+def test_a_split_is_called_by_its_name(folder, rows):
+    assert evaluated(folder, rows / "validation.jsonl")["data"]["split"] == "validation"
+    assert evaluated(folder, rows / "test.en", rows / "test.de")["data"]["split"] == "test"
+    assert evaluated(folder, rows / "validation.jsonl", "--split", "test")["data"]["split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("a/validation.jsonl.gz", "validation"),
+        ({"source": "dev.en", "target": "dev.de"}, "dev"),
+        (["dev_2.jsonl"], "dev"),
+        ("devices.jsonl", "test"),
+        ("news.jsonl", "test"),
+        ("test_2016.jsonl", "test"),
+        ("org/validation", "test"),
+        (None, "test"),
+    ],
+)
+def test_names_of_files_name_splits(source, name):
+    assert named_split(source, "test") == name
