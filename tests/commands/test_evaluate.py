@@ -1,12 +1,17 @@
 """`reluformers evaluate`: what it scores, in which languages, and by which measures."""
 
 import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import sacrebleu
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.data.names import named_split
+from reluformers.evaluation.results import METRICS
 from reluformers.translation.languages import saved_languages
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
@@ -69,6 +74,50 @@ def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
     output = rows / "test.en"
     given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
     assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
+
+
+def test_scores_are_those_of_sacrebleu(folder, rows):
+    found = evaluated(folder, rows / "test.en", rows / "test.de", "--predictions", rows / "out.txt")
+    outputs, references = (rows / "out.txt").read_text().splitlines(), [[target for _, target in PAIRS]]
+    expected = {
+        "bleu": sacrebleu.corpus_bleu(outputs, references, force=True),
+        "chrf": sacrebleu.corpus_chrf(outputs, references),
+        "chrf++": sacrebleu.corpus_chrf(outputs, references, word_order=2),
+        "ter": sacrebleu.corpus_ter(outputs, references),
+    }
+    assert {name: score["value"] for name, score in found["scores"].items()} == {
+        name: score.score for name, score in expected.items()
+    }
+    assert "nw:2" in found["scores"]["chrf++"]["signature"]
+    assert set(expected) <= set(METRICS)
+
+
+def test_comet_scores_where_it_is_installed(folder, rows, capsys, monkeypatch):
+    arguments = (rows / "test.en", rows / "test.de", "--comet", "ORG/comet")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "unbabel-comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
+    monkeypatch.undo()
+    given = []
+
+    class Model:
+        def predict(self, data, gpus, progress_bar):
+            given.extend(data)
+            return SimpleNamespace(system_score=0.25)
+
+    module = ModuleType("comet")
+    module.__spec__ = ModuleSpec("comet", None)
+    module.download_model, module.load_from_checkpoint = str.upper, lambda path: given.append(path) or Model()
+    monkeypatch.setitem(sys.modules, "comet", module)
+    found = evaluated(folder, *arguments)
+    assert found["scores"]["comet"] == {"value": 0.25, "signature": "ORG/comet"}
+    assert given[0] == "ORG/COMET"
+    assert [(row["src"], row["ref"]) for row in given[1:]] == PAIRS
+
+    def fail(name):
+        raise KeyError(name)
+
+    module.download_model = fail
+    assert "ORG/comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
 
 
 def test_images_have_no_second_file(tmp_path, capsys):
