@@ -8,6 +8,7 @@ Example:
 """
 
 import argparse
+from functools import partial
 
 from reluformers.errors import UserError, describe_error, is_disk_full
 from reluformers.tasks import load_recipe, task_named
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`auto` starts anew if there is none",
     )
     parser.add_argument(
+        "--early_stopping",
+        type=int,
+        metavar="N",
+        help="stop after N evaluations without a better one: training.early_stopping_patience",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="train 20 updates and print parameters, memory, tokens and time of the whole run; write nothing but the "
@@ -45,10 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Train."""
     hide_unwatched_progress()
+    report = partial(print, flush=True)
+    if options.early_stopping is not None:
+        options.overrides.append(f"training.early_stopping_patience={options.early_stopping}")
     recipe = load_recipe(options.recipe, options.overrides)
     try:
         task_named(recipe.task).train(
-            recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=print
+            recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report
         )
     except Exception as error:
         if not is_disk_full(error):

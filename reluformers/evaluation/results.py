@@ -63,8 +63,8 @@ class Score:
     """One score.
 
     Args:
-        value: in the unit of its metric: BLEU and chrF 0 to 100, TER above 0, accuracies 0 to 1, loss in nats; None for
-            one that was not finite.
+        value: in the unit of its metric: BLEU and chrF 0 to 100, TER above 0, accuracies 0 to 1, loss in nats; None
+            for one that was not finite.
         signature: how it was computed, as sacreBLEU writes it.
         details: parts of it, such as the precisions of BLEU.
     """

@@ -107,7 +107,7 @@ def translate(
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
     is_hidden = None if progress is None else not progress or callable(progress)
-    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=is_hidden) as bar:
+    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
         advance = progress if callable(progress) else bar.update
         for rows in length_batches(lengths, max_tokens, batch_size):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)

@@ -114,6 +114,7 @@ class _TranslationRun(TaskRun):
         """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
         results = self._measure_alignments(trainer)
         for name, dataset in self.prepared.evaluation.items():
+            self.report(f"{name}: translating {len(dataset):,} rows")
             metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
             results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
             self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")
