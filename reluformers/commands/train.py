@@ -13,7 +13,7 @@ from functools import partial
 from reluformers.errors import UserError, describe_error, is_disk_full
 from reluformers.tasks import load_recipe, task_named
 
-from .terminal import hide_unwatched_progress
+from .terminal import hide_unwatched_progress, shows_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> None:
     if options.early_stopping is not None:
         options.overrides.append(f"training.early_stopping_patience={options.early_stopping}")
     recipe = load_recipe(options.recipe, options.overrides)
+    if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
+        recipe.training.pop("disable_tqdm", None)  # recipes ask for lines because of files
     try:
         task_named(recipe.task).train(
             recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report

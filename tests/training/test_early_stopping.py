@@ -74,9 +74,7 @@ def test_what_cannot_be(files, tmp_path, options, named):
 def write_recipe(files, folder, **training):
     path = folder / "recipe.yaml"
     training = {name: value for name, value in training.items() if value is not None}
-    recipe = make_recipe(files, **training)
-    recipe.training.pop("disable_tqdm")
-    recipe.save(path)
+    make_recipe(files, **training).save(path)
     return path
 
 
@@ -110,10 +108,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_a_bar(files, tmp_path, monkeypatch):
-    path, screen = write_recipe(files, tmp_path, num_train_epochs=1), Terminal()
+@pytest.mark.parametrize(
+    ("asked", "has_bar"), [((), True), (("training.disable_tqdm=true",), False)], ids=["usual", "lines"]
+)
+def test_a_terminal_has_a_bar_unless_the_command_says_lines(files, tmp_path, monkeypatch, asked, has_bar):
+    path, screen = write_recipe(files, tmp_path, num_train_epochs=1, disable_tqdm=True), Terminal()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stderr", screen)
-        run_command("train", path, "--output_dir", tmp_path / "run")
-    assert "/3 [" in screen.getvalue()
-    assert "sentences" in screen.getvalue()
+        run_command("train", path, *asked, "--output_dir", tmp_path / "run")
+    assert ("/3 [" in screen.getvalue()) is has_bar
+    assert ("sentences" in screen.getvalue()) is has_bar
