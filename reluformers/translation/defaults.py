@@ -11,7 +11,7 @@ Source = str | dict[str, str]
 TOKENS_PER_WORD = 1.3  # of vocabularies of this size
 MAX_TOKENS = 2000  # of a batch
 BATCH_FILL = 0.9  # of it, without padding
-UPDATES = 20_000
+UPDATES = 10_000
 HELD_OUT_SEED = 1
 
 
@@ -20,7 +20,7 @@ def default_recipe(
 ) -> dict[str, Any]:
     """Sections of a recipe for a small model, that of scripts/recipes/tatoeba_en_de.yaml, on some sentence pairs.
 
-    With W words on both sides, vocabulary: 4·√W tokens, 1,000 to 32,000. Training: 20,000 updates, though 3 to 100
+    With W words on both sides, vocabulary: 4·√W tokens, 1,000 to 32,000. Training: 10,000 updates, though 3 to 50
     epochs, or until five evaluations are no better. Without a validation set, one in twenty rows, at most 1,000, is
     held out for it.
 
@@ -42,7 +42,7 @@ def default_recipe(
             words, longer = words + sum(counts), longer + max(counts)
     vocab_size = round(min(max(4 * words**0.5, 1000), 32_000), -2) + round(len(characters), -2)
     per_epoch = max(round(longer * TOKENS_PER_WORD / (MAX_TOKENS * BATCH_FILL)), 1)
-    epochs = min(max(round(UPDATES / per_epoch), 3), 100)
+    epochs = min(max(round(UPDATES / per_epoch), 3), 50)
     updates = epochs * per_epoch
     interval = min(max(per_epoch, 200), 2000)
     held_out = {"validation": validation}

@@ -1,6 +1,7 @@
 """Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures, and COMET."""
 
 import importlib.util
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,10 @@ from .packing import pack_documents
 from .recipe import TranslationRecipe
 from .tokenization import token_lengths, tokenize_pairs
 
+logger = logging.getLogger(__name__)
+
+# words of a text to the third, summed: up to three minutes where outputs are nothing but loops, seconds elsewhere
+MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
 _SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
@@ -159,11 +164,16 @@ class TranslationScorer(Scorer):
         """BLEU with the precisions and lengths behind it, chrF, chrF++, TER and perhaps COMET."""
         references = [[text] for text in self.pairs["target"]]
         scores = {}
+        work = sum(
+            min(len(one.split()), len(other.split())) ** 3 for one, (other,) in zip(answers, references, strict=True)
+        )
+        if work > MOST_TER_WORK:
+            logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
         for name, metric, options, details in (
             ("bleu", BLEU, {"tokenize": self.options.tokenize}, ("precisions", "bp", "sys_len", "ref_len")),
             ("chrf", CHRF, {}, ()),
             ("chrf++", CHRF, {"word_order": 2}, ()),
-            ("ter", TER, {}, ()),
+            *([("ter", TER, {}, ())] if work <= MOST_TER_WORK else []),
         ):
             score, signature = corpus_score(metric, options, answers, references)
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})

@@ -76,8 +76,6 @@ class _TranslationRun(TaskRun):
         self.prepared: PreparedData = prepare_data(
             self.recipe, checkpoint or self.output_dir, reuse_tokenizers=is_started, report=self.report
         )
-        if self.recipe.data.held_out is not None and self.args.process_index == 0:
-            self._write_held_out()
 
     def _write_held_out(self) -> None:
         """Write the pairs that were held out, for whoever scores other models on them."""
@@ -127,6 +125,8 @@ class _TranslationRun(TaskRun):
 
     def evaluate(self, trainer: TranslationTrainer) -> dict[str, Any]:
         """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
+        if self.recipe.data.held_out is not None and self.args.process_index == 0:
+            self._write_held_out()
         results = self._measure_alignments(trainer)
         for name, dataset in self.prepared.evaluation.items():
             self.report(f"{name}: translating {len(dataset):,} rows")

@@ -14,6 +14,7 @@ from reluformers.data.names import named_split
 from reluformers.data.sources import load_held_out
 from reluformers.evaluation.results import METRICS
 from reluformers.publish.finished_run import read_finished_run
+from reluformers.translation import evaluation
 from reluformers.translation.languages import saved_languages
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
@@ -92,6 +93,13 @@ def test_scores_are_those_of_sacrebleu(folder, rows):
     }
     assert "nw:2" in found["scores"]["chrf++"]["signature"]
     assert set(expected) <= set(METRICS)
+
+
+def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "MOST_TER_WORK", 100)
+    found = evaluated(folder, rows / "test.en", rows / "test.de")
+    assert list(found["scores"]) == ["bleu", "chrf", "chrf++"]
+    assert "TER" in caplog.text
 
 
 def test_comet_scores_where_it_is_installed(folder, rows, capsys, monkeypatch):
