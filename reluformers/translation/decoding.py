@@ -65,6 +65,7 @@ def translate(
     max_tokens: int = 4096,
     batch_size: int | None = None,
     progress: bool | Callable[[int], None] | None = False,
+    reported: set[str] | None = None,
     **generation_options,
 ) -> list[str]:
     """Translate texts by beam search.
@@ -86,6 +87,7 @@ def translate(
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
         progress: whether to show a progress bar; None for where somebody looks at the terminal; or what is told the
             number of texts of each batch.
+        reported: characters that no warning is to name again; those of this one come to it.
         generation_options: more options of `generate`; the papers' search is `early_stopping="never",
             min_new_tokens=1` (no empty translation).
 
@@ -100,7 +102,9 @@ def translate(
     source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
     limit = getattr(model.config, "max_position_embeddings", None)
     lengths = _token_counts(source_tokenizer, texts, limit)
-    if unknown := unknown_characters(source_tokenizer, texts):
+    reported = set() if reported is None else reported
+    if unknown := [one for one in unknown_characters(source_tokenizer, texts) if one not in reported]:
+        reported.update(unknown)
         logger.warning("%s.", describe_unknown(unknown))
     options = {"num_beams": num_beams, **ONE_BEST, **generation_options}
     if num_beams > 1:

@@ -83,6 +83,7 @@ def translate_parts(
         return len(tokenizer(text, verbose=False)["input_ids"])
 
     texts, bar = iter(texts), tqdm(disable=True) if bar is None else bar
+    options = {"reported": set(), **options}
     while block := list(islice(texts, block_lines or BLOCK_LINES)):
         parts = [split_text(" ".join(text.split()), count_tokens, limit) for text in block]
         flat = [part for row in parts for part in row]

@@ -139,6 +139,14 @@ def test_a_terminal_sees_time_left_unless_it_sees_the_lines(folder, capsys, tmp_
     assert not capsys.readouterr().err
 
 
+def test_a_character_that_is_not_known_is_named_once(folder, capsys, caplog, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_LINES", 1)
+    (tmp_path / "a.txt").write_text("Two 猫\nA 猫\nTwo dogs.\nA 犬 猫\n")
+    printed(capsys, "--model", folder, tmp_path / "a.txt")
+    assert [record.getMessage().count("猫") for record in caplog.records] == [1, 0]
+    assert "犬" in caplog.text
+
+
 def test_a_reader_that_goes_away_ends_it_without_a_word(folder, tmp_path):
     (tmp_path / "a.txt").write_text("Two dogs.\nA man.\n" * 3000)
     command = f"{sys.executable} -m reluformers translate --model {folder} {tmp_path / 'a.txt'} --max_tokens 100000"
