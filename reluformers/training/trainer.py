@@ -79,7 +79,7 @@ class TaskTrainer(Trainer):
         self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
         if self.pop_callback(PrinterCallback):
-            self.add_callback(_LogLines())
+            self.add_callback(LogLines())
         self.early_stopping = None
         if self.args.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
@@ -373,7 +373,7 @@ class EarlyStopping(EarlyStoppingCallback):
         return self.counted(state) >= self.early_stopping_patience
 
 
-class _LogLines(PrinterCallback):
+class LogLines(PrinterCallback):
     """Prints a line for each entry of the log at once, also where a file or a pipe takes them."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
