@@ -22,8 +22,9 @@ from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
 from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
 from .saved_models import can_open, load_config
-from .training.recipe import Recipe, read_sections
+from .training.recipe import Recipe, override, read_sections
 from .translation import card as translation_card
+from .translation.defaults import default_recipe
 from .translation.evaluation import TranslationScorer
 from .translation.recipe import TranslationRecipe
 from .translation.run import train_translation
@@ -176,3 +177,21 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return task.recipe_class.from_sections(sections, path)
+
+
+def recipe_for_pairs(
+    train: str | dict[str, str],
+    source_lang: str,
+    target_lang: str,
+    validation: str | dict[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """The recipe that `default_recipe` of translation makes of sentence pairs, with some values changed.
+
+    Raises:
+        UserError: the pairs cannot be read, or a change is not valid.
+    """
+    sections = default_recipe(train, source_lang, target_lang, validation)
+    for text in overrides:
+        override(sections, text)
+    return TranslationRecipe.from_sections(sections, "--data")

@@ -3,8 +3,9 @@ r"""Score a saved model: its task's metrics, speed and, if wanted, the statistic
 The task is read from the model's config.json.
 
 Examples:
-    reluformers evaluate ./runs/reluformer --data test.jsonl.gz --source_lang en --target_lang de \
-        --attention_report --output runs/reluformer/evaluation.json
+    reluformers evaluate ./runs/reluformer --data test.jsonl.gz --attention_report \
+        --output runs/reluformer/evaluation.json
+    reluformers evaluate ./runs/reluformer --data news.en news.de
     reluformers evaluate ./runs/relu-vit --data uoft-cs/cifar10 --split test --confusion_matrix confusion.png
 
 The decoding of the ReLA and QKNorm papers:
@@ -30,7 +31,13 @@ from .terminal import silence_transformers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
     parser.add_argument("model", help="folder of a saved model, or Hub id")
-    parser.add_argument("--data", required=True, help="Hub id, folder or file of the rows")
+    parser.add_argument(
+        "--data",
+        required=True,
+        nargs="+",
+        metavar="DATA",
+        help="Hub id, folder or file of the rows; or two text files, source and reference line by line",
+    )
     common = [item.name for item in dataclasses.fields(ScoringOptions)]
     add_fields(parser, ScoringOptions, common[2:])
     for task in TASKS.values():
@@ -52,12 +59,27 @@ def run(options: argparse.Namespace) -> None:
     check_model(options.model)
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
+    options.data = rows_of(options.data, task)
     scorer = task.scorer(options_of(options, task))
     evaluation = scorer.run()
     for line in [*describe(evaluation), *scorer.further_lines(evaluation)]:
         print(line)
     if evaluation.attention:
         print(format_attention_report(evaluation.attention))
+
+
+def rows_of(data: list[str], task: Task) -> str | dict[str, str]:
+    """The rows as scorers take them: one place, or the two sides of text.
+
+    Raises:
+        UserError: there are too many.
+    """
+    if len(data) == 1:
+        return data[0]
+    if len(data) > 2 or task.name != "translation":
+        most = "one place, or two text files" if task.name == "translation" else "one place"
+        raise UserError(f"--data names {len(data)}, {' '.join(data)}, but a model for {task} is scored on {most}")
+    return dict(zip(("source", "target"), data, strict=True))
 
 
 def check_options_of_others(options: argparse.Namespace, task: Task) -> None:

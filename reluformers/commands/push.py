@@ -1,4 +1,4 @@
-"""Push a saved model to the Hub: checked, in one commit, with a tag.
+"""Push a saved model to the Hub: checked, in one commit, with a tag. On a terminal it says who will see it, and asks.
 
 The token is that of `hf auth login`, or HF_TOKEN. Without a README.md in the folder a model card is written.
 
@@ -9,6 +9,7 @@ Example:
 """
 
 import argparse
+import sys
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="of a saved model, such as a finished training run")
     parser.add_argument("repo_id", metavar="ORG/NAME", help="repository; made if there is none")
     parser.add_argument("--private", action="store_true", help="keep a new repository private")
+    parser.add_argument("--yes", action="store_true", help="do not ask before uploading")
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
     parser.add_argument("--collection", metavar="TITLE|SLUG", help="add it to a collection, made if there is none")
@@ -36,6 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run and push code in FOLDER that this library would not have written",
     )
     add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
+
+
+def ask(line: str, is_agreed: bool) -> bool:
+    """Say who will see a release and, where somebody can answer, ask whether to go on."""
+    print(line, flush=True)
+    if is_agreed or sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    try:
+        return input("Push? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def run(options: argparse.Namespace) -> None:
@@ -51,6 +64,7 @@ def run(options: argparse.Namespace) -> None:
         revision=options.revision,
         trust_code=options.trust_code,
         report=print,
+        confirm=lambda line: ask(line, options.yes),
         space=f"{options.repo_id}-demo" if options.space else None,
         **card_options(options),
     )

@@ -3,8 +3,10 @@ r"""Translate a text, the lines of a file or a column of a table.
 A line of the output is the translation of the line of the input; empty lines stay empty, and a line that is too long
 for the model is translated sentence by sentence. A call with --output that was cut off goes on where it was.
 
+What is the name of a file is read as a file: give a text that is one by the standard input.
+
 Examples:
-    reluformers translate --model ./runs/reluformer "Two dogs run along the beach."
+    reluformers translate "Two dogs run along the beach."
     reluformers translate --model ./runs/reluformer news.en --output news.de
     cut -f 1 pairs.tsv | reluformers translate --model ./runs/reluformer -
 """
@@ -22,19 +24,21 @@ from tqdm.auto import tqdm
 from reluformers.errors import UserError
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
-from reluformers.modeling.pipeline_translation import TranslationPipeline
-from reluformers.saved_models import opening
+from reluformers.saved_models import WEIGHTS
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import ONE_BEST, load_translation_model, saved_search
-from reluformers.translation.lines import TABLES, continued_file, read_texts, translate_lines
+from reluformers.translation.decoding import load_translation_model, saved_search
+from reluformers.translation.lines import TABLES, align_lines, continued_file, read_texts, translate_lines
 
 from .terminal import shows_progress, silence_transformers
+
+CLONED_MODEL = Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de"
+WATCHED_LINES = 16  # that are translated together where somebody looks at the lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("text", nargs="?", default="-", help="a text, a file, or - for the standard input")
-    parser.add_argument("--model", required=True, help="folder of a saved model, or Hub id")
+    parser.add_argument("--model", help="folder of a saved model, or Hub id; models/tatoeba-en-de if missing")
     parser.add_argument("--column", help="of a file .jsonl, .json, .tsv or .csv: key or column of the texts")
     parser.add_argument("--output", help="file for the translations, instead of the standard output")
     parser.add_argument("--num_beams", type=int, help="beams of the search; those that the model was saved with")
@@ -44,11 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
+def default_model() -> str:
+    """Folder of the model that the repository brings along.
+
+    Raises:
+        UserError: this is no clone of it, or one without the weights.
+    """
+    if not (CLONED_MODEL / WEIGHTS).is_file():
+        raise UserError(
+            f"--model is not given, and there is no {CLONED_MODEL} with weights, which a clone of the repository of "
+            "reluformers has: run this from a clone (`pip install -e .`), or name the folder or Hub id of any "
+            "translation model with --model"
+        )
+    return str(CLONED_MODEL)
+
+
 def run(options: argparse.Namespace) -> None:
     """Translate."""
     silence_transformers()
     check_at_least(options, num_beams=1, batch_size=1, max_tokens=1)
-    source = options.text
+    source, is_typed = options.text, False
     is_file = os.path.isfile(source)
     if not is_file and " " not in source and Path(source.removesuffix(".gz")).suffix in (*TABLES, ".txt"):
         raise UserError(f"{source}: no such file; check the path")
@@ -58,36 +77,50 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(
             f"--column is {options.column!r}, but there is no table: give a .jsonl, .json, .tsv or .csv file"
         )
+    if is_file and not Path(source).suffix and "/" not in source:
+        sys.stderr.write(f"{source}: is read as a file; give - and the text by the standard input to translate that\n")
     check_output_files(options.output, inputs=[source] if is_file else [])
-    check_model(options.model)
-    model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
+    place = options.model or default_model()
+    check_model(place)
+    model, tokenizers = load_translation_model(place, trust_remote_code=options.trust_remote_code)
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
+    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
+        is_typed = True
+        sys.stderr.write("type a text and press Enter; Ctrl-D ends\n")
 
     def texts() -> Iterator[str]:
-        return read_texts(source, options.column) if is_file or source == "-" else iter([source])
+        if is_file or source == "-":
+            return read_texts(source, options.column)
+        return iter(source.splitlines() or [""])
 
-    def translations(start: int) -> Iterator[str]:
+    # whoever looks at the lines should not have to wait for many
+    is_watched = options.output is None and sys.stdout is not None and sys.stdout.isatty()
+    block_lines = 1 if is_typed else WATCHED_LINES if is_watched else None
+
+    def translations(start: int, bar: tqdm | None = None) -> Iterator[str]:
+        batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size, "block_lines": block_lines}
+        given = (model, tokenizers, islice(texts(), start, None))
         if options.alignments:
-            pipe = TranslationPipeline(model, tokenizers[0], tokenizers[1])
-            for text in islice(texts(), start, None):
-                with opening(options.model, "a translation by its generation_config.json"):
-                    found = [{"translation_text": ""}]
-                    if text.strip():
-                        found = pipe(text, return_alignments=True, **ONE_BEST, **search)
-                yield json.dumps({"source": text, **found[0]}, ensure_ascii=False)
-            return
-        batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
-        yield from translate_lines(model, tokenizers, islice(texts(), start, None), **search, **batches)
+            for found in align_lines(*given, bar=bar, **search, **batches):
+                yield json.dumps(found, ensure_ascii=False)
+        else:
+            yield from translate_lines(*given, bar=bar, **search, **batches)
+
+    def progress(done: int) -> tqdm:
+        is_hidden = not shows_progress() or is_watched or is_typed or not (is_file or source == "-")
+        total = sum(1 for _ in texts()) if is_file and not is_hidden else None
+        return tqdm(initial=done, total=total, unit=" lines", unit_scale=True, disable=is_hidden)
 
     if options.output is None:
-        for line in translations(0):
-            print(line, flush=source == "-")
+        with progress(0) as bar:
+            for line in translations(0, bar):
+                print(line, flush=source == "-")
         return
     stamp = os.stat(source) if is_file else None
-    weights = sorted(Path(options.model).glob("*.safetensors"))  # none of a Hub id
+    weights = sorted(Path(place).glob("*.safetensors"))  # none of a Hub id
     identity = {
-        "model": os.path.abspath(options.model) if os.path.isdir(options.model) else options.model,
+        "model": os.path.abspath(place) if os.path.isdir(place) else place,
         "weights of": [path.stat().st_mtime_ns for path in weights],
         "text": os.path.abspath(source) if is_file else source,
         "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,
@@ -95,11 +128,10 @@ def run(options: argparse.Namespace) -> None:
         "alignments": options.alignments,
         **search,
     }
-    total = sum(1 for _ in texts()) if is_file and shows_progress() else None
     with continued_file(options.output, identity) as (file, done):
         if done and source == "-":
             raise UserError(f"{options.output}.part: the standard input cannot be read again; delete it")
-        bar = tqdm(translations(done), initial=done, total=total, unit=" lines", disable=not shows_progress())
-        for line in bar:
-            file.write(f"{line}\n")
+        with progress(done) as bar:
+            for line in translations(done, bar):
+                file.write(f"{line}\n")
     sys.stderr.write(f"{options.output}: done\n")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_HELD_OUT = re.compile(r"(train|validation|valid|val|dev)(?![A-Za-z])")
 _DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt|gz)$")
 
 
@@ -18,6 +19,15 @@ def source_name(source: Any) -> str | None:
     if not isinstance(source, str) or not source.strip():
         return None
     return source if is_hub_id(source) else re.split(r"[/\\]", source.rstrip("/\\"))[-1] or None
+
+
+def named_split(source: Any, default: str) -> str:
+    """What a split is called by the name of its file, such as validation.jsonl or dev.en; the default if by none."""
+    if isinstance(source, dict | list | tuple):
+        names = source.values() if isinstance(source, dict) else source
+        source = next(iter(names), None)
+    match = _HELD_OUT.match(Path(source).name) if isinstance(source, str) and Path(source).suffix else None
+    return match[1] if match else default
 
 
 def marked_as_local(path: str | None) -> str | None:

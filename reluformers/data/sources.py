@@ -19,6 +19,7 @@ from fsspec.core import url_to_fs
 from reluformers.errors import UserError, describe_error
 from reluformers.files import check_name
 
+from .names import named_split
 from .tables import Tables
 
 logger = logging.getLogger(__name__)
@@ -156,14 +157,14 @@ def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) 
         load: `load_…_split` with the columns of the recipe.
 
     Returns:
-        The rows and the name of the split; None if there are none.
+        The rows and what the split is called where it lies; None if there are none.
     """
     for split in ("test", "validation"):
         source = local_source(data, split)
         if source is None:
             continue
         try:
-            return load(*source), split
+            return load(*source), data[split] if data.get("path") else named_split(data[split], split)
         except UserError as error:
             logger.info("no examples of %s: %s", split, error)
     return None

@@ -49,6 +49,9 @@ class Metric:
 METRICS = {
     "bleu": Metric("BLEU", ".2f", "BLEU", "sacrebleu", 2),
     "chrf": Metric("chrF", ".2f", "chrF", "chrf", 2),
+    "chrf++": Metric("chrF++", ".2f", "chrF++", "chrf", 2),
+    "ter": Metric("TER", ".2f", "TER", "ter", 2),
+    "comet": Metric("COMET", ".4f", "COMET", "comet"),
     "accuracy": Metric("accuracy", ".2%", "Accuracy", "accuracy"),
     "top5_accuracy": Metric("top-5", ".2%"),
     "loss": Metric("loss", ".3f", "Loss", "loss"),
@@ -60,8 +63,8 @@ class Score:
     """One score.
 
     Args:
-        value: in the unit of its metric: BLEU and chrF 0 to 100, accuracies 0 to 1, loss in nats; None for one
-            that was not finite.
+        value: in the unit of its metric: BLEU and chrF 0 to 100, TER above 0, accuracies 0 to 1, loss in nats; None
+            for one that was not finite.
         signature: how it was computed, as sacreBLEU writes it.
         details: parts of it, such as the precisions of BLEU.
     """

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reluformers.data.names import named_split
 from reluformers.errors import UserError
 from reluformers.files import parse_yaml
 from reluformers.saved_models import to_accelerator
@@ -52,10 +53,12 @@ class ScoringOptions:
 
     Args:
         model: folder of a saved model, or Hub id.
-        data: Hub id, folder or file of the rows; {split: file or files} names the files of a split.
+        data: Hub id, folder or file of the rows; {split: file or files} names the files of a split, and
+            {"source": file, "target": file} two text files, line by line.
         data_config: configuration name of a Hub data set, such as de-en.
         data_revision: branch, tag or commit of a Hub data set.
-        split: split to score; may carry a slice, such as test[:100].
+        split: split to score; may carry a slice, such as test[:100]; if missing that by which a file is
+            called, such as validation.jsonl, else test.
         attention_report: measure the attention weights too.
         output: JSON file for the results.
         trust_remote_code: run model code of the repository.
@@ -68,18 +71,28 @@ class ScoringOptions:
     data: str | dict[str, Any]
     data_config: str | None = None
     data_revision: str | None = None
-    split: str = "test"
+    split: str | None = None
     attention_report: bool = False
     output: str | Path | None = None
     trust_remote_code: bool = False
 
     row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
 
+    def __post_init__(self):
+        if self.split is None:
+            is_by_split = isinstance(self.data, dict) and "test" in self.data
+            self.split = "test" if is_by_split else named_split(self.data, "test")
+
     @classmethod
     def own_fields(cls) -> dict[str, Any]:
         """Name → default of the fields that are the task's own."""
         common = {item.name for item in fields(ScoringOptions)}
         return {item.name: item.default for item in fields(cls) if item.name not in common}
+
+    @property
+    def files(self) -> list[Any]:
+        """What the data are named by, one by one."""
+        return list(self.data.values()) if isinstance(self.data, dict) else [self.data]
 
     @property
     def source(self) -> str | dict[str, Any]:

@@ -40,10 +40,11 @@ class ImageScoring(ScoringOptions):
     row_fields: ClassVar[tuple[str, ...]] = ("image_column", "label_column", "batch_size", "num_workers")
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least(self, batch_size=1, num_workers=0)
         if self.confusion_matrix:
             check_picture_path(self.confusion_matrix)
-        check_output_files(self.output, self.confusion_matrix, inputs=[self.data])
+        check_output_files(self.output, self.confusion_matrix, inputs=self.files)
 
 
 class ImageScorer(Scorer):

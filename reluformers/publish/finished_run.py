@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from reluformers.data.names import named_split
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
 from reluformers.files import parse_yaml, read_json
@@ -104,7 +105,8 @@ def _scored_in_training(
             if results.get(f"{split}_{name}") is not None
         }
         source = data.get("path") or data.get(split)
-        return Evaluation(task.name, ScoredData(split, source), scores, decoding=recipe.get("decoding") or {})
+        named = data.get(split) if data.get("path") else named_split(source, split)
+        return Evaluation(task.name, ScoredData(named or split, source), scores, decoding=recipe.get("decoding") or {})
     return None
 
 

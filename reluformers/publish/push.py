@@ -17,6 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from reluformers.data.names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.evaluation.examples import read_examples
+from reluformers.files import write_text
 from reluformers.tasks import TASKS, task_of_model_type
 
 from .card import CARD_FILE, write_card
@@ -55,6 +56,7 @@ def push_to_hub(
     trust_code: bool = False,
     api: HfApi | None = None,
     report: Callable[[str], None] = lambda line: None,
+    confirm: Callable[[str], bool] = lambda line: True,
     **card_options: Any,
 ) -> Release:
     """Check a saved model, push it in one commit and tag that.
@@ -70,13 +72,15 @@ def push_to_hub(
         trust_code: whether code of the folder that this library would not have written may be run and pushed.
         api: the client; by default that of the environment (HF_ENDPOINT, HF_TOKEN).
         report: takes lines for the user.
-        card_options: arguments of `write_card`, for the card that is written where the folder has none.
+        confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
+        card_options: arguments of `write_card`, for the card that is written where the folder has none; a card that
+            the folder has gets the link to its `space` too, there and on the Hub.
 
     Returns:
         The release as it is on the Hub now.
 
     Raises:
-        UserError: the folder is not fit to be published, or the Hub cannot be reached or refuses.
+        UserError: the folder is not fit to be published, the Hub cannot be reached or refuses, or `confirm` says no.
     """
     folder, api = Path(folder), api or HfApi()
     check_names(repo_id, revision)
@@ -86,14 +90,17 @@ def push_to_hub(
         checked = set(file_names(staging))
         config = read_config(folder)
         task = task_of_model_type(config["model_type"]).name
+        is_linked = False
         repository = open_repository(api, repo_id, private)
         repository.check_holds(config["model_type"])
         names = _possible_revisions(repository, folder, staging, revision)
         if not (staging / CARD_FILE).is_file():
             report(f"{folder}: writing the card")
             write_card(folder, repo_id, revision=names[0], output=staging, **card_options)
-        elif base_model := card_options.get("base_model"):
-            name_base_model(staging / CARD_FILE, base_model)
+        else:
+            if base_model := card_options.get("base_model"):
+                name_base_model(staging / CARD_FILE, base_model)
+            is_linked = link_space(staging / CARD_FILE, card_options.get("space"))
         report(f"{folder}: opening it where reluformers is not installed")
         check_files(staging, set(file_names(staging)) - checked, shown_as=folder)
         check = check_folder(staging)
@@ -107,6 +114,8 @@ def push_to_hub(
         for path in (path for path, before in stamps.items() if stamp(path) != before):
             raise UserError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
         is_new = bool(changes) or not repository.exists
+        if is_new and not confirm(_audience(repository, private)):
+            raise UserError(f"{repo_id}: nothing was pushed")
         if not repository.exists:
             repository.create(private)
         if changes:
@@ -115,6 +124,8 @@ def push_to_hub(
         if name not in repository.tags:
             repository.tag(name)
         repository.finish(private)
+        if is_linked and link_space(folder / CARD_FILE, card_options["space"]):
+            report(f"{folder / CARD_FILE}: links the Space now")
         licence = check_card(staging / CARD_FILE).data.license
     licence = licence if isinstance(licence, str) else licence[0]
     url = f"{api.endpoint}/{repo_id}"
@@ -185,6 +196,30 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
         f'pipe = pipeline("{release.task}", {pinned}, trust_remote_code=True)\n'
         f"print(pipe({json.dumps(example, ensure_ascii=False)}))"
     )
+
+
+def link_space(card: Path, space: str | None) -> bool:
+    """Put the link to a Space before the first section of a card that has none; whether it did."""
+    text = card.read_text(encoding="utf-8")
+    if space is None or f"/spaces/{space})" in text:
+        return False
+    link = f"[Try it in its Space](https://huggingface.co/spaces/{space}), which shows its attention too.\n\n"
+    head = re.match(r"---\n.*?\n---\n", text, re.DOTALL)
+    section = re.compile(r"^## ", re.MULTILINE).search(text, head.end() if head else 0)
+    place = section.start() if section else len(text)
+    before = text[:place] if text[:place].endswith("\n\n") else f"{text[:place].rstrip()}\n\n"
+    write_text(card, f"{before}{link}{text[place:]}".rstrip() + "\n")
+    return True
+
+
+def _audience(repository: Repository, private: bool) -> str:
+    """Who will see a release."""
+    is_known = repository.exists and not repository.unfinished
+    tense = "is" if is_known else "will be"
+    if repository.private if is_known else private:
+        return f"{repository.repo_id}: the repository {tense} private"
+    advice = "" if is_known else "; --private keeps it to yourself"
+    return f"{repository.repo_id}: the repository {tense} public, for everybody to see{advice}"
 
 
 def _possible_revisions(repository: Repository, folder: Path, staging: Path, revision: str | None) -> list[str]:

@@ -1,12 +1,14 @@
 """Training arguments: transformers' own and a few more."""
 
 import math
+import sys
 from dataclasses import dataclass, field, fields
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
+from transformers.utils import is_in_notebook
 
 
 @dataclass
@@ -17,6 +19,9 @@ class TaskTrainingArguments(TrainingArguments):
         average_last: number of last checkpoints whose weights are averaged at the end; 0 or 1 for no averaging.
         ema_decay: keep a moving average of the weights with this decay per update, in (0, 1); evaluations and the
             finished model have the average; None for none.
+        early_stopping_patience: stop after so many evaluations that are no better than the best one before them, by
+            `metric_for_best_model` ("loss" if missing); None to go on to the end.
+        disable_tqdm: lines of the log instead of a progress bar; without a terminal there are lines anyway.
 
     Raises:
         ValueError: a field has a value that is not allowed, alone or beside the others.
@@ -24,6 +29,7 @@ class TaskTrainingArguments(TrainingArguments):
 
     average_last: int = field(default=0, metadata={"help": "Checkpoints to average at the end."})
     ema_decay: float | None = field(default=None, metadata={"help": "Decay of a moving average of the weights."})
+    early_stopping_patience: int | None = field(default=None, metadata={"help": "Evaluations without a better one."})
     # a loss that is not finite belongs in the log, and looking for it would make the host wait for every step
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave such losses out of the log."})
     # every parameter of our models takes part in every step
@@ -37,6 +43,9 @@ class TaskTrainingArguments(TrainingArguments):
         # transformers gives ddp_timeout to no process group of CPUs; the one that is made first stays
         if self.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
+        self._check_early_stopping()
+        if not (is_in_notebook() or sys.stderr.isatty()):
+            self.disable_tqdm = True
         super().__post_init__()
         if self.label_smoothing_factor:
             raise ValueError(
@@ -48,6 +57,17 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(f"{' and '.join(self.final_weights[:2])} both choose the final weights: set only one")
         self._check_checkpoint_averaging()
         self._check_moving_average()
+
+    def _check_early_stopping(self) -> None:
+        if self.early_stopping_patience is None:
+            return
+        if self.early_stopping_patience < 1:
+            raise ValueError(
+                f"early_stopping_patience is {self.early_stopping_patience}, but must be 1 or more, or null"
+            )
+        if self.eval_strategy == "no":
+            raise ValueError("early_stopping_patience counts evaluations: set eval_strategy to epoch or steps")
+        self.metric_for_best_model = self.metric_for_best_model or "loss"
 
     def _check_ranges(self) -> None:
         if self.gradient_accumulation_steps < 1:

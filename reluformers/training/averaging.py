@@ -16,7 +16,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import load_config, read_index
+from reluformers.saved_models import check_no_adapter, load_config, read_index
 
 from .checkpoints import MANIFEST_FILE, TRAINING_FILES, check_finite, check_model, checkpoints_of, step_of
 
@@ -72,6 +72,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
         raise ValueError("There are no checkpoints to average.")
     check_output_folder(output, *folders)
     for folder in folders:
+        check_no_adapter(folder)
         check_model(folder)
     _check_distinct(folders)
     for folder in folders:

@@ -15,6 +15,7 @@ from reluformers.evaluation.circumstances import peak_memory
 from .meter import TrainingMeter
 from .recipe import Recipe
 from .run import TaskRun
+from .trainer import LogLines
 
 UPDATES = 20
 # what would write, send or take time of its own
@@ -62,6 +63,7 @@ def estimate(
         trainer = run.make_trainer(run.build_model(None))
         clock = _FirstUpdates(trainer.meter, updates)
         trainer.add_callback(clock)
+        trainer.remove_callback(LogLines)  # which would take it for a run
         trainer.train()
         result = {
             "parameters": trainer.model.num_parameters(),

@@ -33,6 +33,7 @@ MAY_CHANGE = frozenset(
         "training.ddp_timeout",
         "training.dataloader_prefetch_factor",
         "training.disable_tqdm",
+        "training.early_stopping_patience",
         "training.logging_first_step",
         "training.num_train_epochs",
         "training.per_device_eval_batch_size",

@@ -212,7 +212,8 @@ class TaskRun(ABC):
         """Whether a checkpoint holds the last update of the run."""
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         *_, max_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-        return state.global_step >= max_steps or self.has_ended(trainer, checkpoint)
+        is_stopped = trainer.early_stopping is not None and trainer.early_stopping.has_ended(state)
+        return state.global_step >= max_steps or is_stopped or self.has_ended(trainer, checkpoint)
 
     def _save(self, trainer: TaskTrainer, results: dict[str, Any]) -> None:
         """Write the finished model into the output folder, each file complete or not at all."""

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -78,6 +78,12 @@ class TaskTrainer(Trainer):
         self._clock = _Clock()
         self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
+        if self.pop_callback(PrinterCallback):
+            self.add_callback(LogLines())
+        self.early_stopping = None
+        if self.args.early_stopping_patience is not None:
+            self.early_stopping = EarlyStopping(self.args.early_stopping_patience)
+            self.add_callback(self.early_stopping)
         self.weight_average = None
         if self.args.ema_decay is not None:
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
@@ -341,6 +347,40 @@ class _Clock(TrainerCallback):
         """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
         done, left = state.global_step - self.first, state.max_steps - state.global_step
         return round((time.perf_counter() - self.started) / max(done, 1) * left)
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Stops as the callback of transformers does, and goes on counting where a checkpoint left off.
+
+    Any final weights go with it, and evaluations behind training do not matter to it.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.early_stopping_patience_counter = self.counted(state)
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
+
+    @staticmethod
+    def counted(state: TrainerState) -> int:
+        """Evaluations without a better one at the end of a checkpoint, by its state."""
+        known = state.stateful_callbacks.get(EarlyStopping.__name__) or {}
+        return known.get("attributes", {}).get("early_stopping_patience_counter", 0)
+
+    def has_ended(self, state: TrainerState) -> bool:
+        """Whether training ended at a checkpoint for its sake."""
+        return self.counted(state) >= self.early_stopping_patience
+
+
+class LogLines(PrinterCallback):
+    """Prints a line for each entry of the log at once, also where a file or a pipe takes them."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_local_process_zero and logs is not None:
+            shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()}
+            shown.pop("total_flos", None)
+            print({"step": f"{state.global_step}/{state.max_steps}", **shown}, flush=True)
 
 
 class _EndOfEpoch(TrainerCallback):

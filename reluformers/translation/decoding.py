@@ -1,7 +1,7 @@
 """Translates texts with a trained model, fast and in the given order."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
@@ -64,7 +64,8 @@ def translate(
     penalty: str = "hf",
     max_tokens: int = 4096,
     batch_size: int | None = None,
-    progress: bool | None = False,
+    progress: bool | Callable[[int], None] | None = False,
+    reported: set[str] | None = None,
     **generation_options,
 ) -> list[str]:
     """Translate texts by beam search.
@@ -84,7 +85,9 @@ def translate(
         penalty: "hf" divides by len^α, "wu" by ((5 + len)/6)^α, which is what the papers mean by α = 0.6.
         max_tokens: source tokens of a batch with padding; beams multiply the memory. One long text may exceed it.
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
-        progress: whether to show a progress bar; None for where somebody looks at the terminal.
+        progress: whether to show a progress bar; None for where somebody looks at the terminal; or what is told the
+            number of texts of each batch.
+        reported: characters that no warning is to name again; those of this one come to it.
         generation_options: more options of `generate`; the papers' search is `early_stopping="never",
             min_new_tokens=1` (no empty translation).
 
@@ -99,21 +102,22 @@ def translate(
     source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
     limit = getattr(model.config, "max_position_embeddings", None)
     lengths = _token_counts(source_tokenizer, texts, limit)
-    if unknown := unknown_characters(source_tokenizer, texts):
+    reported = set() if reported is None else reported
+    if unknown := [one for one in unknown_characters(source_tokenizer, texts) if one not in reported]:
+        reported.update(unknown)
         logger.warning("%s.", describe_unknown(unknown))
     options = {"num_beams": num_beams, **ONE_BEST, **generation_options}
     if num_beams > 1:
         options["length_penalty"] = length_penalty
     translations = [""] * len(texts)
-    with (
-        _search(model, penalty),
-        tqdm(total=len(texts), unit=" sentences", disable=None if progress is None else not progress) as bar,
-    ):
+    is_hidden = None if progress is None else not progress or callable(progress)
+    with _search(model, penalty), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
+        advance = progress if callable(progress) else bar.update
         for rows in length_batches(lengths, max_tokens, batch_size):
             tokens = _generate(model, source_tokenizer, [texts[row] for row in rows], limit, options)
             for row, text in zip(rows, target_tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True):
                 translations[row] = text
-            bar.update(len(rows))
+            advance(len(rows))
     return translations
 
 

@@ -1,13 +1,17 @@
-"""Scores saved translation models: BLEU and chrF with sacreBLEU's signatures."""
+"""Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures, and COMET."""
 
+import importlib.util
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from datasets import Dataset
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -19,14 +23,20 @@ from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
+from reluformers.saved_models import opening
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
+from .languages import saved_languages
 from .loading import load_translation_split
 from .metrics import corpus_score
 from .packing import pack_documents
 from .recipe import TranslationRecipe
 from .tokenization import token_lengths, tokenize_pairs
 
+logger = logging.getLogger(__name__)
+
+# words of a text to the third, summed: up to three minutes where outputs are nothing but loops, seconds elsewhere
+MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
 _SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
@@ -37,8 +47,8 @@ class TranslationScoring(ScoringOptions):
     """How a translation model is scored, beside what all models need.
 
     Args:
-        source_lang: language to translate from, such as en; needed.
-        target_lang: language to translate to, such as de; needed.
+        source_lang: language to translate from, such as en; that of the model's recipe or tokenizer if missing.
+        target_lang: language to translate to, such as de; that of the model's recipe or tokenizer if missing.
         translation_column: column with a dict of both languages, if there is one.
         document_column: column of the document's id, for document_tokens.
         document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
@@ -50,6 +60,7 @@ class TranslationScoring(ScoringOptions):
         min_new_tokens: tokens; 1 forbids empty translations.
         tokenize: sacreBLEU's tokenizer; none for text in tokens.
         predictions: text file for the translations, one per line.
+        comet: score by this model of COMET too, such as Unbabel/wmt22-comet-da, or by a file of one.
     """
 
     source_lang: str | None = None
@@ -65,13 +76,17 @@ class TranslationScoring(ScoringOptions):
     min_new_tokens: int = 0
     tokenize: str = "13a"
     predictions: str | None = None
+    comet: str | None = None
 
     row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
 
     def __post_init__(self):
+        super().__post_init__()
+        known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
+        self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
         for name in _LANGUAGES:
             if getattr(self, name) is None:
-                raise UserError(f"--{name} is needed to score a translation model, such as --{name} en")
+                raise UserError(f"--{name} is needed, as the model's folder does not say it: such as --{name} en")
         check_search(num_beams=self.num_beams, length_penalty=self.length_penalty, max_tokens=self.max_tokens)
         check_at_least(self, min_new_tokens=0, document_tokens=1)
         if self.document_tokens is None and self.document_column is not None:
@@ -84,7 +99,12 @@ class TranslationScoring(ScoringOptions):
             BLEU(tokenize=self.tokenize)
         except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
             raise UserError(f"tokenize {self.tokenize!r} cannot be used: {describe_error(error)}") from error
-        check_output_files(self.output, self.predictions, inputs=[self.data])
+        if self.comet is not None and importlib.util.find_spec("comet") is None:
+            raise UserError(
+                "--comet needs the package unbabel-comet; where that does not go with this version of transformers, "
+                "write --predictions and give these to its comet-score in an environment of its own"
+            )
+        check_output_files(self.output, self.predictions, inputs=self.files)
 
 
 class TranslationScorer(Scorer):
@@ -141,15 +161,25 @@ class TranslationScorer(Scorer):
         return translate(self.model, self.tokenizers, self.pairs["source"], progress=None, **self.decoding)
 
     def count(self, answers: list[str]) -> Scores:
-        """BLEU with the precisions and lengths behind it, and chrF."""
+        """BLEU with the precisions and lengths behind it, chrF, chrF++, TER and perhaps COMET."""
         references = [[text] for text in self.pairs["target"]]
         scores = {}
+        work = sum(
+            min(len(one.split()), len(other.split())) ** 3 for one, (other,) in zip(answers, references, strict=True)
+        )
+        if work > MOST_TER_WORK:
+            logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
         for name, metric, options, details in (
             ("bleu", BLEU, {"tokenize": self.options.tokenize}, ("precisions", "bp", "sys_len", "ref_len")),
             ("chrf", CHRF, {}, ()),
+            ("chrf++", CHRF, {"word_order": 2}, ()),
+            *([("ter", TER, {}, ())] if work <= MOST_TER_WORK else []),
         ):
             score, signature = corpus_score(metric, options, answers, references)
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
+        if self.options.comet is not None:
+            value = comet_score(self.options.comet, self.pairs["source"], answers, self.pairs["target"])
+            scores["comet"] = Score(value, self.options.comet)
         return Scores(scores, self.decoding)
 
     def row_statistics(self, answers: list[str]) -> dict[str, np.ndarray]:
@@ -187,6 +217,25 @@ class TranslationScorer(Scorer):
             with atomic_write(self.options.predictions) as path:
                 lines = (" ".join(text.splitlines()) + "\n" for text in answers)
                 path.write_text("".join(lines), encoding="utf-8")
+
+
+def comet_score(model: str, sources: Sequence[str], outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Score of a model of COMET for all rows, mostly 0 to 1. Source: Rei et al. 2020.
+
+    Args:
+        model: Hub id, or path of a checkpoint.
+        sources, outputs, references: texts, row by row.
+
+    Raises:
+        UserError: the model cannot be had.
+    """
+    from comet import download_model, load_from_checkpoint
+
+    rows = zip(sources, outputs, references, strict=True)
+    with opening(model, "the model of COMET"):
+        scorer = load_from_checkpoint(model if Path(model).is_file() else download_model(model))
+        data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in rows]
+        return float(scorer.predict(data, gpus=int(torch.cuda.is_available()), progress_bar=False).system_score)
 
 
 def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:

@@ -6,14 +6,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice, pairwise, tee
 from pathlib import Path
 from typing import Any, TextIO
 
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
+from reluformers.modeling.pipeline_translation import TranslationPipeline
+from reluformers.saved_models import opening
 
 from .decoding import Tokenizers, translate
 from .rows import read_rows
@@ -50,19 +53,28 @@ def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> lis
     return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
 
 
-def translate_lines(
-    model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
-) -> Iterator[str]:
-    """Translate texts as they come, in blocks of `BLOCK_LINES`.
+def translate_parts(
+    model: PreTrainedModel,
+    tokenizers: Tokenizers,
+    texts: Iterable[str],
+    *,
+    block_lines: int | None = None,
+    bar: tqdm | None = None,
+    **options: Any,
+) -> Iterator[list[tuple[str, str]]]:
+    """Translate texts as they come, in blocks.
 
     Args:
         model: encoder–decoder model.
         tokenizers: one for both sides, or (source, target).
-        texts: any number; an empty one stays empty, and line breaks become blanks.
+        texts: any number; white space in them becomes blanks.
+        block_lines: texts that are read, sorted by length and translated together; `BLOCK_LINES` if None.
+        bar: goes on with each batch, by texts.
         options: of `translate`.
 
     Yields:
-        Their translations, in their order; those of the parts of a text that the model cannot take as a whole, joined.
+        Of each text, in their order, its parts with their translations: the text alone unless the model cannot take it
+        as a whole; none of an empty one.
     """
     tokenizer = tokenizers[0] if isinstance(tokenizers, tuple) else tokenizers
     limit = min(model.config.max_position_embeddings, tokenizer.model_max_length)
@@ -70,13 +82,56 @@ def translate_lines(
     def count_tokens(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])
 
-    texts = iter(texts)
-    while block := list(islice(texts, BLOCK_LINES)):
-        parts = [split_text(" ".join(text.splitlines()), count_tokens, limit) for text in block]
+    texts, bar = iter(texts), tqdm(disable=True) if bar is None else bar
+    options = {"reported": set(), **options}
+    while block := list(islice(texts, block_lines or BLOCK_LINES)):
+        parts = [split_text(" ".join(text.split()), count_tokens, limit) for text in block]
         flat = [part for row in parts for part in row]
-        translated = iter(translate(model, tokenizers, flat, **options) if flat else [])
+        place = bar.n
+
+        def advance(count: int, share: float = len(block) / max(len(flat), 1)) -> None:
+            bar.update(count * share)
+
+        translated = iter(translate(model, tokenizers, flat, progress=advance, **options) if flat else [])
+        bar.update(place + len(block) - bar.n)
         for row in parts:
-            yield " ".join(islice(translated, len(row)))
+            yield list(zip(row, islice(translated, len(row)), strict=True))
+
+
+def translate_lines(
+    model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
+) -> Iterator[str]:
+    """Translate texts as `translate_parts` does; yields their translations, those of parts joined."""
+    for row in translate_parts(model, tokenizers, texts, **options):
+        yield " ".join(translation for _, translation in row)
+
+
+def align_lines(
+    model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Translate texts as `translate_parts` does, and align the words of the translations.
+
+    Yields:
+        Of each text `source`, `translation_text` and `alignments`, as `TranslationPipeline` has them; the numbers of
+        source words are those of the whole text.
+    """
+    pipe = TranslationPipeline(model, *tokenizers)
+    texts, sources = tee(texts)
+    for source, row in zip(sources, translate_parts(model, tokenizers, texts, **options), strict=True):
+        links, text, end = [], " ".join(source.split()), 0
+        for part, translation in row:
+            start = text.index(part, end)
+            end, words_before = start + len(part), len(text[: start + 1].split()) - 1
+            with opening(model.name_or_path, "alignments by its config.json"):
+                aligned = pipe.align(part, translation) if translation.strip() else []
+            # words that are beyond the model's positions when they are read again
+            rest = translation.split()[len(aligned) :]
+            aligned += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
+            for link in aligned:
+                is_linked = link["source_index"] is not None
+                links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
+        translation = " ".join(translation for _, translation in row)
+        yield {"source": source, "translation_text": translation, "alignments": links}
 
 
 def read_texts(source: str, column: str | None = None) -> Iterator[str]:

@@ -75,14 +75,41 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
             raise UserError(f"data.{name} is not given; set it to the language's key in the data, such as de")
     sources = data.sources()
     for split in ("train", "validation"):
-        if split not in sources:
+        if split not in sources and (split == "train" or data.held_out is None):
             raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
     check_apart(data.path, sources)
     splits = {}
     for split, source in sources.items():
         with naming(f"data.{split}"):
             splits[split] = _load_split(data, split, source)
+    if data.held_out is not None:
+        splits["train"], splits["validation"] = hold_out(splits["train"], data.held_out, data.held_out_seed or 0)
     return splits
+
+
+def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
+    """Take pairs out of a training set to evaluate on, none with an empty side.
+
+    Args:
+        rows: columns `source` and `target`.
+        count: of the pairs that are taken.
+        seed: of the draw.
+
+    Returns:
+        The rows whose source is not among those taken, and those taken, both in their order.
+
+    Raises:
+        UserError: nothing would be left to train on.
+    """
+    sources = rows["source"][:]
+    whole = [row for row, pair in enumerate(zip(sources, rows["target"], strict=True)) if all(map(str.strip, pair))]
+    count_left = len(whole) - count
+    drawn = np.random.default_rng(seed).permutation(whole)[:count] if count_left > 0 else []
+    taken = {sources[row] for row in drawn}
+    left = [row for row, source in enumerate(sources) if source not in taken]
+    if count_left <= 0 or not left:
+        raise UserError(f"data.held_out is {count}, which leaves nothing of {len(whole)} pairs to train on")
+    return rows.select(left), rows.select(sorted(drawn))
 
 
 def _load_split(

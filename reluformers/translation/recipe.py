@@ -53,6 +53,9 @@ class TranslationDataSection:
         revision: branch, tag or commit on the Hub.
         train, validation, test: with `path`, the name of the split; without it a file, a list of files, or a mapping
             with `source` and `target` for parallel text. `test` may stay None.
+        held_out: without a validation set, so many pairs of the training set, drawn at random, are that; further pairs
+            with their sources are left out of the training set.
+        held_out_seed: of the draw; 0 if None.
         source_lang, target_lang: keys of the translation column, or column names.
         translation_column: name of the column with a dict of both languages.
         document_column: name of the column with the document's id, for `document_tokens`.
@@ -72,6 +75,8 @@ class TranslationDataSection:
     train: str | list[str] | dict[str, str] | None = None
     validation: str | list[str] | dict[str, str] | None = None
     test: str | list[str] | dict[str, str] | None = None
+    held_out: int | None = None
+    held_out_seed: int | None = None
     source_lang: str | None = None
     target_lang: str | None = None
     translation_column: str = "translation"
@@ -86,7 +91,13 @@ class TranslationDataSection:
 
     def __post_init__(self):
         counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
-        check_least(self, "data", counts)
+        check_least(self, "data", {**counts, "held_out": 1, "held_out_seed": 0})
+        if self.held_out is None and self.held_out_seed is not None:
+            raise UserError("data.held_out_seed draws the rows of data.held_out, which is not given")
+        if self.held_out is not None:
+            for name in ("validation", "streaming", "document_tokens"):
+                if getattr(self, name):
+                    raise UserError(f"data.held_out takes single pairs of the training set: leave data.{name} out")
         if self.document_tokens is not None and self.document_column is None:
             raise UserError("data.document_tokens joins sentences of a document: name data.document_column too")
         if self.streaming and self.document_tokens is not None:
@@ -104,6 +115,8 @@ class TranslationDataSection:
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
         defaults = {} if self.path is None else {"train": "train", "validation": "validation"}
+        if self.held_out is not None:
+            defaults.pop("validation", None)
         given = {name: getattr(self, name) for name in ("train", "validation", "test")}
         return defaults | {name: source for name, source in given.items() if source is not None}
 

@@ -1,6 +1,7 @@
 """Training runs of translation models."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers.trainer import SCHEDULER_NAME
 
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
+from reluformers.files import write_text
 from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
 from reluformers.training.run import TaskRun
@@ -25,6 +27,8 @@ from .streaming import PairStream
 from .trainer import TranslationTrainer
 
 logger = logging.getLogger(__name__)
+
+HELD_OUT_FILE = "validation.jsonl"
 
 
 def train_translation(
@@ -73,6 +77,15 @@ class _TranslationRun(TaskRun):
             self.recipe, checkpoint or self.output_dir, reuse_tokenizers=is_started, report=self.report
         )
 
+    def _write_held_out(self) -> None:
+        """Write the pairs that were held out, for whoever scores other models on them."""
+        data, rows = self.recipe.data, self.prepared.evaluation["validation"]
+        pairs = zip(rows["source"], rows["target"], strict=True)
+        lines = [{"translation": {data.source_lang: source, data.target_lang: target}} for source, target in pairs]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_text(self.output_dir / HELD_OUT_FILE, text)
+        self.report(f"{self.output_dir / HELD_OUT_FILE}: {len(lines):,} pairs of the training set, held out")
+
     def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
         """A model for the recipe and the tokenizers."""
         return build_model(self.recipe, self.prepared, checkpoint, self.report)
@@ -112,8 +125,11 @@ class _TranslationRun(TaskRun):
 
     def evaluate(self, trainer: TranslationTrainer) -> dict[str, Any]:
         """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
+        if self.recipe.data.held_out is not None and self.args.process_index == 0:
+            self._write_held_out()
         results = self._measure_alignments(trainer)
         for name, dataset in self.prepared.evaluation.items():
+            self.report(f"{name}: translating {len(dataset):,} rows")
             metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
             results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
             self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")

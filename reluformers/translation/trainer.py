@@ -160,6 +160,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         """Translate texts, each process its share; every process gets all translations in the given order."""
         options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
         options |= gen_kwargs or self.decoding
+        # a bar where somebody looks, of the first process
+        options["progress"] = False if self.args.process_index or self.args.disable_tqdm else None
         share = range(self.args.process_index, len(sources), self.args.world_size)
         texts = []
         if share:

@@ -4,11 +4,14 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from builders.commands import refusal_of, run_command
 from builders.saved_models import TEXTS, save_translator
+from reluformers.commands import translate as command
 from reluformers.translation import lines
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.lines import split_text
@@ -68,6 +71,89 @@ def test_alignments_name_source_words(folder, capsys):
     answer = json.loads(line)
     assert answer["source"] == "Two dogs run."
     assert {link["source"] for link in answer["alignments"]} <= {"Two", "dogs", "run.", None}
+
+
+def test_alignments_of_a_file_are_batched_and_number_words_of_the_whole_line(folder, capsys, tmp_path, monkeypatch):
+    sentences = ["Two dogs run over green grass." for _ in range(9)]
+    (tmp_path / "a.txt").write_text(f"Two dogs.\n\n{'  '.join(sentences)}\nA man.\n")
+    calls, translate = [], lines.translate
+    monkeypatch.setattr(lines, "translate", lambda *given, **more: calls.append(1) or translate(*given, **more))
+    arguments = ("--model", folder, tmp_path / "a.txt", "--alignments")
+    answers = [json.loads(line) for line in printed(capsys, *arguments)]
+    assert len(calls) == 1
+    assert [answer["source"] for answer in answers] == ["Two dogs.", "", "  ".join(sentences), "A man."]
+    assert [answer["translation_text"] for answer in answers] == printed(capsys, *arguments[:-1])
+    assert answers[1]["alignments"] == []
+    for answer in answers:
+        words = answer["source"].split()
+        assert len(answer["alignments"]) == len(answer["translation_text"].split())
+        for link in answer["alignments"]:
+            assert link["source"] is None or words[link["source_index"]] == link["source"]
+    places = [link["source_index"] for link in answers[2]["alignments"] if link["source"] is not None]
+    assert max(places) >= 48
+
+
+def test_without_a_model_that_of_the_clone_is_taken(folder, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "CLONED_MODEL", folder)
+    assert printed(capsys, TEXTS[0]) == expected(TEXTS[:1])
+    (tmp_path / "config.json").write_text("{}")  # without weights
+    monkeypatch.setattr(command, "CLONED_MODEL", tmp_path)
+    refused = refusal_of(capsys, "translate", TEXTS[0])
+    assert str(tmp_path) in refused
+    assert "--model" in refused
+
+
+def test_lines_of_a_text_stay_lines_and_a_file_named_like_a_text_is_said_to_be_one(
+    folder, expected, capsys, tmp_path, monkeypatch
+):
+    first, last = expected(["A man.", "Two dogs."])
+    assert printed(capsys, "--model", folder, "A man.\n\nTwo dogs.", "--batch_size", 1) == [first, "", last]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dogs").write_text("A man.\n")
+    run_command("translate", "--model", folder, "dogs")
+    answer = capsys.readouterr()
+    assert answer.out.splitlines() == [first]
+    assert answer.err.startswith("dogs: ")
+    assert printed(capsys, "--model", folder, "x" * 300) == expected(["x" * 300])  # longer than a file's name
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_time_left_unless_it_sees_the_lines(folder, capsys, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("\n".join(["Two dogs.", "", "A man."] * 20) + "\n")
+    arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--batch_size", 4)
+    for more, watched in (((), False), (("--output", tmp_path / "out.txt"), False), ((), True)):
+        screen = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", screen)
+            patch.setattr("tqdm.std.TMonitor", None, raising=False)
+            if watched:
+                patch.setattr("sys.stdout", Terminal())
+            run_command(*arguments, *more)
+        assert ("60.0/60.0" in screen.getvalue()) is not watched
+        assert ("<" in screen.getvalue()) is not watched
+    run_command(*arguments)
+    assert not capsys.readouterr().err
+
+
+def test_a_character_that_is_not_known_is_named_once(folder, capsys, caplog, tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_LINES", 1)
+    (tmp_path / "a.txt").write_text("Two 猫\nA 猫\nTwo dogs.\nA 犬 猫\n")
+    printed(capsys, "--model", folder, tmp_path / "a.txt")
+    assert [record.getMessage().count("猫") for record in caplog.records] == [1, 0]
+    assert "犬" in caplog.text
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("Two dogs.\nA man.\n" * 3000)
+    command = f"{sys.executable} -m reluformers translate --model {folder} {tmp_path / 'a.txt'} --max_tokens 100000"
+    done = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, timeout=300, check=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert "rror" not in done.stderr
 
 
 def test_what_the_model_cannot_take_is_split_and_not_cut(folder, expected, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """What a push makes by itself: the card, the notebook, the link to the Space, the collection."""
 
+import io
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.commands import run_command
 from builders.hub_folders import REPO, client
+from reluformers.commands.push import ask
 from reluformers.errors import UserError
 from reluformers.publish.collection import add_to_collection
 from reluformers.publish.notebook import write_notebook
@@ -149,3 +151,66 @@ def test_the_command_passes_its_options_on(monkeypatch):
         run_command("push", "runs/x", REPO, *options)
     assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")
     assert asked["data"].terms == "CC0"
+
+
+@pytest.mark.parametrize("section", ["", "\n## How to load\n\nLike this.\n"], ids=["whole", "sections"])
+def test_a_card_that_is_there_gets_the_link_to_the_space(folder, hub, unchecked, section):
+    card = folder / "README.md"
+    text = f"{card.read_text().rstrip()}\n{section}"
+    card.write_text(text)
+    link, lines = f"https://huggingface.co/spaces/{REPO}-demo", []
+    push_to_hub(folder, REPO, api=client(hub), space=f"{REPO}-demo", report=lines.append)
+    assert pushed(hub)["README.md"].decode() == card.read_text()
+    before, _, after = card.read_text().partition(link)
+    assert before.startswith(text.partition("## How")[0].rstrip())
+    assert after.rstrip().endswith("Like this." if section else "too.")
+    for options in ({}, {"space": f"{REPO}-demo"}):
+        assert not push_to_hub(folder, REPO, api=client(hub), **options).is_new
+    assert card.read_text().count(link) == 1
+
+
+def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):
+    asked = []
+
+    def refuse(line):
+        asked.append(line)
+        return False
+
+    for options, word in (({}, "public"), ({"private": True}, "private")):
+        with pytest.raises(UserError, match="nothing was pushed"):
+            push_to_hub(folder, REPO, api=client(hub), confirm=refuse, space=f"{REPO}-demo", **options)
+        assert f"will be {word}" in asked.pop()
+        assert not hub.repos
+    assert "demo" not in (folder / "README.md").read_text()
+    push_to_hub(folder, REPO, api=client(hub), private=True)
+    push_to_hub(folder, REPO, api=client(hub), confirm=refuse)  # there is nothing to do
+    assert not asked
+    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
+    with pytest.raises(UserError, match="nothing was pushed"):
+        push_to_hub(folder, REPO, api=client(hub), confirm=refuse)
+    assert "is private" in asked.pop()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "answer", "is_agreed", "expected"),
+    [
+        (True, "y\n", False, True),
+        (True, "\n", False, False),
+        (True, "no\n", False, False),
+        (True, "", False, False),
+        (True, "", True, True),
+        (False, "", False, True),
+    ],
+)
+def test_a_terminal_is_asked(monkeypatch, is_terminal, answer, is_agreed, expected):
+    kind = Terminal if is_terminal else io.StringIO
+    screen = kind()
+    monkeypatch.setattr("sys.stdin", kind(answer))
+    monkeypatch.setattr("sys.stdout", screen)
+    assert ask("ORG/NAME: will be public", is_agreed) is expected
+    assert "ORG/NAME" in screen.getvalue()

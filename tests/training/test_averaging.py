@@ -263,6 +263,21 @@ def test_a_number_of_checkpoints_is_needed(capsys, tmp_path):
     assert line == "error: last must be at least 1, got 0"
 
 
+def test_an_adapter_is_refused_whatever_lies_beside_it(capsys, tmp_path):
+    for step in (1, 2):
+        checkpoint(tmp_path / f"checkpoint-{step}", step)
+    folder = tmp_path / "checkpoint-1"
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base"}')
+    (folder / "config.json").unlink(missing_ok=True)
+    for has_weights in (True, False):
+        if not has_weights:
+            (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        line = refusal_of(capsys, "average", tmp_path, "--last", 2, "--output", tmp_path / "average")
+        assert "adapter" in line
+        assert str(folder) in line
+    assert not (tmp_path / "average").exists()
+
+
 def sealed(run: Path, step: int) -> Path:
     """A checkpoint as our trainer leaves it."""
     folder = run / f"checkpoint-{step}"

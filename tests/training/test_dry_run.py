@@ -15,11 +15,12 @@ def files(tmp_path_factory):
     return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
-def test_a_dry_run_says_what_the_run_takes_and_leaves_nothing(files, tmp_path):
+def test_a_dry_run_says_what_the_run_takes_and_leaves_nothing(files, tmp_path, capsys):
     recipe = make_recipe(files, num_train_epochs=9, average_last=2, eval_strategy="epoch")
     lines = []
     told = train_translation(recipe, tmp_path / "run", dry_run=True, report=lines.append)
     assert not list(tmp_path.iterdir())
+    assert "step" not in capsys.readouterr().out
     assert told["updates"] == 27
     assert told["parameters"] == 7232
     assert told["memory_bytes"] > 10**8

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 
 from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_text, iterate_lines
+from reluformers.translation.languages import saved_languages
 from reluformers.translation.rows import read_rows
 
 KINDS = {".jsonl": "jsonl", ".tsv": "tsv"}
@@ -144,6 +145,23 @@ class ParallelText:
         if self.kind == "jsonl":
             return (json.dumps({**row.values, name: score}, ensure_ascii=False),)
         return ("\t".join((*row.values.values(), str(score))),) if self.kind == "tsv" else (*row.texts, str(score))
+
+
+def keys_for(model: str, path: str, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
+    """Keys of the sentences in a file of rows: languages of a saved model, else "source" and "target".
+
+    Args:
+        model: folder or Hub id.
+        path: of the file, whose first row is looked at.
+        source_lang, target_lang: go before what is found.
+    """
+    given, known, first = (source_lang, target_lang), saved_languages(model), {}
+    path = split_slice(path)[0]
+    if None in given and None not in known and _ending(path) in KINDS and Path(path).is_file():
+        first = next(read_rows(path), {})
+    sentences = first.get("translation", first)
+    found = known if isinstance(sentences, dict) and all(name in sentences for name in known) else ("source", "target")
+    return tuple(name or key for name, key in zip(given, found, strict=True))
 
 
 def kind_of(path: str) -> str:

@@ -40,15 +40,19 @@ from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
-from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText
+from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, keys_for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", help="folder of a saved model, or Hub id")
     parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
-    parser.add_argument("--source_lang", default="source", help="key or column of the source sentences")
-    parser.add_argument("--target_lang", default="target", help="key or column of the target sentences")
+    parser.add_argument(
+        "--source_lang", help="key or column of the source sentences; if missing the model's language, or source"
+    )
+    parser.add_argument(
+        "--target_lang", help="key or column of the target sentences; if missing the model's language, or target"
+    )
     parser.add_argument("--format", choices=FORMATS, default="pharaoh", help="how alignments are written")
     parser.add_argument("--output", help="file for the alignments, instead of the standard output")
     parser.add_argument("--development", help="file of rows with sure links, by which layer and head are chosen")
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Choose the head, align, and say how good it is."""
     silence_transformers()
-    languages = options.source_lang, options.target_lang
+    languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
     data = ParallelText(options.data, *languages)
     development = ParallelText([options.development], *languages) if options.development else None
     config_file = Path(options.model, "config.json")

@@ -11,7 +11,7 @@ has the same format and the score beside each row; of plain text it takes three 
 A call that was broken off goes on where it was: scores are kept in OUTPUT.scores until the output is whole.
 
 Examples:
-    reluformers filter ./runs/rela train.jsonl.gz --source_lang en --target_lang de --output scored.jsonl.gz
+    reluformers filter ./runs/rela train.jsonl.gz --output scored.jsonl.gz
     reluformers filter ./runs/rela train.en train.de --keep 0.8 --output kept.en kept.de kept.score
 """
 
@@ -32,7 +32,7 @@ from reluformers.files import check_output_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.filtering import SCORES, ScoreFile, identity_of, keep_best, score_pairs, sort_rows
-from reluformers_research.analysis.parallel_text import ParallelText
+from reluformers_research.analysis.parallel_text import ParallelText, keys_for
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="folder of a saved model, or Hub id")
     parser.add_argument("data", nargs="+", help="file of rows, or two plain text files, source and target")
     parser.add_argument("--output", nargs="+", required=True, help="file of that kind; of plain text three")
-    parser.add_argument("--source_lang", default="source", help="key or column of the source sentences")
-    parser.add_argument("--target_lang", default="target", help="key or column of the target sentences")
+    parser.add_argument(
+        "--source_lang", help="key or column of the source sentences; if missing the model's language, or source"
+    )
+    parser.add_argument(
+        "--target_lang", help="key or column of the target sentences; if missing the model's language, or target"
+    )
     parser.add_argument("--score", choices=SCORES, default="loss", help="by what pairs are judged; low is good")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--keep", type=float, metavar="SHARE", help="write only this share of the rows, the best")
@@ -55,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score what is not scored yet, then write."""
-    text = ParallelText(options.data, options.source_lang, options.target_lang)
+    languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
+    text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
     scores_path = Path(f"{options.output[0]}.scores")
     check_output_files(*options.output, scores_path, inputs=text.paths)

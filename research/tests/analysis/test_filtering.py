@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import sys
 from itertools import count, islice
 from types import ModuleType
@@ -19,7 +20,7 @@ from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_research.analysis import filtering
 from reluformers_research.analysis.filtering import ScoreFile, keep_best, score_pairs, sort_rows
-from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText
+from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, keys_for
 
 PAIRS = [(TEXTS[0], TEXTS[2]), ("dogs", ""), (TEXTS[1], TEXTS[0]), ("", "Two"), (TEXTS[2], TEXTS[2])] * 2
 
@@ -153,6 +154,30 @@ def test_the_command_writes_what_it_read_and_a_score(folder, tmp_path, kind):
         assert after == before
     assert scores == pytest.approx(expected)
     assert not (tmp_path / f"{names[0]}.scores").exists()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tsv"])
+def test_keys_are_the_languages_of_the_model(folder, tmp_path, kind):
+    (data,) = write_data(tmp_path, kind)
+    model = shutil.copytree(folder, tmp_path / "model")
+    assert keys_for(model, str(data), None, None) == ("source", "target")
+    (model / "recipe.yaml").write_text("data: {source_lang: de, target_lang: en}\n")
+    assert keys_for(model, str(data), None, None) == ("de", "en")
+    assert keys_for(model, f"{data}[:1]", None, "fr") == ("de", "fr")
+    (model / "recipe.yaml").write_text("data: {source_lang: ro, target_lang: en}\n")
+    assert keys_for(model, str(data), None, None) == ("source", "target")
+
+
+def test_commands_take_the_languages_of_the_model(folder, tmp_path, capsys):
+    (data,) = write_data(tmp_path, "jsonl")
+    model = shutil.copytree(folder, tmp_path / "model")
+    (model / "recipe.yaml").write_text("data: {source_lang: en, target_lang: de}\n")
+    outputs = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    run_command("filter", model, data, "--output", outputs[0])
+    run_command("filter", model, data, *LANGUAGES, "--output", outputs[1])
+    assert outputs[0].read_text() == outputs[1].read_text()
+    run_command("align", model, data)
+    assert len(capsys.readouterr().out.splitlines()) == 5 + 2
 
 
 def test_the_command_ranks_and_keeps(folder, tmp_path):

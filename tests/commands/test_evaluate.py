@@ -1,0 +1,182 @@
+"""`reluformers evaluate`: what it scores, in which languages, and by which measures."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import sacrebleu
+
+from builders.commands import refusal_of, run_command
+from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers.data.names import named_split
+from reluformers.data.sources import load_held_out
+from reluformers.evaluation.results import METRICS
+from reluformers.publish.finished_run import read_finished_run
+from reluformers.translation import evaluation
+from reluformers.translation.languages import saved_languages
+
+PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model whose recipe says its languages."""
+    folder = save_translator(tmp_path / "model")
+    (folder / "recipe.yaml").write_text("data: {source_lang: en, target_lang: de}\n")
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """The pairs as JSON lines, and as two files of text."""
+    lines = [json.dumps({"translation": {"en": source, "de": target, "fr": "non"}}) for source, target in PAIRS]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines) + "\n")
+    for side, language in enumerate(("en", "de")):
+        (tmp_path / f"test.{language}").write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    return tmp_path
+
+
+def evaluated(folder, *arguments) -> dict:
+    output = folder / "evaluation.json"
+    run_command("evaluate", folder, "--data", *arguments, "--num_beams", 1, "--output", output)
+    return json.loads(output.read_text())
+
+
+def test_languages_are_those_of_the_folder_unless_options_say_others(folder, rows):
+    found = evaluated(folder, rows / "validation.jsonl")
+    assert (found["data"]["source_lang"], found["data"]["target_lang"]) == ("en", "de")
+    other = evaluated(folder, rows / "validation.jsonl", "--target_lang", "fr")
+    assert (other["data"]["source_lang"], other["data"]["target_lang"]) == ("en", "fr")
+
+
+@pytest.mark.parametrize("recipe", [None, "[]", "data: 5", "data: {source_lang: 5}", "{", "data: {}"])
+def test_a_folder_that_does_not_know_its_languages(recipe, folder, rows, capsys):
+    (folder / "recipe.yaml").unlink() if recipe is None else (folder / "recipe.yaml").write_text(recipe)
+    assert saved_languages(folder) == (None, None)
+    assert "--source_lang" in refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl")
+
+
+def test_a_tokenizer_may_know_the_languages(folder):
+    (folder / "recipe.yaml").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "source_lang": "fi", "target_lang": "sv"}))
+    assert saved_languages(folder) == ("fi", "sv")
+
+
+def test_two_text_files_are_scored_as_their_rows_are(folder, rows, capsys):
+    found = evaluated(folder, rows / "test.en", rows / "test.de")
+    same = evaluated(folder, rows / "validation.jsonl")
+    assert found["scores"] == same["scores"]
+    assert found["data"]["checksum"] == same["data"]["checksum"]
+    assert list(found["data"]["source"].values()) == [str(rows / "test.en"), str(rows / "test.de")]
+    (rows / "test.de").write_text("x\n")
+    assert "test.de" in refusal_of(capsys, "evaluate", folder, "--data", rows / "test.en", rows / "test.de")
+    assert "3" in refusal_of(capsys, "evaluate", folder, "--data", "a", "b", "c")
+    output = rows / "test.en"
+    given = ("--data", rows / "test.en", rows / "test.de", "--output", output)
+    assert str(output) in refusal_of(capsys, "evaluate", folder, *given)
+
+
+def test_scores_are_those_of_sacrebleu(folder, rows):
+    found = evaluated(folder, rows / "test.en", rows / "test.de", "--predictions", rows / "out.txt")
+    outputs, references = (rows / "out.txt").read_text().splitlines(), [[target for _, target in PAIRS]]
+    expected = {
+        "bleu": sacrebleu.corpus_bleu(outputs, references, force=True),
+        "chrf": sacrebleu.corpus_chrf(outputs, references),
+        "chrf++": sacrebleu.corpus_chrf(outputs, references, word_order=2),
+        "ter": sacrebleu.corpus_ter(outputs, references),
+    }
+    assert {name: score["value"] for name, score in found["scores"].items()} == {
+        name: score.score for name, score in expected.items()
+    }
+    assert "nw:2" in found["scores"]["chrf++"]["signature"]
+    assert set(expected) <= set(METRICS)
+
+
+def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "MOST_TER_WORK", 100)
+    found = evaluated(folder, rows / "test.en", rows / "test.de")
+    assert list(found["scores"]) == ["bleu", "chrf", "chrf++"]
+    assert "TER" in caplog.text
+
+
+def test_comet_scores_where_it_is_installed(folder, rows, capsys, monkeypatch):
+    arguments = (rows / "test.en", rows / "test.de", "--comet", "ORG/comet")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "unbabel-comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
+    monkeypatch.undo()
+    given = []
+
+    class Model:
+        def predict(self, data, gpus, progress_bar):
+            given.extend(data)
+            return SimpleNamespace(system_score=0.25)
+
+    module = ModuleType("comet")
+    module.__spec__ = ModuleSpec("comet", None)
+    module.download_model, module.load_from_checkpoint = str.upper, lambda path: given.append(path) or Model()
+    monkeypatch.setitem(sys.modules, "comet", module)
+    found = evaluated(folder, *arguments)
+    assert found["scores"]["comet"] == {"value": 0.25, "signature": "ORG/comet"}
+    assert given[0] == "ORG/COMET"
+    assert [(row["src"], row["ref"]) for row in given[1:]] == PAIRS
+
+    def fail(name):
+        raise KeyError(name)
+
+    module.download_model = fail
+    assert "ORG/comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
+
+
+def test_images_have_no_second_file(tmp_path, capsys):
+    folder = save_classifier(tmp_path / "model")
+    assert "b.txt" in refusal_of(capsys, "evaluate", folder, "--data", "a.txt", "b.txt")
+
+
+def test_a_split_is_called_by_its_name(folder, rows):
+    assert evaluated(folder, rows / "validation.jsonl")["data"]["split"] == "validation"
+    assert evaluated(folder, rows / "test.en", rows / "test.de")["data"]["split"] == "test"
+    assert evaluated(folder, rows / "validation.jsonl", "--split", "test")["data"]["split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("a/validation.jsonl.gz", "validation"),
+        ({"source": "dev.en", "target": "dev.de"}, "dev"),
+        (["dev_2.jsonl"], "dev"),
+        ("devices.jsonl", "test"),
+        ("news.jsonl", "test"),
+        ("test_2016.jsonl", "test"),
+        ("org/validation", "test"),
+        (None, "test"),
+    ],
+)
+def test_names_of_files_name_splits(source, name):
+    assert named_split(source, "test") == name
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("{path: org/name}", "validation"),
+        ("{path: org/name, validation: dev}", "dev"),
+        ("{train: a.jsonl, validation: [dev.jsonl]}", "dev"),
+        ("{train: a.jsonl, validation: news.jsonl}", "validation"),
+        ("{train: a.jsonl, held_out: 5}", "validation"),
+    ],
+)
+def test_a_card_calls_the_split_of_the_training_run_by_its_name(folder, data, name):
+    (folder / "recipe.yaml").write_text(f"data: {data}\n")
+    (folder / "results.json").write_text('{"validation_bleu": 30.0}')
+    assert read_finished_run(folder).evaluation.data.split == name
+
+
+def test_rows_that_a_card_is_measured_on_are_called_by_their_name(rows):
+    (rows / "dev.jsonl").write_text("{}")
+    given = []
+    for data in ({"validation": str(rows / "dev.jsonl")}, {"path": str(rows), "validation": "dev"}):
+        assert load_held_out(data, lambda *place: given.append(place) or "rows") == ("rows", "dev")
+    assert given[1] == (str(rows), "dev")

@@ -1,0 +1,129 @@
+"""Training without a recipe: one that follows from the pairs, and a validation set that is held out of them."""
+
+import json
+import math
+
+import pytest
+import yaml
+from datasets import Dataset
+
+from builders.commands import refusal_of, run_command
+from builders.translation_runs import SIZES, make_recipe, write_pairs
+from reluformers.errors import UserError
+from reluformers.translation import defaults
+from reluformers.translation.defaults import default_recipe
+from reluformers.translation.preparation import hold_out, load_splits
+from reluformers.translation.recipe import TranslationRecipe
+
+SMALL = [f"model.{name}={value}" for name, value in SIZES.items()]
+LANGUAGES = ("--source_lang", "en", "--target_lang", "de")
+
+
+def read(path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
+def test_two_files_are_enough_and_the_recipe_repeats_the_run(tmp_path, capsys):
+    files = write_pairs(tmp_path, "train", 120)
+    changes = [*SMALL, "training.num_train_epochs=1", "training.logging_steps=1"]
+    run_command("train", "--data", *files.values(), *LANGUAGES, *changes, "--output_dir", tmp_path / "first")
+    recipe = read(tmp_path / "first" / "recipe.yaml")
+    assert recipe["data"]["train"] == files
+    assert recipe["data"]["held_out"] == 6
+    held_out = [json.loads(line) for line in (tmp_path / "first" / "validation.jsonl").read_text().splitlines()]
+    assert len(held_out) == 6
+    run_command("train", tmp_path / "first" / "recipe.yaml", "--output_dir", tmp_path / "second")
+    names = ("recipe.yaml", "validation.jsonl", "tokenizer.json")
+    assert all((tmp_path / "first" / name).read_text() == (tmp_path / "second" / name).read_text() for name in names)
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "second")]
+    assert results[0]["validation_loss"] == results[1]["validation_loss"]
+    again = ("train", "--data", *files.values(), *LANGUAGES, *changes, "--resume", "auto")
+    run_command(*again, "--output_dir", tmp_path / "first")
+    capsys.readouterr()
+    run_command("evaluate", tmp_path / "first", "--data", tmp_path / "first" / "validation.jsonl")
+    assert "6 sentences" in capsys.readouterr().out
+
+
+def test_a_validation_set_that_is_given_is_taken(tmp_path):
+    train, validation = write_pairs(tmp_path, "train", 50), write_pairs(tmp_path, "validation", 5)
+    rows = [{"en": "a", "de": "b"}] * 5
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (validation, str(tmp_path / "rows.jsonl")):
+        recipe = TranslationRecipe.from_dict(default_recipe(train, "en", "de", data))
+        assert recipe.data.held_out is None
+        splits = load_splits(recipe.data)
+        assert (len(splits["train"]), len(splits["validation"])) == (50, 5)
+
+
+def test_sizes_follow_from_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(defaults, "UPDATES", 2000)
+    recipes = [default_recipe(write_pairs(tmp_path, f"rows{rows}", rows), "en", "de") for rows in (40, 4000, 40000)]
+    recipes = [TranslationRecipe.from_dict(recipe) for recipe in recipes]
+    sizes = [recipe.tokenizer.vocab_size for recipe in recipes]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert [recipe.data.held_out for recipe in recipes] == [2, 200, 1000]
+    epochs = [recipe.training["num_train_epochs"] for recipe in recipes]
+    assert epochs == sorted(epochs, reverse=True)
+    assert epochs[0] > epochs[-1] >= 3
+    for recipe in recipes:
+        assert 0 < recipe.training["ema_decay"] < 1
+        recipe.training_arguments(tmp_path)
+
+
+def test_many_characters_have_room_in_the_vocabulary(tmp_path):
+    text = "".join(chr(0x4E00 + number) for number in range(3000))
+    (tmp_path / "a.zh").write_text("\n".join(text[start : start + 20] for start in range(0, 3000, 20)) + "\n")
+    (tmp_path / "a.en").write_text("a b c\n" * math.ceil(3000 / 20))
+    pair = {"source": str(tmp_path / "a.zh"), "target": str(tmp_path / "a.en")}
+    assert default_recipe(pair, "zh", "en")["tokenizer"]["vocab_size"] > 3500
+
+
+def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
+    rows = Dataset.from_dict({"source": ["a", "b", "c", "", "d"] * 9, "target": [f"{row}" for row in range(45)]})
+    train, held_out = hold_out(rows, 2, 1)
+    assert len(held_out) == 2
+    assert not set(train["source"]) & set(held_out["source"])
+    assert "" not in held_out["source"][:]
+    assert hold_out(rows, 2, 1)[1]["target"][:] == held_out["target"][:]
+    assert len({tuple(hold_out(rows, 3, seed)[1]["target"]) for seed in range(5)}) > 1
+    with pytest.raises(UserError, match="held_out is 36"):
+        hold_out(rows, 36, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"held_out": 0}, "held_out is 0"),
+        ({"held_out": 5}, "validation"),
+        ({"held_out": 5, "validation": None, "streaming": True}, "streaming"),
+        ({"held_out_seed": 5}, "held_out_seed"),
+    ],
+)
+def test_what_cannot_be_held_out(changes, named):
+    sections = make_recipe({"train": {"source": "a", "target": "b"}, "validation": "c.jsonl"}).to_dict()
+    with pytest.raises(UserError, match=named):
+        TranslationRecipe.from_dict({**sections, "data": {**sections["data"], **changes}})
+
+
+def test_a_split_of_the_hub_may_be_held_out_of():
+    data = {"path": "org/name", "source_lang": "en", "target_lang": "de", "held_out": 5}
+    assert TranslationRecipe.from_dict({"data": data}).data.sources() == {"train": "train"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--data"),
+        (["model.preset=rela-g"], "--data"),
+        (["--data", "a.en", "b.de", "--target_lang", "de"], "--source_lang"),
+        (["--data", "a", "b", "c", *LANGUAGES], "3"),
+        (["recipe.yaml", "--data", "a", "b", *LANGUAGES], "recipe.yaml"),
+        (["recipe.yaml", *LANGUAGES], "--source_lang"),
+        (["--data", "none.en", "none.de", *LANGUAGES], "none.en"),
+    ],
+)
+def test_refusals(arguments, named, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert named in refusal_of(capsys, "train", *arguments, "--output_dir", "run")
+    assert not list(tmp_path.iterdir())

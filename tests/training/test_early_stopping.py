@@ -1,0 +1,120 @@
+"""Runs that stop when evaluations get no better, and what is seen of a run on its way."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from builders.commands import SCRIPTS, refusal_of, run_command
+from builders.translation_runs import make_recipe, write_toy_files
+from reluformers.errors import UserError
+from reluformers.translation import train_translation
+
+# nothing is learned, so that no evaluation is better than the first
+PATIENT = {
+    "early_stopping_patience": 2,
+    "learning_rate": 0.0,
+    "num_train_epochs": 8,
+    "eval_strategy": "epoch",
+    "evaluate_bleu": False,
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_toy_files(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def stopped(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    return folder, train_translation(make_recipe(files, **PATIENT), folder)
+
+
+def losses(folder) -> list[dict]:
+    return [entry for entry in json.loads((folder / "log_history.json").read_text()) if "eval_loss" in entry]
+
+
+def test_a_run_stops_after_evaluations_without_a_better_one(stopped):
+    folder, results = stopped
+    assert [entry["epoch"] for entry in losses(folder)] == [1, 2, 3]
+    assert results["steps"] == losses(folder)[-1]["step"]
+
+
+def test_a_resumed_run_counts_on_and_a_stopped_one_is_at_its_end(files, stopped, tmp_path):
+    folder, results = stopped
+    last = max(int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*"))
+    for name, is_cut in (("cut", True), ("whole", False)):
+        copy, lines = shutil.copytree(folder, tmp_path / name), []
+        if is_cut:
+            shutil.rmtree(copy / f"checkpoint-{last}")
+        again = train_translation(make_recipe(files, **PATIENT), copy, resume="auto", report=lines.append)
+        assert again["steps"] == results["steps"]
+        assert any("at its end" in line for line in lines) is not is_cut
+
+
+def test_more_patience_goes_on(files, stopped, tmp_path):
+    copy = shutil.copytree(stopped[0], tmp_path / "copy")
+    results = train_translation(make_recipe(files, **PATIENT | {"early_stopping_patience": 3}), copy, resume="auto")
+    assert results["steps"] > stopped[1]["steps"]
+    assert [entry["epoch"] for entry in losses(copy)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"early_stopping_patience": 0}, "0"), ({"eval_strategy": "no"}, "eval_strategy")]
+)
+def test_what_cannot_be(files, tmp_path, options, named):
+    with pytest.raises(UserError, match=rf"early_stopping_patience.*{named}"):
+        make_recipe(files, **PATIENT | options).training_arguments(tmp_path)
+
+
+def write_recipe(files, folder, **training):
+    path = folder / "recipe.yaml"
+    training = {name: value for name, value in training.items() if value is not None}
+    make_recipe(files, **training).save(path)
+    return path
+
+
+def test_the_option_of_the_command(files, tmp_path, capsys):
+    options = PATIENT | {"early_stopping_patience": None}
+    path = write_recipe(files, tmp_path, **options)
+    run_command("train", path, "--early_stopping", 1, "--output_dir", tmp_path / "run")
+    assert [entry["epoch"] for entry in losses(tmp_path / "run")] == [1, 2]
+    refused = refusal_of(capsys, "train", path, "--early_stopping", 0, "--output_dir", tmp_path / "run")
+    assert "early_stopping_patience" in refused
+
+
+def test_without_a_terminal_there_are_lines_at_once_and_no_bar(files, tmp_path):
+    path = write_recipe(files, tmp_path, num_train_epochs=1, disable_tqdm=False)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "train.py", path, "--output_dir", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if "'loss'" in line]
+    assert [line.split("'")[3] for line in lines] == [f"{step}/{len(lines)}" for step in range(1, len(lines) + 1)]
+    assert all("seconds_left" in line for line in lines)
+    assert "it/s" not in done.stderr
+    assert "\r" not in done.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_bar"), [((), True), (("training.disable_tqdm=true",), False)], ids=["usual", "lines"]
+)
+def test_a_terminal_has_a_bar_unless_the_command_says_lines(files, tmp_path, monkeypatch, asked, has_bar):
+    path, screen = write_recipe(files, tmp_path, num_train_epochs=1, disable_tqdm=True), Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", screen)
+        run_command("train", path, *asked, "--output_dir", tmp_path / "run")
+    assert ("/3 [" in screen.getvalue()) is has_bar
+    assert ("sentences" in screen.getvalue()) is has_bar
