@@ -15,7 +15,7 @@ from reluformers.publish.release import foreign_code, select_files
 from reluformers.tasks import task_of
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))
-MEGABYTES = {"digits-relu-vit": 1}
+MEGABYTES = {"digits-relu-vit": 1, "tatoeba-en-de": 16}
 
 OPEN_DIGITS = """
     import sys
@@ -24,6 +24,13 @@ OPEN_DIGITS = """
 
     classify = pipeline("image-classification", model=sys.argv[1], trust_remote_code=True)
     print(classify(Image.open(sys.argv[2]))[0]["label"])
+"""
+OPEN_TRANSLATOR = """
+    import sys
+    from transformers import pipeline
+
+    translate = pipeline("translation", model=sys.argv[1], trust_remote_code=True)
+    print(translate("I don't know where he lives.")[0]["translation_text"])
 """
 
 
@@ -47,3 +54,8 @@ def test_a_stranger_classifies_a_digit(tmp_path):
     assert example["validation_accuracy"] > 0.95
     picture = next(folder.glob("example*.png"))
     assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]
+
+
+def test_a_stranger_translates_a_sentence(tmp_path):
+    folder = next(folder for folder in MODELS if folder.name == "tatoeba-en-de")
+    assert run_clean(OPEN_TRANSLATOR, tmp_path, str(folder)).strip() == "Ich weiß nicht, wo er wohnt."

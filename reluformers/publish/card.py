@@ -374,6 +374,7 @@ def _render(context: dict[str, Any], task: Task) -> str:
         autoescape=False,
         finalize=escape,  # whatever is not marked as safe
     )
+    environment.filters["python"] = repr  # a text in code; JSON for pages would spell its apostrophes
     environment.filters |= {"paragraph": paragraph, "row": row}
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     return environment.get_template("card.md").render(context)

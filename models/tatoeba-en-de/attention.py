@@ -1,0 +1,1149 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
+
+Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENTION_ACTIVATIONS`, how it is computed of
+`ATTENTION_BACKENDS`. Reads top to bottom; the encoder–decoder families and the vision models share it.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, EncoderDecoderCache
+from transformers import initialization as init
+
+from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_choice
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/kernels.py
+# The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
+
+
+INTERFACE = 1  # of `reluformers_kernels`, that this code was written for
+
+
+def _find_kernels() -> ModuleType | None:
+    """Find `reluformers_kernels`; None where it is not installed, of another interface, or does not load here."""
+    try:
+        import reluformers_kernels
+    except ImportError:
+        return None
+    return reluformers_kernels if reluformers_kernels.INTERFACE == INTERFACE else None
+
+
+kernels = _find_kernels()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/normalization.py
+# Normalisation layers that torch does not have, and the table of those a residual block may use.
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def at_least_float32(states: Tensor) -> Tensor:
+    """The tensor in its `wide_dtype`."""
+    return states.to(wide_dtype(states.dtype))
+
+
+def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32.
+
+    Args:
+        states: x [..., dim].
+        gain, gate: g and w [dim]; None leaves them out, σ too.
+        eps: ε.
+        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
+    """
+    arguments = (states, gain, gate, eps, is_mean)
+    output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
+    return _plain_norm(*arguments) if output is None else output
+
+
+def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
+    wide = at_least_float32(states)
+    gain, gate = (None if vector is None else vector.to(wide.dtype) for vector in (gain, gate))
+    if is_mean:
+        output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
+    else:
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
+        output = output if gain is None else gain * output
+    return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
+
+
+def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
+    return _norm(states, None, None, eps, is_mean=False)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMS normalisation y = g ⊙ x / √(mean(x²) + ε), in at least fp32 also under autocast (ReLA, eq. 4)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation y = g ⊙ (x − mean(x)) / √(var(x) + ε), without bias, in at least fp32 (Ba et al. 2016)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        weight = self.weight.to(states.dtype)
+        return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
+
+
+class NormGate:
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5).
+
+    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
+
+    Args:
+        dim: width of the vectors, all heads joined.
+        eps: ε, inside the root.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-8):
+        super().__init__(dim, eps=eps)
+        self.gate = nn.Parameter(torch.empty(dim))  # w
+        self.reset_gate()
+
+    def reset_gate(self) -> None:
+        """Draw w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        bound = math.sqrt(3 / self.gate.numel())
+        init.uniform_(self.gate, -bound, bound)
+
+
+class GatedRMSNorm(NormGate, RMSNorm):
+    """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
+
+
+class GatedLayerNorm(NormGate, LayerNorm):
+    """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        gate = torch.sigmoid(self.gate.to(states.dtype) * states)
+        return (gate * super().forward(states)).to(hidden_states.dtype)
+
+
+class ScaleNorm(nn.Module):
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g (Nguyen and Salazar 2019, eq. 5).
+
+    Args:
+        dim: width of the vectors.
+        eps: smallest length that is divided by.
+        initial: what g starts from: `"sqrt_dim"` or `"inverse_sqrt_dim"`.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
+        super().__init__()
+        self.dim, self.eps, self.initial = dim, eps, initial
+        self.weight = nn.Parameter(torch.empty(1))  # g
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """g = √dim or 1/√dim."""
+        init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return self.weight * unit_length(hidden_states, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+class UnitLinear(nn.Linear):
+    """Linear map whose rows have unit length, y = x·ŵᵀ + b: the output layer of FixNorm (Nguyen and Chiang 2018)."""
+
+    def unit_weight(self) -> Tensor:
+        """ŵ; a search makes it once for all its steps."""
+        return unit_length(self.weight)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
+        return functional.linear(hidden_states, self.unit_weight(), self.bias)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}
+OUTPUT_NORMS: dict[str, type[nn.Module]] = {
+    "rms_norm": RMSNorm,
+    "gated_rms_norm": GatedRMSNorm,
+    "layer_norm": LayerNorm,
+    "gated_layer_norm": GatedLayerNorm,
+}
+
+
+def build_norm(config: TransformerConfig) -> nn.Module:
+    """The normalisation of a model's residual blocks, over the last dimension."""
+    if config.norm_type == "none":
+        return nn.Identity()
+    options = {"initial": config.scale_norm_init} if config.norm_type == "scale_norm" else {}
+    return NORMS[config.norm_type](config.hidden_size, eps=config.norm_eps, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/attention_functions.py
+# How attention weights are made from scores: one pure function per φ, the only place where a variant's maths lives.
+#
+# Every function maps scores z [batch, heads, query_len, key_len] and a boolean mask that broadcasts to them (True = may
+# attend; None = all may) to weights of the same shape and dtype, before they are divided by c·n^α. A masked weight is
+# exactly 0 and gets no gradient; a row without a visible key is all 0.
+
+
+SOFTPICK_EPS = 1e-6
+
+try:
+    from entmax import entmax15 as _entmax15
+    from entmax import sparsemax as _sparsemax
+except ImportError:
+    _entmax15 = _sparsemax = None
+
+
+def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = exp(z_ij) / Σ_k exp(z_ik), summed in fp32 (Vaswani et al. 2017, eq. 1)."""
+    return _normalize(lambda logits: functional.softmax(logits, dim=-1), scores, mask)
+
+
+def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
+
+    def normalize(logits: Tensor) -> Tensor:
+        # the 1 is a key of score 0 that is left out again
+        return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
+
+    return _normalize(normalize, scores, mask)
+
+
+def softpick(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(exp(z_ij) − 1, 0) / (Σ_k |exp(z_ik) − 1| + 10⁻⁶) over the visible keys (Zuhri et al. 2025)."""
+    logits = at_least_float32(scores)
+    shown = logits if mask is None else logits.masked_fill(~mask, 0.0)  # exp(0) − 1 = 0 adds nothing
+    largest = shown.amax(-1, keepdim=True).clamp_min(0).detach()
+    powers = torch.exp(shown - largest) - torch.exp(-largest)  # (exp z − 1)·exp(−m): finite, whatever z is
+    weights = functional.relu(powers) / (powers.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * torch.exp(-largest))
+    return weights.to(scores.dtype)
+
+
+def sparsemax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_i = argmin over distributions p of ‖p − z_i‖² (Martins and Astudillo 2016, eq. 1); needs `entmax`."""
+    return _normalize(_require_entmax(_sparsemax, "sparsemax"), scores, mask)
+
+
+def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(z_ij/2 − τ_i, 0)², τ_i so that the row sums to 1 (Peters et al. 2019, α = 1.5); needs `entmax`."""
+    return _normalize(_require_entmax(_entmax15, "entmax15"), scores, mask)
+
+
+def relu(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(z_ij, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)."""
+    return _apply(functional.relu, scores, mask)
+
+
+def relu2(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(z_ij, 0)² (ReLU in ViT, figure 2)."""
+    return _apply(lambda z: functional.relu(z).square(), scores, mask)
+
+
+def relu6(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = min(max(z_ij, 0), 6) (ReLU in ViT, figure 2)."""
+    return _apply(functional.relu6, scores, mask)
+
+
+def leaky_relu(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(z_ij, 0) + 0.01·min(z_ij, 0)."""
+    return _apply(functional.leaky_relu, scores, mask)
+
+
+def gelu(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = z_ij·Φ(z_ij), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)."""
+    return _apply(functional.gelu, scores, mask)
+
+
+def softplus(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = log(1 + exp(z_ij)) (ReLU in ViT, figure 2)."""
+    return _apply(functional.softplus, scores, mask)
+
+
+def sigmoid(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = 1 / (1 + exp(−z_ij)) (ReLU in ViT, figure 2)."""
+    return _apply(torch.sigmoid, scores, mask)
+
+
+def identity(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = z_ij (ReLU in ViT, figure 2)."""
+    return _apply(lambda z: z, scores, mask)
+
+
+ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "softmax": softmax,
+    "softmax1": softmax1,
+    "softpick": softpick,
+    "sparsemax": sparsemax,
+    "entmax15": entmax15,
+    "relu": relu,
+    "relu2": relu2,
+    "relu6": relu6,
+    "leaky_relu": leaky_relu,
+    "gelu": gelu,
+    "softplus": softplus,
+    "sigmoid": sigmoid,
+    "identity": identity,
+}
+
+
+def sum_to_one(weights: Tensor) -> Tensor:
+    """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
+    wide = at_least_float32(weights)
+    sums = wide.sum(-1, keepdim=True)
+    return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
+
+
+def length_divisor(
+    key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
+) -> Tensor | float | None:
+    """c·n_i^α, in at least fp32 and in fp64 for weights of that dtype, or None where it is 1.
+
+    A row without keys counts as one: its weights are 0 anyway.
+
+    Args:
+        key_counts: n_i, one number or a tensor of integers.
+        coefficient, exponent: c and α, which may be trained.
+        dtype: of the weights.
+    """
+    if not isinstance(exponent, Tensor) and exponent == 0:
+        return None if coefficient == 1 else coefficient
+    if isinstance(exponent, Tensor):
+        exponent = at_least_float32(exponent)
+    if isinstance(key_counts, Tensor):
+        key_counts = key_counts.clamp_min(1).to(wide_dtype(dtype))
+    else:
+        key_counts = max(key_counts, 1)
+    return coefficient * key_counts**exponent
+
+
+def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
+    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
+
+    Args:
+        key_counts: n_i, one number or a tensor of integers.
+        form: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
+        head_dim: d_h.
+        dtype: of the queries; the factor is in at least fp32.
+    """
+    if form == "constant":
+        return 1.0
+    if isinstance(key_counts, Tensor):
+        logs = key_counts.clamp_min(1).to(wide_dtype(dtype)).log()
+    else:
+        logs = math.log(max(key_counts, 1))
+    return logs if form == "log_length" else (2 * logs / head_dim) ** 0.5
+
+
+def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
+    weights = function(scores)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ that makes a row a distribution over its visible keys."""
+    logits = at_least_float32(scores)
+    if mask is None:
+        return function(logits).to(scores.dtype)
+    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
+    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
+
+
+def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
+    if function is None:
+        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
+
+    def normalize(logits: Tensor) -> Tensor:
+        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
+        unknown = logits.isnan().any(-1, keepdim=True)
+        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
+
+    return normalize
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/dropout.py
+# Dropout (Srivastava et al. 2014).
+
+
+def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
+    """Set a share of the states to 0 in training and divide the others by what is left of 1.
+
+    Args:
+        states: any shape, floating point.
+        probability: that share, in [0, 1).
+        training: whether to drop anything.
+    """
+    if not training or probability == 0:
+        return states
+    dropped = None if kernels is None else kernels.dropout(states, probability)
+    return functional.dropout(states, probability) if dropped is None else dropped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/masks.py
+# Which keys a query may see, and how many they are.
+#
+# Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
+# for a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry
+# belongs to the process, while two checkpoints may carry two versions of this code.
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
+
+    All layers of a site share one mask: what they need of it is computed for the first one.
+
+    Args:
+        query_len, key_len: number of queries and of keys, cached ones included.
+        device: where the queries are.
+        key_padding_mask: bool [batch, key_len]; None if all are real.
+        causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
+            if the future is visible.
+        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
+            the sequence in a packed row; None for 0.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
+            all.
+
+    Raises:
+        ValueError: a mask is not of `key_len` keys.
+    """
+
+    query_len: int
+    key_len: int
+    device: torch.device
+    key_padding_mask: Tensor | None = None
+    causal_offset: int | Tensor | None = None
+    first_keys: Tensor | None = None
+    given: Tensor | None = None
+
+    ndim = 4  # models of transformers ask a ready mask
+
+    def __post_init__(self):
+        # a fused computation reads a row of the mask by the number of keys, whatever its length
+        for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
+            if mask is not None and mask.shape[-1] not in lengths:
+                raise ValueError(f"the attention mask is {list(mask.shape)}, but there are {self.key_len} keys")
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "AttentionMask":
+        """The mask on another device, where accelerate's hooks carry the inputs of a layer."""
+        if torch.device(device) == self.device:
+            return self
+        tensors = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name in ("key_padding_mask", "causal_offset", "first_keys", "given")
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, device=torch.device(device), **tensors)
+
+    @classmethod
+    def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
+        """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
+        if isinstance(mask, cls):
+            return mask
+        if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
+            return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
+        return cls(query_len, key_len, device, given=mask)
+
+    def of_queries(self, start: int, stop: int) -> "AttentionMask":
+        """The mask of some of the queries."""
+        given, offset, first = self.given, self.causal_offset, self.first_keys
+        if given is not None and given.shape[-2] > 1:
+            given = given[..., start:stop, :]
+        return replace(
+            self,
+            query_len=stop - start,
+            causal_offset=None if offset is None else offset + start,
+            first_keys=None if first is None else first[:, start:stop],
+            given=given,
+        )
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether padding and a causal offset known on the host say all of it."""
+        return self.given is None and not isinstance(self.causal_offset, Tensor)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether some key is in the future of some query, as far as the host knows."""
+        if isinstance(self.causal_offset, Tensor):
+            return True
+        return self.causal_offset is not None and self.causal_offset < self.key_len - 1
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Make a value once, kept for the layers that ask for this name later.
+
+        Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
+        of an object from inside of a checkpointed layer.
+        """
+        if torch.compiler.is_compiling():
+            return make()
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    @property
+    def dense(self) -> Tensor | None:
+        """Bool [batch or 1, heads or 1, query_len or 1, key_len], or None if every query sees every key."""
+        return self.once("dense", self._make_dense)
+
+    def _make_dense(self) -> Tensor | None:
+        if self.given is not None:
+            return self.given
+        mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
+        keys = torch.arange(self.key_len, device=self.device)
+        if self.is_causal:
+            last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
+            causal = (keys <= last)[None, None]
+            mask = causal if mask is None else causal & mask
+        if self.first_keys is not None:
+            window = keys >= self.first_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
+        return mask
+
+    @property
+    def key_counts(self) -> Tensor | int:
+        """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
+        return self.once("key_counts", self._count_keys)
+
+    def _count_keys(self) -> Tensor | int:
+        if not self.is_structured:
+            return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
+        padding, first = self.key_padding_mask, self.first_keys
+        if not self.is_causal and first is None:
+            return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
+        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        if self.is_causal:
+            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+        real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
+        counts = seen[None] if real is None else real[:, seen]
+        if first is not None:
+            first = first.clamp(0, self.key_len).minimum(seen)
+            before = first if real is None else real.gather(1, first.expand(len(real), -1))
+            counts = counts - before
+        return counts[:, None, :, None]
+
+
+def padding_mask(
+    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
+) -> AttentionMask:
+    """The mask of a sequence that every query sees the same way.
+
+    Args:
+        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
+        query_len, key_len, device: as in `AttentionMask`.
+        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
+
+    Raises:
+        ValueError: the mask has another number of dimensions or of keys, or a ready one is not boolean, or has rows
+            for the queries of another sequence.
+    """
+    if attention_mask is None:
+        return AttentionMask(query_len, key_len, device)
+    mask = _checked(attention_mask)
+    if mask.dim() == 2:
+        return AttentionMask(query_len, key_len, device, mask)
+    if is_cross and attention_mask.shape[2] != 1:
+        raise ValueError(
+            f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
+            "[batch, 1, 1, source_len]"
+        )
+    return AttentionMask.of(mask, query_len, key_len, device)
+
+
+def causal_mask(
+    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> AttentionMask:
+    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+
+    Args:
+        query_len: number of new tokens.
+        key_len: number of keys, cached ones included; a static cache counts its empty places too.
+        past_len: number of tokens before the new ones.
+        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
+        device: where the queries are.
+
+    Raises:
+        ValueError: the mask has another number of dimensions, or does not cover the past and new tokens.
+    """
+    mask = None if attention_mask is None else _checked(attention_mask)
+    if mask is not None and mask.dim() == 4:
+        return AttentionMask.of(mask, query_len, key_len, device)
+    if isinstance(past_len, Tensor):
+        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
+    if mask is None:
+        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
+    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
+        raise ValueError(
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
+            f"{query_len} new ones"
+        )
+    # places of a static cache that no token has reached
+    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
+    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
+
+
+def token_positions(
+    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions that do not move when a sequence is padded, on either side.
+
+    Returns:
+        int64 [1, query_len], or with a 2-dimensional mask of past and new tokens [batch, query_len].
+    """
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(query_len, device=device) + past_len)[None]
+    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+
+
+def _checked(mask: Tensor) -> Tensor:
+    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down.
+
+    Raises:
+        ValueError: it has not 2 or 4 dimensions, or is additive.
+    """
+    if mask.dim() not in (2, 4):
+        raise ValueError(
+            f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
+            "of 4 dimensions"
+        )
+    if mask.dim() == 4 and mask.is_floating_point():
+        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
+    return mask.bool()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/regularization.py
+# Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
+
+
+# index of each of the regulariser's sums
+NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
+
+
+@dataclass
+class RowStatistics:
+    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Args:
+        row_sums: Σ_j s_ij.
+        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
+    """
+
+    row_sums: Tensor
+    weighted_logs: Tensor | None = None
+
+    @classmethod
+    def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
+        """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
+        if needed == "none":
+            return None
+        weights = at_least_float32(weights)
+        if needed == "sums":
+            return cls(weights.sum(-1))
+        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+        logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+        return cls(weights.sum(-1), (weights * logs).sum(-1))
+
+    @classmethod
+    def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
+        """Join the statistics of queries that were computed in parts."""
+        if parts[0] is None:
+            return None
+        logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)
+        return cls(torch.cat([part.row_sums for part in parts], dim=-1), logs)
+
+
+def regularizer_sums(
+    rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+) -> Tensor:
+    r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
+
+    With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
+    (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
+
+    Args:
+        rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
+        query_mask: bool, True = real query, or None for all    [batch, query_len]
+        entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
+
+    Returns:
+        [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
+    """
+    row_sums = rows.row_sums
+    is_used = row_sums != 0
+    if query_mask is None:
+        number = torch.full((), row_sums.numel(), device=row_sums.device)
+    else:
+        is_used = is_used & query_mask[:, None]
+        number = query_mask.sum() * row_sums.shape[1]
+    normalization = entropy_excess = row_sums.new_zeros(())
+    if entropy_bound is not None:
+        is_left_out = ~is_used
+        safe_sums = row_sums.masked_fill(is_left_out, 1.0)
+        log_sums = safe_sums.log()
+        entropy = log_sums - rows.weighted_logs / safe_sums
+        bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
+        if isinstance(bounds, Tensor):
+            bounds = bounds.squeeze(-1)
+        normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
+        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(is_left_out, 0.0).sum()
+    counts = (number - is_used.sum(), number)
+    return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
+
+
+def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
+    """Sum of the sums that there are; None if there are none."""
+    parts = [part for part in parts if part is not None]
+    return torch.stack(parts).sum(0) if parts else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/attention.py
+
+
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a processor
+BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
+
+# ψ of the output gate
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda gate: gate,
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+# output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
+AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
+
+
+@dataclass(frozen=True)
+class AttentionFormula:
+    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
+
+    Args:
+        attention: φ, c, α, θ and their forms.
+        scaling: a.
+        dropout: share of dropped weights, 0 outside of training.
+        threshold, length_exponent: θ and α that are trained, of one element or one for each head; None for the
+            numbers of `attention`.
+        activation: φ as a function of scores and mask; None for the one that `attention` names.
+        bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.
+    """
+
+    attention: AttentionConfig
+    scaling: float
+    dropout: float = 0.0
+    threshold: Tensor | None = None
+    length_exponent: Tensor | None = None
+    activation: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    bias: Tensor | None = None
+
+    def current_threshold(self, mask: AttentionMask, query: Tensor) -> Tensor | float:
+        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
+        threshold = self.attention.threshold if self.threshold is None else self.threshold
+        if self.threshold is None and threshold == 0:
+            return 0.0
+        if self.threshold is not None and threshold.numel() > 1:
+            threshold = threshold.view(1, -1, 1, 1)
+        form = self.attention.threshold_form
+        return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
+
+    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
+        if exponent is not None:
+            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
+        numbers = coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
+
+
+def eager_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+
+    Args:
+        formula: how weights follow from scores.
+        query: [batch, heads, query_len, head_dim].
+        key, value: [batch, heads, key_len, head_dim], or fewer heads, each for as many heads of the queries.
+        mask: which keys a query may see, and n_i.
+        statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
+
+    Returns:
+        output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
+        the `RowStatistics`.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    scores = query @ key.transpose(-1, -2) * formula.scaling
+    if formula.bias is not None:
+        scores = (scores + formula.bias).to(scores.dtype)
+    threshold = formula.current_threshold(mask, query)
+    if isinstance(threshold, Tensor) or threshold != 0:
+        scores = (scores - threshold).to(scores.dtype)
+    weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    divisor = formula.length_divisor(mask, weights.dtype)
+    if divisor is not None:
+        weights = (weights / divisor).to(weights.dtype)
+    if formula.attention.normalizer == "sum":
+        weights = sum_to_one(weights)
+    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
+    return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
+
+
+def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [batch, heads, key_len, head_dim] for every head of the queries, where groups share them."""
+    groups = query.shape[1] // states.shape[1]
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def fused_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
+    attention = formula.attention
+    arguments = (formula, query, key, value, mask, statistics)
+    if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
+        output, _, rows = eager_attention(*arguments)
+        return output, None, rows
+    if formula.bias is not None or formula.activation is not None:
+        return attention_in_blocks(*arguments)
+    if attention.activation == "softmax":
+        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
+        is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
+        if statistics != "all" and not is_written_out:  # the entropy needs whole rows
+            return softmax_attention(*arguments)
+    elif (
+        mask.query_len > 1
+        and mask.is_structured
+        and attention.activation in SHARED_ACTIVATIONS
+        and mask.first_keys is None
+        and attention.normalizer == "none"
+    ):
+        found = kernels.attention(
+            query,
+            repeat_heads(key, query),
+            repeat_heads(value, query),
+            activation=attention.activation,
+            scale=formula.scaling,
+            threshold=formula.current_threshold(mask, query),
+            divisor=formula.length_divisor(mask, query.dtype),
+            key_padding_mask=mask.key_padding_mask,
+            causal_offset=mask.causal_offset if mask.is_causal else None,
+            dropout=formula.dropout,
+            needed_statistics=statistics,
+            may_write_out=True,
+        )
+        if found is not None:
+            output, row_sums, weighted_logs, _ = found
+            return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return attention_in_blocks(*arguments)
+
+
+def find_shared_activations() -> frozenset[str]:
+    """φ that the installed library has as this file has them, where either may have been changed."""
+    if kernels is None:
+        return frozenset()
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
+    weights = {
+        name: ATTENTION_ACTIVATIONS[name](scores, None)
+        for name in kernels.ACTIVATIONS
+        if name in ATTENTION_ACTIVATIONS
+    }
+    return frozenset(name for name in weights if torch.allclose(weights[name], kernels.activate(name, scores)))
+
+
+SHARED_ACTIVATIONS = find_shared_activations()
+
+
+def attention_in_blocks(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """The reference for some queries at a time; the backward pass makes the weights of each block again."""
+    number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
+    if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
+        output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
+        return output, None, rows
+    outputs, sums = [], []
+    for start in range(0, mask.query_len, number):
+        part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
+        of_part = formula
+        if formula.bias is not None and formula.bias.shape[-2] > 1:
+            of_part = replace(formula, bias=formula.bias[..., start:stop, :])
+        arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
+        output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
+        outputs.append(output)
+        sums.append(rows)
+    return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
+
+
+def softmax_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
+    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
+    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    output = functional.scaled_dot_product_attention(
+        query,
+        repeat_heads(key, query),
+        repeat_heads(value, query),
+        None if is_causal else mask.dense,
+        dropout_p=formula.dropout,
+        is_causal=is_causal,
+        scale=formula.scaling,
+    )
+    divisor = formula.length_divisor(mask, query.dtype)
+    if divisor is not None:
+        output = (output / divisor).to(output.dtype)
+    rows = None
+    if statistics != "none":
+        is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
+        rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
+    return output.transpose(1, 2), None, rows
+
+
+ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
+DEFAULT_BACKEND = "fused"
+
+
+def attention_backend(name: str) -> Callable[..., AttentionOutput]:
+    """The function behind an `attn_implementation`.
+
+    Only those of this file: the registry of transformers belongs to the process, where another checkpoint's code may
+    have put its own functions, and what transformers itself holds there computes softmax.
+
+    Raises:
+        ValueError: the name is not in `ATTENTION_BACKENDS`.
+    """
+    check_choice("attention", "attn_implementation", name, tuple(ATTENTION_BACKENDS))
+    return ATTENTION_BACKENDS[name]
+
+
+class AttentionVariant(nn.Module):
+    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+
+    attention: AttentionConfig
+    head_dim: int
+
+    def _build_variant(self, num_heads: int, output_dim: int) -> None:
+        """Norms and scalars that only some variants have; what a variant lacks is None."""
+        config = self.attention
+        # one element and not a scalar, as FSDP cannot shard scalars
+        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
+        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
+        thresholds = num_heads if config.threshold_per_head else 1
+        self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
+        self.query_norm = self.key_norm = self.output_norm = None
+        if config.query_key_norm == "layer_norm":
+            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+        if config.output_norm != "none":
+            self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
+
+    def reset_parameters(self) -> None:
+        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
+        config = self.attention
+        if self.scale is not None:
+            init.constant_(self.scale, config.initial_scale(self.head_dim))
+        if self.length_exponent is not None:
+            init.constant_(self.length_exponent, config.length_exponent)
+        if self.threshold is not None:
+            init.constant_(self.threshold, config.threshold)
+        if self.output_norm is not None and config.output_norm_init == "uniform":
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            init.uniform_(self.output_norm.weight, -bound, bound)
+
+    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
+        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        return AttentionFormula(
+            **{"attention": self.attention, "scaling": scaling, "dropout": dropout} | learned | changes
+        )
+
+    def attend(
+        self,
+        formula: AttentionFormula,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        statistics: str = "none",
+        attn_implementation: str = "eager",
+    ) -> AttentionOutput:
+        """Attend with normalised queries and keys, and normalise the output.
+
+        Args:
+            formula, query, key, value, mask, statistics: as in `eager_attention`.
+            attn_implementation: backend.
+
+        Returns:
+            output [batch, query_len, heads · head_dim], and what backends return beside it.
+        """
+        form = self.attention.scale_form
+        if form != "constant":
+            query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
+        if self.scale is not None:
+            query = (query * self.scale).to(query.dtype)
+        output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        output = output.flatten(2)  # heads joined
+        return (output if self.output_norm is None else self.output_norm(output)), weights, rows
+
+
+class MultiHeadAttention(AttentionVariant):
+    r"""Multi-head attention for self- and cross-attention, with or without a cache.
+
+    Args:
+        embed_dim: width of the hidden states; a multiple of `num_heads`.
+        num_heads: number of heads of width embed_dim / num_heads.
+        attention: the mathematics: a preset's name, a dict or an `AttentionConfig`.
+        bias: whether the projections add a bias.
+        output_bias: whether that of the output does; None for `bias`.
+        dropout: share of weights dropped in training.
+        layer_idx: place in the cache; needed only with one.
+
+    Raises:
+        ValueError: `embed_dim` is not a multiple of `num_heads`, or `attention` is not valid.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: str | dict[str, Any] | AttentionConfig = "softmax",
+        *,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        dropout: float = 0.0,
+        layer_idx: int | None = None,
+    ):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}, but must divide embed_dim ({embed_dim})")
+        self.attention = AttentionConfig.parse(attention)
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.layer_idx = layer_idx
+        self.scaling = self.attention.initial_scale(self.head_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
+        self._build_variant(num_heads, embed_dim)
+        has_gate = self.attention.output_gate != "none"
+        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if has_gate else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_config(
+        cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None
+    ) -> "MultiHeadAttention":
+        """Build the attention of one of the model's sites."""
+        return cls(
+            config.hidden_size,
+            num_heads,
+            config.attention_for(site),
+            bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | AttentionMask | None = None,
+        past_key_values: Cache | None = None,
+        query_mask: Tensor | None = None,
+        entropy_bound: float | None = None,
+        count_null_rows: bool = False,
+        attn_implementation: str = "eager",
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        r"""Attend from `hidden_states` to `key_value_states`, or to themselves and the cache.
+
+        Args:
+            hidden_states: [batch, query_len, embed_dim].
+            key_value_states: [batch, key_len, embed_dim] for cross-attention.
+            attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
+                key_len].
+            past_key_values: keys (normalised) and values of earlier steps.
+            query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
+            entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
+            count_null_rows: whether rows and null rows are counted without the regulariser too.
+            attn_implementation: backend.
+
+        Returns:
+            output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
+            from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
+        """
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
+        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
+        output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
+        if self.gate_proj is not None:
+            gate = self.gate_proj(hidden_states)
+            output = output * OUTPUT_GATES[self.attention.output_gate](gate)
+        sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
+        return self.out_proj(output), weights, sums
+
+    def _keys_and_values(
+        self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, heads, key_len, head_dim], from the cache where it has them."""
+        is_cross, cache, is_updated = key_value_states is not None, past_key_values, {}
+        if isinstance(past_key_values, EncoderDecoderCache):
+            cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+            is_updated = past_key_values.is_updated if is_cross else {}
+        if not is_updated.get(self.layer_idx):
+            source = key_value_states if is_cross else hidden_states
+            key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
+            value = self._heads(self.v_proj(source), None, self.attention.value_norm == "l2")
+            if cache is None:
+                return key, value
+            key, value = cache.update(key, value, self.layer_idx)
+            is_updated[self.layer_idx] = True
+        if is_cross and cache is not past_key_values:  # a static cache may have more places than the source has tokens
+            layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
+            return layer.keys[:, :, :length], layer.values[:, :, :length]
+        return key, value
+
+    def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
+        """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""
+        states = states.unflatten(-1, (-1, self.head_dim))
+        if norm is not None:
+            states = norm(states)
+        if has_unit_length:
+            states = unit_length(states)
+        return states.transpose(1, 2)

@@ -1,0 +1,431 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Answer requests to an Inference Endpoint that serves a folder of this library.
+
+The server imports this file by itself from the folder, so it names none of its neighbours.
+"""
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    pipeline,
+)
+from transformers.utils import logging
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/pipeline_translation.py
+# Translation for `transformers.pipeline`: texts in, translations and word alignments out.
+#
+# transformers removed its own task of this name; a repository whose config.json names this class has it again.
+
+
+logger = logging.get_logger(__name__)
+
+TARGET_FOLDER = "target_tokenizer"
+WORDS = r"\S+"
+# words, and for each token the index of its word, or the number of words if it belongs to none
+Words = tuple[list[str], list[int]]
+
+
+class TranslationPipeline(Pipeline):
+    """Translate texts with an encoder–decoder model, one at a time or in batches.
+
+    `pipeline("translation", model=…, trust_remote_code=True)` builds it from a folder or a repository.
+
+    Args:
+        model: with `generate` and cross-attention.
+        tokenizer: of the source language, or of both.
+        target_tokenizer: of the target language; by default the one in `target_tokenizer/` beside `tokenizer` if the
+            model has a target vocabulary of its own, else `tokenizer`.
+        kwargs: as for any pipeline (`device`, `batch_size`); options of a call become defaults here.
+
+    Raises:
+        OSError: the model has a target vocabulary of its own, but there is no tokenizer of it.
+    """
+
+    _load_tokenizer = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs,
+    ):
+        super().__init__(model, tokenizer=tokenizer, **{"task": "translation", **kwargs})
+        self.target_tokenizer, name, config = target_tokenizer or tokenizer, tokenizer.name_or_path, model.config
+        # Marian, which does not know our tying, always names the field, and its tokenizer has both sides
+        is_shared = getattr(config, "decoder_vocab_size", None) is None or not hasattr(config, "tying")
+        if target_tokenizer is None and not is_shared:
+            options = {"subfolder": TARGET_FOLDER, "revision": getattr(config, "_commit_hash", None) or "main"}
+            try:
+                self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            except (OSError, ValueError) as error:
+                problem = f"{name}: the target's vocabulary is another one, but {TARGET_FOLDER}/ could not be opened"
+                raise OSError(f"{problem}; log in if the repository is private, or pass target_tokenizer") from error
+
+    def __call__(self, inputs: str | Iterable[str], **kwargs) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """Translate a text, a list of texts, or one by one a generator or a dataset of texts.
+
+        Args:
+            inputs: the texts.
+            kwargs: `return_alignments`, to add `alignments`; `truncation`, False to refuse a text that is too long
+                instead of cutting it with a warning; `batch_size`; and options of `generate`. Without `max_new_tokens`
+                or `max_length` a translation may be as long as `longest_translation`.
+
+        Returns:
+            For each text `translation_text`, and in `alignments` for each word of it, as white space separates them,
+            `target`, `source` (None if all weights are zero), `source_index` (its number in the source, from 0) and
+            `weight`: the share of the attention that the source word has, in [0, 1]. Several sequences for a text
+            (`num_return_sequences`) make a list of their own.
+
+        Raises:
+            ValueError: there is no text, one is empty or not a string, or too long and truncation is off.
+        """
+        if isinstance(inputs, list):
+            if not inputs:
+                raise ValueError("there is no text to translate: got an empty list")
+            for number, text in enumerate(inputs, start=1):
+                check_text(text, f"text {number}")
+        results = super().__call__(inputs, **kwargs)
+        if isinstance(inputs, str):
+            return results
+        unpacked = (records[0] if len(records) == 1 else records for records in results)
+        return list(unpacked) if isinstance(inputs, list) else unpacked
+
+    def _sanitize_parameters(self, truncation=None, return_alignments=None, **generate_options):
+        cut = {} if truncation is None else {"truncation": truncation}
+        aligned = {} if return_alignments is None else {"return_alignments": return_alignments}
+        return cut, generate_options, aligned
+
+    def preprocess(self, text: str, truncation: bool | str = True) -> dict[str, Any]:
+        check_text(text, "the text")
+        encoding = self.tokenizer(text, return_offsets_mapping=self.tokenizer.is_fast, verbose=False)
+        tokens, spans = encoding["input_ids"], encoding.get("offset_mapping", [])
+        unknown = [span for token, span in zip(tokens, spans, strict=False) if token == self.tokenizer.unk_token_id]
+        if unknown:
+            named = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in unknown))
+            logger.warning(f"the tokenizer does not know {named}: what the model writes for it is invented")
+        limit = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+        if len(tokens) > limit:
+            if truncation in (False, "do_not_truncate"):
+                raise ValueError(f"the text has {len(tokens)} tokens, but the model takes {limit}: shorten it")
+            logger.warning(f"a text of {len(tokens)} tokens is cut to the {limit} that the model takes")
+            tokens = self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        input_ids = torch.tensor([tokens])
+        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "text": text}
+
+    def _forward(self, inputs: dict[str, Any], **options) -> dict[str, Any]:
+        input_ids = inputs["input_ids"]
+        if "generation_config" not in options:  # None keeps a saved limit from going before the one that is asked for
+            length = longest_translation(input_ids.shape[1], self.model.config)
+            longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
+            options = {"max_length": longest, "max_new_tokens": None, **options}
+        options["return_dict_in_generate"] = False
+        tokens = self.model.generate(input_ids=input_ids, attention_mask=inputs["attention_mask"], **options)
+        return {**inputs, "tokens": tokens.unflatten(0, (len(input_ids), -1))}  # [batch, sequences, target_len]
+
+    def postprocess(self, outputs: dict[str, Any], return_alignments: bool = False) -> list[dict[str, Any]]:
+        source, records = outputs["input_ids"][0, outputs["attention_mask"][0].bool()], []
+        for tokens in outputs["tokens"][0]:
+            record = {"translation_text": self.target_tokenizer.decode(tokens, skip_special_tokens=True)}
+            if return_alignments:
+                record["alignments"] = self._align(outputs["text"], source, tokens, WORDS)
+            records.append(record)
+        return records
+
+    def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
+        """Align the words of a translation that is given, as a text or as tokens of `generate`; long sides are cut.
+
+        The source word of a word is the one that the decoder looks at when it writes it, in a pass over source and
+        translation: cross-attention of the layer `alignment_layer` of the configuration, which training measures, or
+        the last but one (Garg et al. 2019), of the head `alignment_head`, or on average over the heads, summed over
+        the tokens of each word. With `alignment_shifted` a token's weights are those of the step that has it as its
+        input (Chen et al. 2020).
+
+        Args:
+            text, translation: the two sides.
+            pattern: what is a word.
+
+        Returns:
+            As `alignments` of a call.
+
+        Raises:
+            ValueError: a text is empty or not a string.
+        """
+        source = self.preprocess(text)["input_ids"][0]
+        if isinstance(translation, str):
+            check_text(translation, "the translation")
+            options = {"truncation": True, "max_length": self.model.config.max_position_embeddings}
+            tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
+            translation = [self.model.generation_config.decoder_start_token_id, *tokens]
+        return self._align(text, source, torch.tensor(translation), pattern)
+
+    @torch.no_grad()
+    def _align(self, text: str, source: Tensor, target: Tensor, pattern: str) -> list[dict[str, Any]]:
+        config, length = self.model.config, len(target) - 1
+        layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
+        first = int(bool(is_shifted))
+        # of a translation that is as long as can be the last token is no input
+        target_input = target[: min(length + first, config.max_position_embeddings)]
+        with eager_attention(self.model):
+            layers = self.model(
+                input_ids=source[None].to(self.device),
+                decoder_input_ids=target_input[None].to(self.device),
+                output_attentions=True,
+                use_cache=False,
+            ).cross_attentions
+        weights = layers[max(len(layers) - 2, 0) if layer is None else layer][0].float().clamp_min(0).cpu()
+        weights = (weights.mean(0) if head is None else weights[head])[first:]
+        weights = functional.pad(weights, (0, 0, 0, length - len(weights)))
+        words = split_text(self.tokenizer, text, source.tolist(), pattern)
+        return align_words(weights, words, split_tokens(self.target_tokenizer, target[1:].tolist(), pattern))
+
+    def save_pretrained(self, save_directory: str, **kwargs) -> None:
+        """Save model and tokenizers, and with the model this code."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
+
+
+def check_text(text: Any, name: str) -> None:
+    """Raise a `ValueError` for what is no string, is empty or has half a character."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} must be a string that is not empty, got {text!r:.50}")
+    text.encode()  # UnicodeEncodeError is a ValueError
+
+
+def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
+    """Bound the tokens of a translation, with `</s>`: 50 more than its source has, or twice as many if that is more.
+
+    Neither are there more than the model has positions. With 50 alone, as in the papers, a fifth of the targets of
+    documents of 512 tokens and more could not be written. In a batch the longest source counts.
+    """
+    positions = getattr(config, "max_position_embeddings", None) or math.inf  # T5 has no limit
+    return min(source_length + max(source_length, 50), positions)
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute with the attention that returns its weights, and go back."""
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+
+
+def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
+    """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
+    if not tokenizer.is_fast:  # it does not say where a token comes from
+        return split_tokens(tokenizer, tokens, pattern, " ".join(text.split()))
+    offsets = tokenizer(text, truncation=True, max_length=len(tokens), return_offsets_mapping=True)["offset_mapping"]
+    return _words(text, [start if start < end else None for start, end in offsets], pattern)
+
+
+def split_tokens(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS, text: str | None = None
+) -> Words:
+    """Find the words of a text, by default what tokens spell, and for each of these the index of its word."""
+    spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
+    # of a character of several bytes the first ones spell U+FFFD
+    starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
+    special = set(tokenizer.all_special_ids)
+    starts = [None if token in special else start for token, start in zip(tokens, starts, strict=True)]
+    return _words(spelled[-1] if text is None else text, starts, pattern)
+
+
+def _words(text: str, starts: list[int | None], pattern: str) -> Words:
+    """Find the words of a text, and for each token the first one that ends behind its start."""
+    words = list(re.finditer(pattern, text))
+    indices = [len(words) if start is None else sum(word.end() <= start for word in words) for start in starts]
+    return [word[0] for word in words], indices
+
+
+def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
+    """Sum over the tokens of words    [..., target_len, source_len] → [..., target words, source words + 1].
+
+    The last column has what belongs to no word.
+    """
+    columns, rows = (functional.one_hot(torch.tensor(indices), len(words) + 1) for words, indices in (source, target))
+    return rows[:, :-1].T.float() @ weights @ columns.float()
+
+
+def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str, Any]]:
+    """Choose for each target word the source word with most of its attention; see `TranslationPipeline`."""
+    sums = sum_over_words(weights, source, target)
+    shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
+    best, indices = (values.tolist() for values in shares[:, :-1].max(-1))
+    return [
+        {
+            "target": word,
+            "source": source[0][index] if share > 0 else None,
+            "source_index": index if share > 0 else None,
+            "weight": min(share, 1.0),
+        }
+        for word, share, index in zip(target[0], best, indices, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/handler.py
+
+
+try:
+    from PIL import Image, ImageOps
+except ImportError:  # translation needs no images
+    Image = ImageOps = None
+
+logger = logging.get_logger(__name__)
+
+MAX_BATCH = 32
+MAX_CHARACTERS = 10_000
+MAX_IMAGE_BYTES = 10 * 2**20
+MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
+MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
+BATCH_SIZE = 8  # inputs that are computed at a time
+# formats that Pillow reads by itself; for others it starts programs
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+# task → name → bounds of a number, both included, or a list of what is allowed
+PARAMETERS = {
+    "translation": {
+        "num_beams": (1, 8),
+        "max_new_tokens": (1, 512),
+        "max_length": (2, 513),
+        "length_penalty": (-10.0, 10.0),
+        "early_stopping": [True, False],
+        "no_repeat_ngram_size": (0, 100),
+        "repetition_penalty": (0.01, 100.0),
+        "return_alignments": [True, False],
+        "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
+    },
+    "image-classification": {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]},
+}
+# clients send them for any model; one of two languages has no use for them
+IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
+
+
+class EndpointHandler:
+    """Open the model of a folder once and answer requests with it."""
+
+    def __init__(self, path: str = ""):
+        path = path or "."
+        config = AutoConfig.from_pretrained(path, trust_remote_code=True)
+        # config.json names the pipeline that the model brings along; image classifiers need none
+        self.task = next(iter(getattr(config, "custom_pipelines", None) or ["image-classification"]))
+        self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
+
+    def __call__(self, data: Any) -> list[Any]:
+        """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
+
+        Args:
+            data: `inputs`: a text or a list of texts; or an image or a list of images, each in base64, as bytes or as
+                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, of translation also inside of
+                `generate_parameters`. `options` are for the server.
+
+        Raises:
+            ValueError: the request cannot be answered, in one line; the server gives HTTP 400 with it.
+            RuntimeError: the model failed, and only the log says why.
+        """
+        try:
+            if not isinstance(data, dict) or not {"inputs"} <= data.keys() <= {"inputs", "parameters", "options"}:
+                raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
+            parameters = check_parameters(data.get("parameters"), self.task)
+            inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+            if not 1 <= len(inputs) <= MAX_BATCH:
+                raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
+            if self.task != "translation":
+                inputs = open_images(inputs)
+            elif any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
+                raise ValueError(f"a text may have {MAX_CHARACTERS} characters at most")
+            answers = self.pipeline(inputs, batch_size=BATCH_SIZE, **parameters)
+            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
+        except ValueError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        except Exception:
+            logger.exception("a request failed")
+            raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
+
+
+def check_parameters(parameters: Any, task: str) -> dict[str, Any]:
+    """Refuse what `PARAMETERS` does not allow, and leave out what is null or `IGNORED`."""
+    given = {}
+    for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+        if not isinstance(parameters, dict | None):
+            raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
+        given |= parameters or {}
+        parameters = given.pop("generate_parameters", None)
+    given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+    for name, value in given.items():
+        allowed = PARAMETERS[task].get(name)
+        if allowed is None:
+            raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(PARAMETERS[task])}")
+        if isinstance(allowed, list):
+            fits, wanted = value in allowed, f"one of {allowed}"
+        else:
+            low, high = allowed
+            fits, wanted = type(value) in (int, type(low)) and low <= value <= high, f"a number from {low} to {high}"
+        if not fits:
+            raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
+    return given
+
+
+def open_images(values: list[Any]) -> list[Any]:
+    """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""
+    if Image is None:
+        raise ValueError("images need Pillow, which is not installed on this endpoint")
+    images = [open_image(value) for value in values]
+    if sum(image.width * image.height for image in images) > MAX_PIXELS:
+        raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
+    try:
+        # as the pipeline does it, which would fail on bad EXIF
+        images = [ImageOps.exif_transpose(image).convert("RGB") for image in images]
+    except Exception as error:  # each format has errors of its own for what is broken, here and below
+        raise ValueError("an image is damaged") from error
+    for image in images:
+        image.info = {}  # no more EXIF for the pipeline to read
+    return images
+
+
+def open_image(value: Any) -> Any:
+    """Open an image, without decoding it, from base64, bytes or a PIL image.
+
+    Never by name: a path or an address would make the server read what the asker has no right to.
+    """
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
+        except ValueError as error:
+            raise ValueError("an image must be in base64; a path or an address is not opened") from error
+    if isinstance(value, bytes | bytearray):
+        if len(value) > MAX_IMAGE_BYTES:
+            raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
+        try:
+            value = Image.open(io.BytesIO(value), formats=IMAGE_FORMATS)
+        except Exception as error:
+            raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
+    # MPO is JPEG, None what was never a file
+    if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
+        raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
+    if not 0 < max(value.size) <= MAX_RATIO * min(value.size):
+        raise ValueError(
+            f"an image has {value.width}×{value.height} pixels, one side may be {MAX_RATIO} times the other"
+        )
+    return value
