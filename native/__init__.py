@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 2  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 1  # of the structures below; counts up with that of attention.c
+INTERFACE = 3  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 2  # of the structures below; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -83,7 +83,7 @@ class _Call(_Arguments):
     )
     _sizes = (
         *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
-        *("splits", "causal_offset", "row_factor_stride", "next_task"),
+        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "next_task"),
     )
     _fields_ = (
         *((name, _States) for name in _states),
@@ -101,13 +101,14 @@ class _Call(_Arguments):
         key_len = key.shape[2]
         call = cls(_States.of(query), _States.of(key), _States.of(value), batch=batch, heads=heads)
         call.query_len, call.key_len, call.width, call.value_width = query_len, key_len, width, value.shape[3]
-        call.keep(key_padding_mask=options.key_padding_mask, row_factors=options.row_factors)
+        call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
         threshold = options.threshold if options.learned_threshold is None else options.learned_threshold.item()
+        call.rows_per_position = options.rows_per_position
         call.scale, call.threshold, call.dropout = options.scale, threshold, options.dropout
         call.seed = options.seed.item() if options.dropout > 0 else 0
         call.activation = ACTIVATIONS.index(options.activation)

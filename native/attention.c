@@ -58,6 +58,7 @@ typedef struct {
   int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;
   int64_t splits;                     // tasks of a head
   int64_t causal_offset;              // key_len or more: none
+  int64_t rows_per_position;          // of the queries: so many heads share a head of keys
   int64_t row_factor_stride;          // 0 if all rows of the batch share them
   int64_t next_task;
   uint64_t seed;
@@ -66,7 +67,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes
-int64_t layout(void) { return 1; }
+int64_t layout(void) { return 2; }
 
 enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
 
@@ -395,7 +396,7 @@ static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t
 static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const int32_t *places, int64_t count,
                            int64_t limit, int64_t *limits) {
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t last = first + r + call->causal_offset;
+    int64_t last = (first + r) / call->rows_per_position + call->causal_offset;
     if (last >= call->key_len - 1) limit = count;
     while (limit < count && places[limit] <= last) ++limit;
     limits[r] = limit;
@@ -455,7 +456,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   float *output = take(&scratch, QUERIES * padded_value);
   float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
   int64_t limits[QUERIES], limit = 0;
-  int64_t last_key = end - 1 + call->causal_offset;
+  int64_t last_key = (end - 1) / call->rows_per_position + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
   read_rows(call, in_pairs, call->key, head, places, 0, count, width, keys);
   read_rows(call, in_pairs, call->value, head, places, 0, count, value_width, values);

@@ -67,6 +67,8 @@ class PassOptions(NamedTuple):
         dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
         needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
             or `"all"`.
+        rows_per_position: g, of queries whose heads share one head of keys: row r is of query r // g, the i
+            above.
     """
 
     learned_threshold: Tensor | None = None
@@ -79,3 +81,4 @@ class PassOptions(NamedTuple):
     causal_offset: int | None = None
     dropout: float = 0.0
     needed_statistics: str = "none"
+    rows_per_position: int = 1

@@ -34,8 +34,8 @@ class _Block:
 
     number: int
     keys: slice
-    mask: Tensor | None  # bool [rows, 1, keys] where they have holes
-    diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all
+    mask: Tensor | None  # bool [rows or 1, queries or 1, keys] where they have holes
+    diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all, or those of the mask
 
     def weights(self, scores: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [rows, queries, keys]."""
@@ -139,6 +139,7 @@ def _blocks(
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
+    is_plain = options.rows_per_position == 1
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -147,15 +148,35 @@ def _blocks(
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
             queries = slice(first, min(first + height, query_len))
-            diagonal = None if causal_offset is None else first + causal_offset - part.keys.start
-            end = key_len if diagonal is None else min(key_len, diagonal + queries.stop - first)
+            end, diagonal = key_len, None
+            if causal_offset is not None:
+                past = causal_offset - part.keys.start + 1  # keys before the one of position 0
+                end = min(key_len, (queries.stop - 1) // options.rows_per_position + past)
+                diagonal = first + past - 1 if is_plain else None
             blocks = []
             for keys in _even_slices(end, _KEYS):
                 mask = None if part.mask is None else part.mask[..., keys]
+                if not is_plain:
+                    mask = _both(mask, _band(part, queries, keys, options, query.device))
                 blocks.append(_Block(number, keys, mask, None if diagonal is None else diagonal - keys.start))
                 number += 1
             if blocks:
                 yield part, queries, blocks
+
+
+def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device: torch.device) -> Tensor | None:
+    """Which keys some queries may see by their places, bool [1, queries, keys]; None if all."""
+    first, last = keys.start + part.keys.start, keys.stop + part.keys.start - 1
+    if options.causal_offset is None or last <= queries.start // options.rows_per_position + options.causal_offset:
+        return None
+    rows = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    places = torch.arange(first, last + 1, device=device)
+    return (places <= rows // options.rows_per_position + options.causal_offset)[None]
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Both masks as one, where None lets everything through."""
+    return other if one is None else one if other is None else one & other
 
 
 def _even_slices(length: int, limit: int) -> list[slice]:

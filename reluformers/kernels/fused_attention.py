@@ -40,7 +40,8 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, str activation, "
-    "float scale, float threshold, SymInt? causal_offset, float dropout, str needed_statistics"
+    "float scale, float threshold, SymInt? causal_offset, float dropout, str needed_statistics, "
+    "int rows_per_position"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -131,7 +132,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     )
     threshold = options.learned_threshold
     grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
-    return *grads, None, grad_threshold, *[None] * 9
+    return *grads, None, grad_threshold, *[None] * (len(options) - 1)
 
 
 _operator.register_autograd(_backward, setup_context=_save_for_backward)
@@ -196,7 +197,8 @@ def rectified_attention(
 
     Args:
         query: [batch, heads, query_len, head_dim], of any strides.
-        key, value: [batch, heads, key_len, head_dim].
+        key, value: [batch, key_heads, key_len, head_dim]; key_heads divides heads, and query head h has those of
+            h // (heads / key_heads).
         activation: φ, a name of `ACTIVATIONS`.
         scale: a, a number or a tensor of one element; 1/√head_dim if None.
         threshold: θ, a number or a tensor of one element.
@@ -291,11 +293,16 @@ def attention(
         computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
+    group = query.shape[1] // max(1, key.shape[1])
+    if group > 1:
+        query = _fold(query, group)
+        if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
+            divisor = divisor.repeat_interleave(group, 2)
     if computation == "single_query":
         output = _attend_once(
             query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor
         )
-        return output, None, None, None
+        return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
     if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
@@ -309,12 +316,14 @@ def attention(
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
         causal_offset=causal_offset,
+        rows_per_position=max(1, group),
         **options,
     )
     run = _Function.apply if _are_plain(query, key, value) else _operator
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
+    output = _unfold(output, group)
     if needed_statistics == "none":
         return output, None, None, None
     if divisor is not None:
@@ -322,11 +331,23 @@ def attention(
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
         row_sums = row_sums / divisor
     if needed_statistics == "sums":
-        return output, row_sums, None, None
+        return output, _unfold(row_sums, group), None, None
     if divisor is not None:
         log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
         weighted_logs = weighted_logs / divisor - row_sums * log_divisor
-    return output, row_sums, weighted_logs, nonzeros
+    return output, *(_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros))
+
+
+def _fold(states: Tensor, group: int) -> Tensor:
+    """Put the `group` heads of queries that share a head of keys side by side, as rows of each position in turn."""
+    return states.unflatten(1, (-1, group)).transpose(2, 3).flatten(2, 3)
+
+
+def _unfold(rows: Tensor, group: int) -> Tensor:
+    """Turn `_fold` back    [batch, heads, query_len, …], in memory [batch, query_len, heads, …]."""
+    if group <= 1:
+        return rows
+    return rows.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3).transpose(1, 2)
 
 
 def _refuse_tangents(*inputs: Tensor | float | None) -> None:
@@ -389,12 +410,11 @@ def _in_one_dtype(*states: Tensor) -> list[Tensor]:
 
 def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
     shapes = [list(states.shape) for states in (query, key, value)]
-    batch_and_heads = {tuple(shape[:2]) for shape in shapes}
-    fits = all(len(shape) == 4 for shape in shapes) and len(batch_and_heads) == 1
-    if not fits or query.shape[3] != key.shape[3] or key.shape[2] != value.shape[2]:
+    fits = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3] and shapes[0][0] == shapes[1][0]
+    if not fits or query.shape[1] % (key.shape[1] or query.shape[1] + 1) or query.shape[3] != key.shape[3]:
         raise ValueError(
             f"query, key and value are {shapes}, but must be [batch, heads, length, width] with the same batch and "
-            "heads, keys as wide as queries, and as many values as keys"
+            "heads, or heads of keys that divide those of queries, keys as wide as queries, and as many values as keys"
         )
     if not all(states.is_floating_point() for states in (query, key, value)):
         raise ValueError(f"query, key and value are {query.dtype}, {key.dtype}, {value.dtype}, but must be floats")

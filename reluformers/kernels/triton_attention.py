@@ -238,6 +238,7 @@ def _launch(
             query_len,
             key_len,
             min(max(options.causal_offset or 0, -query_len), key_len),  # beyond that all or nothing is seen
+            options.rows_per_position,
             row_batches,
             _dropped_bytes(options),
             ACTIVATION=options.activation,

@@ -225,6 +225,7 @@ def key_range(
     start,
     key_len,
     causal_offset,
+    rows_per_position,
     IS_CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -238,8 +239,8 @@ def key_range(
         end = _last_seen(key_padding_mask, batch, key_len)
     common = end - 1
     if IS_CAUSAL:
-        common = tl.minimum(common, start + causal_offset + 1)
-        end = tl.minimum(end, start + causal_offset + QUERIES)
+        common = tl.minimum(common, start // rows_per_position + causal_offset + 1)
+        end = tl.minimum(end, (start + QUERIES - 1) // rows_per_position + causal_offset + 1)
     whole = tl.maximum(common, 0) // KEYS * KEYS
     end = tl.maximum(end, 1)
     tl.assume(whole < end)
@@ -253,6 +254,7 @@ def query_range(
     start,
     query_len,
     causal_offset,
+    rows_per_position,
     IS_CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -264,8 +266,9 @@ def query_range(
     last = tl.maximum(query_len - 1, 0) // QUERIES
     first, first_whole = 0, 0
     if IS_CAUSAL:
-        first = tl.minimum(tl.maximum(start - causal_offset, 0) // QUERIES, last)
-        first_whole = tl.minimum(tl.cdiv(tl.maximum(start + KEYS - 1 - causal_offset, 0), QUERIES), last)
+        first = tl.minimum(tl.maximum(start - causal_offset, 0) * rows_per_position // QUERIES, last)
+        common = tl.maximum(start + KEYS - 1 - causal_offset, 0) * rows_per_position
+        first_whole = tl.minimum(tl.cdiv(common, QUERIES), last)
     if key_padding_mask is not None:
         is_hidden = tl.max(seen.to(tl.int32)) == 0
         first = tl.where(is_hidden, last, first)

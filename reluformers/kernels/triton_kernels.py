@@ -47,6 +47,7 @@ def forward_kernel(
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
@@ -78,7 +79,9 @@ def forward_kernel(
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    whole, end = key_range(
+        key_padding_mask, batch, start, key_len, causal_offset, rows_per_position, IS_CAUSAL, QUERIES, KEYS
+    )
     # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
     # assembler lets every matrix product wait for the one before (its note C7515)
     for phase in tl.static_range(2):
@@ -95,7 +98,7 @@ def forward_kernel(
             else:
                 weights = activated(scores, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                weights = tl.where(keys[None, :] <= rows[:, None] + causal_offset, weights, 0.0)
+                weights = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, weights, 0.0)
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
                 row_sum += tl.sum(weights, 1)
@@ -132,6 +135,7 @@ def key_kernel(
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
@@ -161,7 +165,7 @@ def key_kernel(
     grad_key_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     first, first_whole, last = query_range(
-        key_padding_mask, seen, start, query_len, causal_offset, IS_CAUSAL, QUERIES, KEYS
+        key_padding_mask, seen, start, query_len, causal_offset, rows_per_position, IS_CAUSAL, QUERIES, KEYS
     )
     for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
         for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else last):
@@ -183,7 +187,7 @@ def key_kernel(
             passed = weights * factors
             grads *= factors
             if IS_CAUSAL and phase == 0:
-                is_visible = keys[:, None] <= rows[None, :] + causal_offset
+                is_visible = keys[:, None] <= rows[None, :] // rows_per_position + causal_offset
                 passed = tl.where(is_visible, passed, 0.0)
             if seed is not None:
                 kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
@@ -217,6 +221,7 @@ def query_kernel(
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
@@ -248,7 +253,9 @@ def query_kernel(
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
-    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    whole, end = key_range(
+        key_padding_mask, batch, start, key_len, causal_offset, rows_per_position, IS_CAUSAL, QUERIES, KEYS
+    )
     for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
         for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
@@ -269,7 +276,7 @@ def query_kernel(
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                grads = tl.where(keys[None, :] <= rows[:, None] + causal_offset, grads, 0.0)
+                grads = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, grads, 0.0)
             if grad_rows is not None:
                 if row_sum_grads is not None:
                     grads = tl.where(seen[None, :], grads, 0.0)

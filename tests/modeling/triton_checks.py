@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import reference
+from builders.attention_calls import check_call, draw_call
 from builders.triton_inputs import (
     ACTIVATIONS,
     SHARE,
@@ -306,3 +307,10 @@ def test_fake_tensors_are_laid_out_like_the_true_ones(computation, needed):
     sums = torch.rand(2, 3, 5) if needed == "all" else None
     inputs = (grad_output, sums, None, *inputs)
     torch.library.opcheck(fused._backward_operator, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_heads_that_share_keys(seed, monkeypatch):
+    monkeypatch.setattr(fused, "choose_computation", lambda *call, **options: "triton")
+    torch.manual_seed(seed)
+    check_call(*draw_call(seed, torch.float32, ACTIVATIONS, lengths=(1, 5, 17, 40)))

@@ -1,0 +1,100 @@
+"""The fused attention as models of transformers need it, against float64: heads of keys shared by heads of queries."""
+
+import pytest
+import torch
+
+from builders.attention_calls import check_call, draw_call
+from reluformers import rectified_attention
+from reluformers_kernels import ACTIVATIONS, blockwise_attention, computation
+from reluformers_kernels.compiled import native
+
+BUILT = native.usable_instruction_sets() if native is not None and native.is_available() else []
+
+
+@pytest.fixture(params=["blocks", *BUILT])
+def computed_by(request, monkeypatch, threads) -> str:
+    """Blocks in PyTorch, so small that even tiny inputs take many, or compiled code."""
+    threads(2)
+    if request.param == "blocks":
+        monkeypatch.setattr(computation, "native", None)
+        sizes = {"_ELEMENTS": 2000, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_KEYS": 11}
+        for name, value in sizes.items():
+            monkeypatch.setattr(blockwise_attention, name, value)
+    else:
+        monkeypatch.setattr(native, "instruction_set", lambda: request.param)
+    return request.param
+
+
+def activations_of(computed_by: str) -> tuple[str, ...]:
+    return ACTIVATIONS if computed_by == "blocks" else native.ACTIVATIONS
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_values_statistics_and_gradients(seed, computed_by):
+    torch.manual_seed(seed)
+    dtypes = (torch.float32, torch.bfloat16, *[torch.float64] * (computed_by == "blocks"))
+    check_call(*draw_call(seed, dtypes[seed % len(dtypes)], activations_of(computed_by)))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_repeated_keys_give_the_same(dropout, computed_by):
+    """Dropout is read off the output with the unit matrix for values, and its backward pass by linearity."""
+    query, key = torch.randn(2, 6, 40, 8), torch.randn(2, 2, 40, 8)
+    value = torch.eye(40).expand(2, 2, 40, 40).clone().requires_grad_()
+    plain = rectified_attention(query, *(states.repeat_interleave(3, 1) for states in (key, value)), is_causal=True)
+    output = rectified_attention(query, key, value, is_causal=True, dropout=dropout)
+    if dropout == 0:
+        torch.testing.assert_close(output, plain)
+        return
+    kept = (output / plain)[plain > 1e-3]
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 0.7))
+    assert abs((kept == 0).double().mean() - 0.3) < 0.04
+    direction = torch.randn_like(output)
+    (gradient,) = torch.autograd.grad(output, value, direction)
+    # output i = Σ_j w_ij v_j and the values are unit vectors: the output is w itself
+    torch.testing.assert_close(gradient, (output.mT @ direction).unflatten(1, (2, 3)).sum(2))
+
+
+@pytest.mark.parametrize("threshold", [0.3, torch.full((1, 6, 1, 1), 0.3), torch.linspace(0, 1, 5).view(1, 1, 5, 1)])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_thresholds_and_divisors_of_each_query(threshold, queries, computed_by):
+    from reluformers_kernels import attention
+
+    query, key, value = torch.randn(2, 6, queries, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    if isinstance(threshold, torch.Tensor):
+        threshold = threshold[:, :, :queries]
+    options = {
+        "activation": "relu",
+        "scale": 0.4,
+        "threshold": threshold,
+        "divisor": torch.rand(2, 1, queries, 1) + 0.5,
+        "key_padding_mask": torch.arange(9) < torch.tensor([[9], [6]]),
+        "causal_offset": 4,
+    }
+    repeated = [states.repeat_interleave(2, 1) for states in (key, value)]
+    for found, right in zip(
+        attention(query, key, value, **options), attention(query, *repeated, **options), strict=True
+    ):
+        if found is not None:
+            torch.testing.assert_close(found, right)
+
+
+def test_compiles_as_one_graph(computed_by):
+    torch.compiler.reset()
+
+    def step(query, states):
+        return rectified_attention(query, states, states, is_causal=True, length_exponent=0.5).square().sum()
+
+    query, states = torch.randn(2, 6, 9, 8, requires_grad=True), torch.randn(2, 2, 9, 8, requires_grad=True)
+    expected = step(query, states)
+    actual = torch.compile(step, fullgraph=True, backend="aot_eager")(query, states)
+    torch.testing.assert_close(actual, expected)
+    for one, other in zip(*(torch.autograd.grad(part, (query, states)) for part in (actual, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(6, 4), (2, 4), (6, 0)])
+def test_heads_that_do_not_divide_are_refused(heads, key_heads):
+    query, key = torch.zeros(2, heads, 5, 8), torch.zeros(2, key_heads, 5, 8)
+    with pytest.raises(ValueError, match="divide those of queries"):
+        rectified_attention(query, key, key)
