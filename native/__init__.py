@@ -78,12 +78,12 @@ class _Call(_Arguments):
 
     _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
     _tensors = (
-        *("row_factors", "key_padding_mask", "row_sums", "weighted_logs", "nonzeros"),
+        *("row_factors", "key_padding_mask", "first_keys", "row_sums", "weighted_logs", "nonzeros"),
         *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "scratch"),
     )
     _sizes = (
         *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
-        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "next_task"),
+        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "next_task"),
     )
     _fields_ = (
         *((name, _States) for name in _states),
@@ -104,6 +104,9 @@ class _Call(_Arguments):
         call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
+        if options.first_keys is not None:
+            call.keep(first_keys=options.first_keys.clamp(0, key_len).int())
+            call.first_key_stride = query_len if len(options.first_keys) > 1 else 0
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))

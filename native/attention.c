@@ -51,6 +51,7 @@ typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
   const float *row_factors;           // r [batch or 1, query_len], or NULL
   const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
+  const int32_t *first_keys;          // [batch or 1, query_len], not decreasing, or NULL
   float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
   const float *grad_row_sums, *grad_weighted_logs;   // likewise
   float *grad_threshold;              // [tasks], or NULL
@@ -59,7 +60,7 @@ typedef struct {
   int64_t splits;                     // tasks of a head
   int64_t causal_offset;              // key_len or more: none
   int64_t rows_per_position;          // of the queries: so many heads share a head of keys
-  int64_t row_factor_stride;          // 0 if all rows of the batch share them
+  int64_t row_factor_stride, first_key_stride;  // 0 if all rows of the batch share them
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
@@ -404,18 +405,36 @@ static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const 
   return limit;
 }
 
+// How many of the visible keys are before the first that each of some rows sees, likewise.
+static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
+                           int64_t count, int64_t start, int64_t *starts) {
+  const int32_t *first_keys = call->first_keys;
+  if (first_keys) first_keys += head / call->heads * call->first_key_stride + first;
+  for (int64_t r = 0; r < rows; ++r) {
+    while (first_keys && start < count && places[start] < first_keys[r]) ++start;
+    starts[r] = start;
+  }
+  return start;
+}
+
+// Which lanes from `place` on are those of keys that a row sees.
+INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
+  ivec places = lane_numbers() + (int32_t)place;
+  return (places >= (int32_t)start) & (places < (int32_t)limit);
+}
+
 // ---------------------------------------------------------------------------------------------------------- forward
 
-// Weights of one row in place of its scores, and its statistics. The row sees `limit` of these keys, the first of which
-// has the number `place`; what is behind, up to `width`, becomes 0.
-INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
-                  int activation) {
+// Weights of one row in place of its scores, and its statistics. The row sees the keys from `start` to `limit` of these,
+// the first of which has the number `place`; the others, up to `width`, become 0.
+INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
+                  float *scores, int activation) {
   Dropout dropout = dropout_of(call, row);
   vec row_sum = all(0), weighted_log = all(0);
   ivec zeros = (ivec)all(0);
   for (int64_t j = 0; j < width; j += LANES) {
     vec weights = activated(LOAD(scores + j) * call->scale - call->threshold, activation);
-    if (j + LANES > limit) weights = only(lane_numbers() + (int32_t)j < (int32_t)limit, weights);
+    if (j < start || j + LANES > limit) weights = only(seen_lanes(j, start, limit), weights);
     if (call->row_sums) row_sum += weights;
     if (call->weighted_logs) {
       weighted_log += weights * log_of(weights);
@@ -431,11 +450,11 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, i
   }
 }
 
-static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
-                       int64_t width, float *scores) {
+static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+                       const int64_t *limits, int64_t width, float *scores) {
   for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
 #define WEIGH(ACTIVATION) \
-  case ACTIVATION: weigh(call, row + r, place, limits[r] - place, width, scores, ACTIVATION); break;
+  case ACTIVATION: weigh(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, ACTIVATION); break;
     switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) }
   }
 }
@@ -455,36 +474,40 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
   float *output = take(&scratch, QUERIES * padded_value);
   float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
-  int64_t limits[QUERIES], limit = 0;
+  int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   int64_t last_key = (end - 1) / call->rows_per_position + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
-  read_rows(call, in_pairs, call->key, head, places, 0, count, width, keys);
-  read_rows(call, in_pairs, call->value, head, places, 0, count, value_width, values);
-  turn_rows(in_pairs, keys, count, width, key_panels);
+  // those that no query of the task sees are left out; whole blocks of them, so that sums stay what they are
+  int64_t base = begin < end ? find_starts(call, head, begin, 1, places, count, 0, starts) / KEYS * KEYS : count;
+  read_rows(call, in_pairs, call->key, head, places, base, count - base, width, keys);
+  read_rows(call, in_pairs, call->value, head, places, base, count - base, value_width, values);
+  turn_rows(in_pairs, keys, count - base, width, key_panels);
   int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int has_few = 0;
   for (int64_t block = 0; block < blocks; ++block) {
     int64_t first = begin + (end - begin) * block / blocks;
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, count, limit, limits);
+    start = find_starts(call, head, first, rows, places, count, start, starts);
     read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
     memset(output, 0, rows * padded_value * sizeof(float));
-    for (int64_t j = 0; j < limit; j += KEYS) {
-      for (int64_t r = 0; r < rows; r += ROWS) {
+    for (int64_t j = starts[0] / KEYS * KEYS; j < limit; j += KEYS) {
+      const float *panels = key_panels + (j - base) * words;
+      const float *values_here = values.right + words_of(in_pairs, j - base) * padded_value;
+      for (int64_t r = 0; r < rows && starts[r] < j + KEYS; r += ROWS) {
         int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - j, KEYS);
         if (seen <= 0) continue;
         int64_t vectors = (seen + LANES - 1) / LANES;
-        multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, key_panels + j * words,
-                 words * PANEL, PANEL, weights, KEYS, 0);
-        weigh_rows(call, head * call->query_len + first + r, some, j, limits + r, vectors * LANES, weights);
+        multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, panels, words * PANEL, PANEL,
+                 weights, KEYS, 0);
+        weigh_rows(call, head * call->query_len + first + r, some, j, starts + r, limits + r, vectors * LANES, weights);
         if (has_few) {
-          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values.right + j * padded_value, padded_value,
+          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values_here, padded_value,
                        output + r * padded_value);
         } else {
           const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
-          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1,
-                   values.right + words_of(in_pairs, j) * padded_value, PANEL, padded_value, output + r * padded_value,
-                   padded_value, 1);
+          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1, values_here, PANEL,
+                   padded_value, output + r * padded_value, padded_value, 1);
           // the first rows tell; sums are the same either way
           if (!in_pairs && block == 0) {
             for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
@@ -521,8 +544,8 @@ void forward(int64_t thread, int64_t end, void *context) {
 // --------------------------------------------------------------------------------------------------------- backward
 
 // One row of r·D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
-INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
-                           float *grads, int activation) {
+INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
+                           float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
@@ -542,8 +565,8 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
       gradient += (log_of(weights) + one) * grad_weighted_log;
     }
     gradient = times_derivative(gradient, z, activation);
-    if (j + LANES > limit) {
-      ivec is_seen = lane_numbers() + (int32_t)j < (int32_t)limit;
+    if (j < start || j + LANES > limit) {
+      ivec is_seen = seen_lanes(j, start, limit);
       kept_weights = only(is_seen, kept_weights);
       gradient = only(is_seen, gradient);
     }
@@ -554,13 +577,14 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
   return sum_of(total);
 }
 
-static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
-                                int64_t width, float *scores, float *grads) {
+static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+                                const int64_t *limits, int64_t width, float *scores, float *grads) {
   float total = 0;
   for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
 #define DIFFERENTIATE(ACTIVATION) \
   case ACTIVATION: \
-    total += differentiate(call, row + r, place, limits[r] - place, width, scores, grads, ACTIVATION); \
+    total += differentiate(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads, \
+                           ACTIVATION); \
     break;
     switch (call->activation) {
       DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
@@ -592,7 +616,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
   float *words_of_grads = take(&scratch, ROWS * KEYS);
-  int64_t limits[QUERIES], limit = 0;
+  int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   double grad_threshold = 0;
   // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
   States grad_query = call->grad_query;
@@ -609,14 +633,21 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
     int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
-    if (limit > begin) {
+    start = find_starts(call, head, first, rows, places, end, start, starts);
+    int64_t hidden_blocks = starts[0] > begin ? (starts[0] - begin) / KEYS : 0;
+    int sees_some = limit > begin && starts[0] < end;
+    if (sees_some) {
       read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
       read_rows(call, in_pairs, call->grad_output, head, NULL, first, rows, value_width, grad_output);
     }
     memset(grad_queries, 0, rows * padded * sizeof(float));
-    for (int64_t place = begin; place < limit; place += KEYS) {
-      int64_t j = place - begin, width_here = least(limit - place, KEYS);
+    for (int64_t place = begin + hidden_blocks * KEYS; sees_some && place < limit; place += KEYS) {
+      int64_t j = place - begin, width_here = least(limit - place, KEYS), rows_here = rows;
       for (int64_t r = 0; r < rows; r += ROWS) {
+        if (starts[r] >= place + KEYS) {
+          rows_here = r;
+          break;
+        }
         int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - place, KEYS);
         if (seen <= 0) continue;
         int64_t some_vectors = (seen + LANES - 1) / LANES;
@@ -625,8 +656,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
                  words * PANEL, PANEL, some_weights, KEYS, 0);
         multiply(in_pairs, some, some_vectors, value_words, grad_output.left + r * padded_value, padded_value, 1,
                  value_panels + j * value_words, value_words * PANEL, PANEL, some_grads, KEYS, 0);
-        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
-                                             some_vectors * LANES, some_weights, some_grads);
+        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, starts + r,
+                                             limits + r, some_vectors * LANES, some_weights, some_grads);
         if (has_few) {
           multiply_few(some, vectors, seen, some_grads, KEYS, keys.right + j * padded, padded,
                        grad_queries + r * padded);
@@ -654,7 +685,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
       for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {
         while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
         int64_t some = least(width_here - k, 2 * ROWS), step = in_pairs ? r / 2 : r;
-        int64_t steps = words_of(in_pairs, rows) - step;
+        int64_t steps = words_of(in_pairs, rows_here) - step;
+        if (steps <= 0) break;
         multiply(in_pairs, some, value_vectors, steps, weight_columns + step * KEYS + k, 1, KEYS,
                  grad_output.right + step * padded_value, PANEL, padded_value, grad_values + (j + k) * padded_value,
                  padded_value, 1);

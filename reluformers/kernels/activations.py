@@ -33,6 +33,7 @@ GRADIENTS = {
     "identity": lambda gradient, z, w: gradient,
 }
 ACTIVATIONS = tuple(_FUNCTIONS)
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
 
@@ -60,6 +61,8 @@ class PassOptions(NamedTuple):
         row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
+        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees the keys
+            j ≥ first_keys_i; None = all.
         activation: φ, one of `ACTIVATIONS`.
         scale: a.
         threshold: θ, if it is not learned.
@@ -75,6 +78,7 @@ class PassOptions(NamedTuple):
     row_factors: Tensor | None = None
     key_padding_mask: Tensor | None = None
     seed: Tensor | None = None
+    first_keys: Tensor | None = None
     activation: str = "relu"
     scale: float = 1.0
     threshold: float = 0.0

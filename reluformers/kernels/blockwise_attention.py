@@ -11,6 +11,7 @@ drawn for each block from a seed that both passes share.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -73,6 +74,10 @@ class _Part:
     value: Tensor
     mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
 
+    def first_keys(self, options: PassOptions) -> Tensor:
+        """Those of each query."""
+        return options.first_keys[self.batch.start if len(options.first_keys) > 1 else 0]
+
     def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
         """These queries, or what belongs to them    [rows, queries, width]."""
         return states[self.batch, self.heads, queries].flatten(0, 1).to(dtype)
@@ -101,7 +106,9 @@ def _parts(
     dtype, key_padding_mask = compute_dtype(query), options.key_padding_mask
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
-    if small and flat and options.dropout == 0:  # with dropout, the strides must not decide what a block is
+    if (
+        small and flat and options.dropout == 0 and options.first_keys is None
+    ):  # with dropout, the strides must not decide what a block is
         mask = None if key_padding_mask is None else key_padding_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
         keys = slice(0, key.shape[2])
@@ -112,7 +119,7 @@ def _parts(
         columns = max(1, min(_KEYS, keys.stop - keys.start))
         # a product of one head is shared badly by several threads
         heads_at_once = max(threads, elements // max(1, rows * columns))
-        for some in _even_slices(heads, heads_at_once):
+        for some in _even_slices(0, heads, heads_at_once):
             states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
             yield _Part(slice(row, row + 1), some, keys, *states, mask)
 
@@ -139,7 +146,7 @@ def _blocks(
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
-    is_plain = options.rows_per_position == 1
+    is_plain = options.rows_per_position == 1 and options.first_keys is None
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -148,13 +155,13 @@ def _blocks(
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
             queries = slice(first, min(first + height, query_len))
-            end, diagonal = key_len, None
+            begin, end, diagonal = _first_key(part, first, options), key_len, None
             if causal_offset is not None:
                 past = causal_offset - part.keys.start + 1  # keys before the one of position 0
                 end = min(key_len, (queries.stop - 1) // options.rows_per_position + past)
                 diagonal = first + past - 1 if is_plain else None
             blocks = []
-            for keys in _even_slices(end, _KEYS):
+            for keys in _even_slices(begin, end, _KEYS):
                 mask = None if part.mask is None else part.mask[..., keys]
                 if not is_plain:
                     mask = _both(mask, _band(part, queries, keys, options, query.device))
@@ -166,12 +173,23 @@ def _blocks(
 
 def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device: torch.device) -> Tensor | None:
     """Which keys some queries may see by their places, bool [1, queries, keys]; None if all."""
-    first, last = keys.start + part.keys.start, keys.stop + part.keys.start - 1
-    if options.causal_offset is None or last <= queries.start // options.rows_per_position + options.causal_offset:
-        return None
-    rows = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    places = torch.arange(first, last + 1, device=device)
-    return (places <= rows // options.rows_per_position + options.causal_offset)[None]
+    places = torch.arange(keys.start, keys.stop, device=device) + part.keys.start
+    offset, group, visible = options.causal_offset, options.rows_per_position, None
+    if offset is not None and keys.stop + part.keys.start - 1 > queries.start // group + offset:
+        rows = torch.arange(queries.start, queries.stop, device=device)
+        visible = places <= (rows // group + offset)[None, :, None]
+    if options.first_keys is not None and (
+        device.type != "cpu" or keys.start < _first_key(part, queries.stop - 1, options)
+    ):
+        visible = _both(visible, places >= part.first_keys(options)[None, queries, None])
+    return visible
+
+
+def _first_key(part: _Part, query: int, options: PassOptions) -> int:
+    """Place in the part of the first key that a query sees, as far as the host knows it without waiting."""
+    if options.first_keys is None or options.first_keys.device.type != "cpu":
+        return 0
+    return max(0, int(part.first_keys(options)[query]) - part.keys.start)
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -179,10 +197,12 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one & other
 
 
-def _even_slices(length: int, limit: int) -> list[slice]:
-    """Slices of nearly the same size, none above the limit, that cover a length."""
+def _even_slices(begin: int, end: int, limit: int) -> list[slice]:
+    """Slices of nearly the same size, none above the limit, that cover what is between two places."""
+    length = end - begin
     count = -(-length // limit)
-    return [slice(length * place // count, length * (place + 1) // count) for place in range(count)]
+    bounds = [begin + length * place // count for place in range(count + 1)] if count > 0 else []
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def blockwise_forward(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .activations import ACTIVATIONS, PassOptions, activate, can_scale_weights
+from .activations import ACTIVATIONS, NOT_NEGATIVE, PassOptions, activate, can_scale_weights
 from .blockwise_attention import blockwise_backward, blockwise_forward
 from .compiled import native
 from .computation import choose_computation
@@ -39,9 +39,9 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
-    "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, str activation, "
-    "float scale, float threshold, SymInt? causal_offset, float dropout, str needed_statistics, "
-    "int rows_per_position"
+    "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
+    "Tensor? first_keys, str activation, float scale, float threshold, SymInt? causal_offset, float dropout, "
+    "str needed_statistics, int rows_per_position"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -106,7 +106,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    tensors, ctx.others = options[:4], options[4:]
+    tensors, ctx.others = options[:5], options[5:]
     ctx.save_for_backward(query, key, value, *tensors)
     if output[3] is not None:
         ctx.mark_non_differentiable(output[3])
@@ -186,6 +186,8 @@ def rectified_attention(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     causal_offset: int | None = None,
+    first_keys: Tensor | None = None,
+    normalizer: str = "none",
     dropout: float = 0.0,
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
@@ -206,6 +208,11 @@ def rectified_attention(
         key_padding_mask: bool [batch, key_len], True = real key; None if all are.
         is_causal: whether query i sees only the keys j ≤ i + causal_offset.
         causal_offset: None for key_len − query_len: the queries are the last tokens, as with a cache.
+        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees only the
+            keys j ≥ first_keys_i, and what it cannot see is skipped: i + causal_offset − w + 1 for windows of w keys,
+            the first place of its piece where a row is cut into pieces. None if there is no such bound.
+        normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0 alone.
+            A row whose sum is 0 gives 0.
         dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
         return_stats: also return the `RowStatistics` of s.
 
@@ -215,7 +222,7 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    _check(query, key, value, key_padding_mask)
+    _check(query, key, value, key_padding_mask, first_keys)
     # in words that the compiler can trace
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, ACTIVATIONS))}")
@@ -234,7 +241,7 @@ def rectified_attention(
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset) ** length_exponent
+        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset, first_keys) ** length_exponent
     output, *statistics = attention(
         query,
         key,
@@ -245,6 +252,8 @@ def rectified_attention(
         divisor=divisor,
         key_padding_mask=key_padding_mask,
         causal_offset=offset,
+        first_keys=first_keys,
+        normalizer=normalizer,
         dropout=dropout,
         needed_statistics="all" if return_stats else "none",
     )
@@ -262,6 +271,8 @@ def attention(
     divisor: float | Tensor | None,
     key_padding_mask: Tensor | None,
     causal_offset: int | None,
+    first_keys: Tensor | None = None,
+    normalizer: str = "none",
     dropout: float = 0.0,
     needed_statistics: str = "none",
     may_write_out: bool = False,
@@ -269,7 +280,7 @@ def attention(
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, dropout: as there.
+        query, key, value, activation, scale, key_padding_mask, first_keys, normalizer, dropout: as there.
         threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
         divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
@@ -284,6 +295,14 @@ def attention(
     computation = choose_computation(query, value, activation, may_write_out=may_write_out, **options)
     if computation is None:
         return None
+    if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
+        raise ValueError(
+            f"normalizer is {normalizer!r} with activation {activation!r}, but must be 'none', or 'sum' with one of "
+            f"{', '.join(map(repr, NOT_NEGATIVE))}"
+        )
+    if normalizer == "sum":  # which undoes every divisor; one of float16 keeps sums within its range
+        divisor = float(max(1, key.shape[2])) if query.dtype == torch.float16 else None
+        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
     if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
@@ -293,14 +312,27 @@ def attention(
         computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
+    if computation == "triton" and first_keys is not None:
+        computation = "blocks"
     group = query.shape[1] // max(1, key.shape[1])
     if group > 1:
         query = _fold(query, group)
         if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
             divisor = divisor.repeat_interleave(group, 2)
+        first_keys = None if first_keys is None else first_keys.repeat_interleave(group, 1)
     if computation == "single_query":
         output = _attend_once(
-            query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor
+            query,
+            key,
+            value,
+            key_padding_mask,
+            causal_offset,
+            first_keys,
+            activation,
+            scale,
+            threshold,
+            divisor,
+            normalizer,
         )
         return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
@@ -312,6 +344,7 @@ def attention(
         row_factors=None if divisor is None else _row_factors(divisor, query),
         key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
         seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
+        first_keys=first_keys,
         activation=activation,
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
@@ -323,19 +356,30 @@ def attention(
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
-    output = _unfold(output, group)
-    if needed_statistics == "none":
-        return output, None, None, None
+    if options.needed_statistics == "none":
+        return _unfold(output, group), None, None, None
     if divisor is not None:
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
         row_sums = row_sums / divisor
-    if needed_statistics == "sums":
-        return output, _unfold(row_sums, group), None, None
-    if divisor is not None:
+    if needed_statistics == "all" and divisor is not None:
         log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
         weighted_logs = weighted_logs / divisor - row_sums * log_divisor
-    return output, *(_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros))
+    if normalizer == "sum":
+        shares = _shares(row_sums)
+        output = (output * shares[..., None]).to(output.dtype)
+        if needed_statistics == "all":  # Σ w/t·log(w/t)
+            weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
+        row_sums = (shares != 0).to(row_sums.dtype)
+    number = {"none": 0, "sums": 1, "all": 3}[needed_statistics]
+    statistics = (_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros)[:number])
+    return _unfold(output, group), *statistics, *[None] * (3 - number)
+
+
+def _shares(row_sums: Tensor) -> Tensor:
+    """1/t, and 0 where t is."""
+    is_null = row_sums == 0
+    return row_sums.masked_fill(is_null, 1.0).reciprocal().masked_fill(is_null, 0.0)
 
 
 def _fold(states: Tensor, group: int) -> Tensor:
@@ -361,7 +405,9 @@ def _refuse_tangents(*inputs: Tensor | float | None) -> None:
         )
 
 
-def _attend_once(query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor) -> Tensor:
+def _attend_once(
+    query, key, value, key_padding_mask, causal_offset, first_keys, activation, scale, threshold, divisor, normalizer
+) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
@@ -372,19 +418,35 @@ def _attend_once(query, key, value, key_padding_mask, causal_offset, activation,
     if causal_offset is not None:
         is_future = torch.arange(key.shape[2], device=key.device) > causal_offset
         weights = weights.masked_fill(is_future, 0.0)
+    if first_keys is not None:
+        is_past = torch.arange(key.shape[2], device=key.device) < first_keys[:, None, :, None]
+        weights = weights.masked_fill(is_past, 0.0)
+    if normalizer == "sum":
+        weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
     return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
 
 
-def _key_counts(query: Tensor, key: Tensor, key_padding_mask: Tensor | None, causal_offset: int | None):
+def _key_counts(
+    query: Tensor,
+    key: Tensor,
+    key_padding_mask: Tensor | None,
+    causal_offset: int | None,
+    first_keys: Tensor | None,
+):
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
     key_len = key.shape[2]
-    if causal_offset is None and key_padding_mask is None:
+    if causal_offset is None and key_padding_mask is None and first_keys is None:
         return max(key_len, 1)
-    if causal_offset is None:
+    if causal_offset is None and first_keys is None:
         counts = key_padding_mask.sum(-1)[:, None]
     else:
-        seen = torch.arange(query.shape[2], device=query.device).add(causal_offset + 1).clamp(0, key_len)
-        counts = seen[None] if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))[:, seen]
+        offset = key_len if causal_offset is None else causal_offset
+        seen = torch.arange(query.shape[2], device=query.device).add(offset + 1).clamp(0, key_len)[None]
+        real = None if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))
+        counts = seen if real is None else real[:, seen[0]]
+        if first_keys is not None:
+            past = first_keys.long().clamp(0, key_len)
+            counts = counts - (past if real is None else real.gather(1, past.expand(len(real), -1)))
     return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
 
@@ -408,7 +470,9 @@ def _in_one_dtype(*states: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in states]
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, first_keys: Tensor | None
+) -> None:
     shapes = [list(states.shape) for states in (query, key, value)]
     fits = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3] and shapes[0][0] == shapes[1][0]
     if not fits or query.shape[1] % (key.shape[1] or query.shape[1] + 1) or query.shape[3] != key.shape[3]:
@@ -425,4 +489,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor |
         raise ValueError(
             f"key_padding_mask is {key_padding_mask.dtype} {list(key_padding_mask.shape)}, but must be torch.bool "
             f"{expected}, True = real key"
+        )
+    if first_keys is not None and (
+        first_keys.is_floating_point()
+        or first_keys.dtype == torch.bool
+        or list(first_keys.shape) not in ([1, query.shape[2]], [query.shape[0], query.shape[2]])
+    ):
+        raise ValueError(
+            f"first_keys is {first_keys.dtype} {list(first_keys.shape)}, but must be integers "
+            f"{[query.shape[0], query.shape[2]]} or {[1, query.shape[2]]}"
         )

@@ -1,4 +1,4 @@
-"""The fused attention as models of transformers need it, against float64: heads of keys shared by heads of queries."""
+"""The fused attention as models of transformers need it, against float64: shared heads of keys, windows."""
 
 import pytest
 import torch
@@ -34,6 +34,89 @@ def test_values_statistics_and_gradients(seed, computed_by):
     torch.manual_seed(seed)
     dtypes = (torch.float32, torch.bfloat16, *[torch.float64] * (computed_by == "blocks"))
     check_call(*draw_call(seed, dtypes[seed % len(dtypes)], activations_of(computed_by)))
+
+
+@pytest.mark.parametrize("kind", ["causal window", "window", "chunks", "packed", "beyond"])
+@pytest.mark.parametrize("threshold", [0.0, 1.5])  # few weights that are not 0 are multiplied alone
+def test_keys_from_a_first_one_on(kind, threshold, computed_by):
+    length = 97 if computed_by == "blocks" else 520  # several tasks of a head, and several blocks of keys
+    places, window = torch.arange(length)[None], 40
+    pieces = torch.tensor([0, 3, 50, length - 30])
+    first_keys = {
+        "causal window": places - window + 1,
+        "window": places - window,
+        "chunks": places // window * window,
+        "packed": torch.stack([pieces[torch.searchsorted(pieces, places[0], right=True) - 1], places[0] * 0]),
+        "beyond": places + 30,
+    }[kind]
+    states = [torch.randn(2, heads, length, 16).requires_grad_() for heads in (2, 1, 1)]
+    options = {
+        "activation": "relu2",
+        "scale": 0.25,
+        "threshold": threshold,
+        "length_exponent": 0.5,
+        "key_padding_mask": torch.arange(length) >= torch.tensor([[0], [17]]) if kind == "packed" else None,
+        "is_causal": True,
+        "causal_offset": window if kind in ("window", "beyond") else 0,
+        "first_keys": first_keys,
+    }
+    check_call(states, options)
+
+
+@pytest.mark.parametrize("threads_used", [1, 5])
+def test_outputs_with_a_window_do_not_depend_on_threads(threads_used, computed_by, threads):
+    states = [torch.randn(1, 2, 700, 8) for _ in range(3)]
+    options = {"is_causal": True, "first_keys": torch.arange(700)[None] - 100}
+    expected = rectified_attention(*states, **options)
+    threads(threads_used)
+    torch.testing.assert_close(rectified_attention(*states, **options), expected, rtol=0, atol=1e-6)
+
+
+def test_a_single_query_sees_its_window(computed_by):
+    query, key, value = torch.randn(2, 6, 1, 8), torch.randn(2, 2, 30, 8), torch.randn(2, 2, 30, 8)
+    options = {"is_causal": True, "length_exponent": 1.0}
+    output = rectified_attention(query, key, value, first_keys=torch.tensor([[20], [3]]), **options)
+    for row, first in enumerate((20, 3)):
+        part = [states[row : row + 1] for states in (query, key[:, :, first:], value[:, :, first:])]
+        torch.testing.assert_close(output[row : row + 1], rectified_attention(*part, **options))
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "relu6", "softplus", "sigmoid"])
+@pytest.mark.parametrize("queries", [1, 30])
+def test_weights_that_sum_to_1(activation, queries, computed_by):
+    states = [torch.randn(2, heads, length, 8).requires_grad_() for heads, length in ((6, queries), (2, 30), (2, 30))]
+    with torch.no_grad():
+        states[0][0, 0, 0] = 0  # with the threshold a row of zeros, if φ knows any
+    options = {
+        "activation": activation,
+        "scale": 0.4,
+        "threshold": 0.3,
+        "length_exponent": 0.5,
+        "key_padding_mask": torch.arange(30) < torch.tensor([[30], [20]]),
+        "is_causal": True,
+        "causal_offset": None,
+        "first_keys": None,
+        "normalizer": "sum",
+    }
+    check_call(states, options)
+    output = rectified_attention(*states[:2], torch.ones_like(states[2]), **options)
+    assert ((output - 1).abs() < 1e-5)[1].float().mean() > 0.9
+    if activation.startswith("relu"):
+        assert (output[0, 0, 0] == 0).all()
+        assert torch.autograd.grad(output.sum(), states[0])[0].isfinite().all()
+
+
+def test_sums_of_weights_of_both_signs_are_refused():
+    states = torch.zeros(2, 3, 5, 8)
+    for options in ({"activation": "gelu", "normalizer": "sum"}, {"normalizer": "mean"}):
+        with pytest.raises(ValueError, match=options["normalizer"]):
+            rectified_attention(states, states, states, **options)
+
+
+def test_half_precision_holds_sums():
+    states = [torch.full((1, 1, length, 4), number).half() for length, number in ((2, 9.0), (4096, 3.0), (4096, 1.0))]
+    output = rectified_attention(*states, activation="relu2", normalizer="sum")
+    torch.testing.assert_close(output, torch.ones_like(output))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -91,6 +174,15 @@ def test_compiles_as_one_graph(computed_by):
     torch.testing.assert_close(actual, expected)
     for one, other in zip(*(torch.autograd.grad(part, (query, states)) for part in (actual, expected)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.zeros(5), torch.zeros(2, 4).int(), torch.zeros(3, 5).int(), torch.zeros(2, 5)]
+)
+def test_first_keys_that_do_not_fit_are_refused(given):
+    states = torch.zeros(2, 3, 5, 8)
+    with pytest.raises(ValueError, match=r"first_keys is torch.*must be integers \[2, 5\]"):
+        rectified_attention(states, states, states, first_keys=given)
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(6, 4), (2, 4), (6, 0)])
