@@ -78,7 +78,16 @@ class _Call(_Arguments):
 
     _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
     _tensors = (
-        *("row_factors", "key_padding_mask", "first_keys", "row_sums", "weighted_logs", "nonzeros"),
+        *(
+            "row_factors",
+            "key_padding_mask",
+            "first_keys",
+            "row_thresholds",
+            "found_thresholds",
+            "row_sums",
+            "weighted_logs",
+            "nonzeros",
+        ),
         *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "scratch"),
     )
     _sizes = (
@@ -102,6 +111,7 @@ class _Call(_Arguments):
         call = cls(_States.of(query), _States.of(key), _States.of(value), batch=batch, heads=heads)
         call.query_len, call.key_len, call.width, call.value_width = query_len, key_len, width, value.shape[3]
         call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
+        call.keep(row_thresholds=_as_float32(options.row_thresholds))
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
         if options.first_keys is not None:
@@ -114,7 +124,7 @@ class _Call(_Arguments):
         call.rows_per_position = options.rows_per_position
         call.scale, call.threshold, call.dropout = options.scale, threshold, options.dropout
         call.seed = options.seed.item() if options.dropout > 0 else 0
-        call.activation = ACTIVATIONS.index(options.activation)
+        call.activation = (*ACTIVATIONS, "step").index(options.activation)
         call.is_bfloat16 = query.dtype == torch.bfloat16
         return call
 
@@ -205,6 +215,17 @@ def forward(
     call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
     call.run("forward")
     return output, *sums
+
+
+def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
+    """θ of each row, float32 [batch, heads, query_len], for which its weights sum to 1, with φ relu or relu2."""
+    query, key = (_with_dense_rows(states) for states in (query, key))
+    call = _Call.of(query, key, key[..., :0], options)
+    found = query.new_empty(query.shape[:3], dtype=torch.float32)
+    call.keep(found_thresholds=found)
+    call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
+    call.run("forward")
+    return found
 
 
 def backward(

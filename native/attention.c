@@ -28,6 +28,7 @@ enum {
   PANEL = LANES * VECTORS,
   // a block of weights: with its operands it stays in the cache of a core
   QUERIES = 96,
+  THRESHOLDS = 12,  // rows whose scores for all keys are held at once, to find θ
   KEYS = 128,
 };
 
@@ -52,6 +53,8 @@ typedef struct {
   const float *row_factors;           // r [batch or 1, query_len], or NULL
   const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
   const int32_t *first_keys;          // [batch or 1, query_len], not decreasing, or NULL
+  const float *row_thresholds;        // θ of each row [batch, heads, query_len], or NULL
+  float *found_thresholds;            // the same, to be found, or NULL
   float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
   const float *grad_row_sums, *grad_weighted_logs;   // likewise
   float *grad_threshold;              // [tasks], or NULL
@@ -70,7 +73,7 @@ typedef struct {
 // counts up with that of `__init__.py` when the meaning of a field changes
 int64_t layout(void) { return 2; }
 
-enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
+enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY, STEP };
 
 // ---------------------------------------------------------------------------------------------------------------- φ
 
@@ -82,6 +85,7 @@ INLINE vec activated(vec z, int activation) {
     case RELU2: return positive * positive;
     case RELU6: return either(positive > 6, all(6), positive);
     case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
+    case STEP: return either(z > 0, all(1), positive * 0);
     default: return z;
   }
 }
@@ -93,6 +97,7 @@ INLINE vec times_derivative(vec gradient, vec z, int activation) {
     case RELU2: return gradient * 2 * only(~(z <= 0), z);
     case RELU6: return only(~((z <= 0) | (z >= 6)), gradient);
     case LEAKY_RELU: return either(z > 0, gradient, gradient * 0.01f);
+    case STEP: return all(0);
     default: return gradient;
   }
 }
@@ -423,6 +428,50 @@ INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
   return (places >= (int32_t)start) & (places < (int32_t)limit);
 }
 
+INLINE float threshold_of(const Call *call, int64_t row) {
+  return call->row_thresholds ? call->row_thresholds[row] : call->threshold;
+}
+
+// --------------------------------------------------------------------------------------------------------- thresholds
+
+// θ for which the weights of a row sum to 1, of scores that are used up. It lies less than 1 below the largest z, so that
+// few others matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, begins there and never steps too far,
+// as both are convex in θ and fall.
+static float find_threshold(const Call *call, int64_t start, int64_t limit, float *scores) {
+  if (start >= limit) return __builtin_inff();
+  int64_t begin = start / LANES * LANES, count = 0;
+  vec largest = all(-__builtin_inff());
+  for (int64_t j = begin; j < limit; j += LANES) {
+    vec z = either(seen_lanes(j, start, limit), LOAD(scores + j) * call->scale, all(-__builtin_inff()));
+    largest = either(z > largest, z, largest);
+    STORE(scores + j, z);
+  }
+  float lowest = largest[0];
+  for (int lane = 1; lane < LANES; ++lane) lowest = largest[lane] > lowest ? largest[lane] : lowest;
+  lowest -= 1;
+  for (int64_t j = begin; j < limit; j += LANES) STORE(scores + j, activated(LOAD(scores + j) - lowest, RELU));
+  int64_t end = round_up(limit, LANES);
+  for (int64_t j = begin; j < end; j += 64)
+    for (uint64_t bits = nonzero_bits(scores + j, end - j); bits; bits &= bits - 1)
+      scores[count++] = scores[j + __builtin_ctzll(bits)];
+  for (int64_t j = count; j < round_up(count, LANES); ++j) scores[j] = 0;
+  float threshold = 0;
+  for (int step = 0; step < 64; ++step) {
+    vec counts = all(0), sums = all(0), squares = all(0);
+    for (int64_t j = 0; j < count; j += LANES) {
+      vec z = activated(LOAD(scores + j) - threshold, RELU);
+      counts += only(z > 0, all(1));
+      sums += z;
+      squares += z * z;
+    }
+    float sum = sum_of(sums), square = sum_of(squares);
+    float more = call->activation == RELU ? (sum - 1) / sum_of(counts) : (square - __builtin_sqrtf(square)) / sum;
+    if (!(more > 1e-7f)) break;
+    threshold += more;
+  }
+  return lowest + threshold;
+}
+
 // ---------------------------------------------------------------------------------------------------------- forward
 
 // Weights of one row in place of its scores, and its statistics. The row sees the keys from `start` to `limit` of these,
@@ -430,10 +479,11 @@ INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
 INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
                   float *scores, int activation) {
   Dropout dropout = dropout_of(call, row);
+  float threshold = threshold_of(call, row);
   vec row_sum = all(0), weighted_log = all(0);
   ivec zeros = (ivec)all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec weights = activated(LOAD(scores + j) * call->scale - call->threshold, activation);
+    vec weights = activated(LOAD(scores + j) * call->scale - threshold, activation);
     if (j < start || j + LANES > limit) weights = only(seen_lanes(j, start, limit), weights);
     if (call->row_sums) row_sum += weights;
     if (call->weighted_logs) {
@@ -455,7 +505,7 @@ static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t plac
   for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
 #define WEIGH(ACTIVATION) \
   case ACTIVATION: weigh(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, ACTIVATION); break;
-    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) }
+    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) WEIGH(STEP) }
   }
 }
 
@@ -474,13 +524,14 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
   float *output = take(&scratch, QUERIES * padded_value);
   float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
+  float *all_scores = take(&scratch, call->found_thresholds ? THRESHOLDS * key_rows : 0);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   int64_t last_key = (end - 1) / call->rows_per_position + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
   // those that no query of the task sees are left out; whole blocks of them, so that sums stay what they are
   int64_t base = begin < end ? find_starts(call, head, begin, 1, places, count, 0, starts) / KEYS * KEYS : count;
   read_rows(call, in_pairs, call->key, head, places, base, count - base, width, keys);
-  read_rows(call, in_pairs, call->value, head, places, base, count - base, value_width, values);
+  if (value_width) read_rows(call, in_pairs, call->value, head, places, base, count - base, value_width, values);
   turn_rows(in_pairs, keys, count - base, width, key_panels);
   int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int has_few = 0;
@@ -490,6 +541,16 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
     limit = find_limits(call, first, rows, places, count, limit, limits);
     start = find_starts(call, head, first, rows, places, count, start, starts);
     read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
+    for (int64_t r = 0; call->found_thresholds && r < rows; r += THRESHOLDS) {
+      int64_t some = least(rows - r, THRESHOLDS), lowest = starts[r] / KEYS * KEYS, seen = limits[r + some - 1];
+      for (int64_t j = lowest; j < seen; j += KEYS)
+        multiply(in_pairs, some, (least(seen - j, KEYS) + LANES - 1) / LANES, words, queries.left + r * padded, padded, 1,
+                 key_panels + (j - base) * words, words * PANEL, PANEL, all_scores + j - lowest, key_rows, 0);
+      for (int64_t i = r; i < r + some; ++i)
+        call->found_thresholds[head * call->query_len + first + i] =
+            find_threshold(call, starts[i] - lowest, limits[i] - lowest, all_scores + (i - r) * key_rows);
+    }
+    if (call->found_thresholds) continue;
     memset(output, 0, rows * padded_value * sizeof(float));
     for (int64_t j = starts[0] / KEYS * KEYS; j < limit; j += KEYS) {
       const float *panels = key_panels + (j - base) * words;
@@ -527,7 +588,8 @@ static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weig
   int64_t keys = round_up(call->key_len, PANEL), halves = is_in_pairs(call) ? 3 : 2;  // of `Rows`
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
-  return round_up(call->key_len + of_rows + rows_of_weights * KEYS + 32 * 16, 16);
+  int64_t scores = call->found_thresholds ? THRESHOLDS * keys : 0;
+  return round_up(call->key_len + of_rows + rows_of_weights * KEYS + scores + 32 * 16, 16);
 }
 
 int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * ROWS); }
@@ -548,11 +610,12 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
                            float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call, row);
+  float threshold = threshold_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
   float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[row] : 0;
   vec total = all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec z = LOAD(scores + j) * call->scale - call->threshold, weights = activated(z, activation);
+    vec z = LOAD(scores + j) * call->scale - threshold, weights = activated(z, activation);
     vec kept_weights = weights * row_factor, gradient = LOAD(grads + j) * row_factor;
     if (call->dropout > 0) {
       vec factors = kept(dropout, place + j);
@@ -588,6 +651,7 @@ static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int
     break;
     switch (call->activation) {
       DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
+      DIFFERENTIATE(STEP)
     }
   }
   return total;

@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "softplus": functional.softplus,
     "sigmoid": torch.sigmoid,
     "identity": lambda z: z,
+    "step": lambda z: (z > 0).to(z.dtype),
 }
 # gradient of the score z from those of the weight w = φ(z)
 GRADIENTS = {
@@ -32,7 +33,11 @@ GRADIENTS = {
     "sigmoid": lambda gradient, z, w: aten.sigmoid_backward(gradient, w),
     "identity": lambda gradient, z, w: gradient,
 }
-ACTIVATIONS = tuple(_FUNCTIONS)
+ACTIVATIONS = tuple(GRADIENTS)
+# distributions Σ_j φ(a·z_ij − θ_i) = 1, whose θ_i is found for each row → φ, a, φ′ but for a factor
+_RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
+SPARSE_DISTRIBUTIONS = tuple(_RECTIFIED)
+SLOPES = {activation: slope for activation, _, slope in _RECTIFIED.values()}
 NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
@@ -40,6 +45,11 @@ HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 
 def activate(activation: str, scores: Tensor) -> Tensor:
     """φ of scores: callers ask whether it is their own before they ask for attention with it."""
     return _FUNCTIONS[activation](scores)
+
+
+def rectified_form(distribution: str) -> tuple[str, float]:
+    """φ and the factor a of the scores of one of `SPARSE_DISTRIBUTIONS`."""
+    return _RECTIFIED[distribution][:2]
 
 
 def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
@@ -63,6 +73,8 @@ class PassOptions(NamedTuple):
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
         first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees the keys
             j ≥ first_keys_i; None = all.
+        row_thresholds: θ_i for which each row sums to 1, in place of θ, at least float32 [batch, heads, query_len];
+            their part in the gradients of queries and keys is counted there, so they have none themselves.
         activation: φ, one of `ACTIVATIONS`.
         scale: a.
         threshold: θ, if it is not learned.
@@ -79,6 +91,7 @@ class PassOptions(NamedTuple):
     key_padding_mask: Tensor | None = None
     seed: Tensor | None = None
     first_keys: Tensor | None = None
+    row_thresholds: Tensor | None = None
     activation: str = "relu"
     scale: float = 1.0
     threshold: float = 0.0

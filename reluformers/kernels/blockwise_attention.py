@@ -38,9 +38,11 @@ class _Block:
     mask: Tensor | None  # bool [rows or 1, queries or 1, keys] where they have holes
     diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all, or those of the mask
 
-    def weights(self, scores: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
+    def weights(self, scores: Tensor, options: PassOptions, thresholds: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [rows, queries, keys]."""
-        if options.learned_threshold is not None:
+        if thresholds is not None:  # weights near 0 are differences of large numbers
+            scores = (at_least_float32(scores) - thresholds).to(scores.dtype)
+        elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:
             scores -= options.threshold
@@ -81,6 +83,11 @@ class _Part:
     def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
         """These queries, or what belongs to them    [rows, queries, width]."""
         return states[self.batch, self.heads, queries].flatten(0, 1).to(dtype)
+
+    def take_thresholds(self, queries: slice, options: PassOptions) -> Tensor | None:
+        """θ of each row    [rows, queries, 1]."""
+        thresholds = options.row_thresholds
+        return None if thresholds is None else self.take(thresholds[..., None], queries, thresholds.dtype)
 
 
 class _Scratch:
@@ -227,10 +234,10 @@ def blockwise_forward(
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
-        states = None
+        states, thresholds = None, part.take_thresholds(queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, _ = block.weights(scores, options)
+            weights, _ = block.weights(scores, options, thresholds)
             if options.needed_statistics != "none":
                 for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=False):
                     place = total[part.batch, part.heads, queries]
@@ -246,6 +253,43 @@ def blockwise_forward(
             factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, queries, None]
             torch.mul(states.view(place.shape), factors, out=place)
     return output, *sums
+
+
+def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
+    """θ of each row [batch, heads, query_len], in float32 or more, by which its weights sum to 1; φ is relu or relu2."""
+    dtype, wide = compute_dtype(query), wide_dtype(query.dtype)
+    found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
+    for part, queries, blocks in _blocks(query, key, key, options):
+        scaled, scores = part.take(query, queries, dtype) * options.scale, []
+        for block in blocks:
+            scores.append(torch.bmm(scaled, part.key[:, block.keys].transpose(1, 2)).to(wide))
+            if block.mask is not None or block.diagonal is not None:
+                scores[-1].masked_fill_(block.hide(torch.ones_like(scores[-1])) == 0, -torch.inf)
+        place = found[part.batch, part.heads, queries]
+        place.copy_(_find_thresholds(torch.cat(scores, -1), options.activation).view(place.shape))
+    return found
+
+
+def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
+    """θ of rows of scores [..., keys], by Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1.
+
+    Both are convex in θ and fall, so that steps from the largest z − 1 on never go too far.
+    """
+    lowest = scores.amax(-1, keepdim=True) - 1
+    scores = scores - lowest
+    threshold = torch.zeros_like(lowest)
+    for _ in range(64):
+        above = (scores - threshold).relu_()
+        sums = above.sum(-1, keepdim=True)
+        if activation == "relu":
+            more = (sums - 1) / (above > 0).sum(-1, keepdim=True)
+        else:
+            squares = above.square_().sum(-1, keepdim=True)
+            more = (squares - squares.sqrt()) / sums
+        if not (more > torch.finfo(more.dtype).eps).any():
+            break
+        threshold += more.clamp_min_(0)
+    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # where nothing is seen
 
 
 def blockwise_backward(
@@ -274,10 +318,10 @@ def blockwise_backward(
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
         grad_states = part.take(grad_output, queries, dtype)
-        products = None
+        products, thresholds = None, part.take_thresholds(queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, scores = block.weights(scores, options)
+            weights, scores = block.weights(scores, options, thresholds)
             keep = block.keep(weights, options) if options.dropout > 0 else None
             dropped = weights if keep is None else weights * keep
             _add_product(grad_value, part, block, grad_states, dropped, small_scratch)

@@ -16,11 +16,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .activations import ACTIVATIONS, NOT_NEGATIVE, PassOptions, activate, can_scale_weights
-from .blockwise_attention import blockwise_backward, blockwise_forward
+from .activations import (
+    ACTIVATIONS,
+    NOT_NEGATIVE,
+    SLOPES,
+    SPARSE_DISTRIBUTIONS,
+    PassOptions,
+    activate,
+    can_scale_weights,
+    rectified_form,
+)
+from .blockwise_attention import blockwise_backward, blockwise_forward, blockwise_thresholds
 from .compiled import native
 from .computation import choose_computation
-from .tensors import empty_heads_inside, is_watched, wide_dtype
+from .tensors import at_least_float32, empty_heads_inside, is_watched, wide_dtype
 
 # Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
@@ -40,8 +49,8 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
-    "Tensor? first_keys, str activation, float scale, float threshold, SymInt? causal_offset, float dropout, "
-    "str needed_statistics, int rows_per_position"
+    "Tensor? first_keys, Tensor? row_thresholds, str activation, float scale, float threshold, SymInt? causal_offset, "
+    "float dropout, str needed_statistics, int rows_per_position"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -74,6 +83,26 @@ def _(query, key, value, computation, *options):
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
 
+def _find_thresholds(query, key, computation, *options) -> Tensor:
+    """θ of each row, without gradients, for which its weights sum to 1."""
+    find = native.find_thresholds if computation == "native" else blockwise_thresholds
+    with torch.autocast(query.device.type, enabled=False), torch.no_grad():
+        return find(query, key, PassOptions(*options))
+
+
+_threshold_operator = torch.library.custom_op(
+    f"{_NAMESPACE}::row_thresholds",
+    _find_thresholds,
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, str computation, {_OPTIONS}) -> Tensor",
+)
+
+
+@_threshold_operator.register_fake
+def _(query, key, computation, *_):
+    return query.new_empty(query.shape[:3], dtype=wide_dtype(query.dtype))
+
+
 _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_logs"
 
 
@@ -81,9 +110,14 @@ def _run_backward(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ."""
-    _, backward = _passes(computation)
+    forward, backward = _passes(computation)
+    options = PassOptions(*options)
     with torch.autocast(query.device.type, enabled=False):
-        return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, PassOptions(*options))
+        if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
+            slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
+            output, sums, *_ = forward(query, key, value, slopes)
+            grad_row_sums = -(at_least_float32(grad_output) * output).sum(-1) * _shares(sums)
+        return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, options)
 
 
 _backward_operator = torch.library.custom_op(
@@ -106,7 +140,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    tensors, ctx.others = options[:5], options[5:]
+    tensors, ctx.others = options[:6], options[6:]
     ctx.save_for_backward(query, key, value, *tensors)
     if output[3] is not None:
         ctx.mark_non_differentiable(output[3])
@@ -201,7 +235,8 @@ def rectified_attention(
         query: [batch, heads, query_len, head_dim], of any strides.
         key, value: [batch, key_heads, key_len, head_dim]; key_heads divides heads, and query head h has those of
             h // (heads / key_heads).
-        activation: φ, a name of `ACTIVATIONS`.
+        activation: φ, a name of `ACTIVATIONS`; or one of `SPARSE_DISTRIBUTIONS`, whose rows sum to 1 before the
+            division by c·n_i^α and which take no threshold.
         scale: a, a number or a tensor of one element; 1/√head_dim if None.
         threshold: θ, a number or a tensor of one element.
         length_exponent, length_coefficient: α, a number or a tensor of one element, and c > 0.
@@ -211,10 +246,10 @@ def rectified_attention(
         first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees only the
             keys j ≥ first_keys_i, and what it cannot see is skipped: i + causal_offset − w + 1 for windows of w keys,
             the first place of its piece where a row is cut into pieces. None if there is no such bound.
-        normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0 alone.
-            A row whose sum is 0 gives 0.
+        normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
+            alone. A row whose sum is 0 gives 0.
         dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
-        return_stats: also return the `RowStatistics` of s.
+        return_stats: also return the `RowStatistics` of s; of `SPARSE_DISTRIBUTIONS` only without gradients.
 
     Returns:
         out, of the shape and dtype of the queries (with the width of the values), and the statistics if asked for.
@@ -224,8 +259,9 @@ def rectified_attention(
     """
     _check(query, key, value, key_padding_mask, first_keys)
     # in words that the compiler can trace
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
+    if activation not in known:
+        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
     if not length_coefficient > 0:
@@ -292,6 +328,12 @@ def attention(
     """
     query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    is_sparse = activation in SPARSE_DISTRIBUTIONS
+    if is_sparse:
+        _check_sparse(activation, threshold, normalizer, needed_statistics, (query, key, scale))
+        activation, factor = rectified_form(activation)
+        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
+        may_write_out = False
     computation = choose_computation(query, value, activation, may_write_out=may_write_out, **options)
     if computation is None:
         return None
@@ -305,6 +347,8 @@ def attention(
         options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
+    if is_sparse:
+        scale = factor * scale
     if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
         ones = key.new_ones(*key.shape[:-1], 1)
         query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
@@ -312,7 +356,7 @@ def attention(
         computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
-    if computation == "triton" and first_keys is not None:
+    if computation == "triton" and (first_keys is not None or is_sparse):
         computation = "blocks"
     group = query.shape[1] // max(1, key.shape[1])
     if group > 1:
@@ -336,7 +380,8 @@ def attention(
         )
         return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
-    if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
+    is_number = not is_sparse and not isinstance(divisor, Tensor | None)
+    if is_number and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     options = PassOptions(
@@ -352,7 +397,11 @@ def attention(
         rows_per_position=max(1, group),
         **options,
     )
-    run = _Function.apply if _are_plain(query, key, value) else _operator
+    is_plain = _are_plain(query, key, value)
+    if is_sparse:
+        find = _find_thresholds if is_plain else _threshold_operator
+        options = options._replace(row_thresholds=find(query.detach(), key.detach(), computation, *options))
+    run = _Function.apply if is_plain else _operator
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
@@ -374,6 +423,18 @@ def attention(
     number = {"none": 0, "sums": 1, "all": 3}[needed_statistics]
     statistics = (_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros)[:number])
     return _unfold(output, group), *statistics, *[None] * (3 - number)
+
+
+def _check_sparse(activation: str, threshold, normalizer: str, needed_statistics: str, inputs: tuple) -> None:
+    """Refuse what one of `SPARSE_DISTRIBUTIONS` does not know."""
+    if isinstance(threshold, Tensor) or threshold != 0 or normalizer != "none":
+        raise ValueError(
+            f"activation {activation!r} finds its thresholds and has sums of 1: threshold is {threshold}, but must be "
+            f"0, and normalizer is {normalizer!r}, but must be 'none'"
+        )
+    is_trained = any(isinstance(given, Tensor) and given.requires_grad for given in inputs)
+    if needed_statistics == "all" and is_trained and torch.is_grad_enabled():
+        raise ValueError(f"statistics of activation {activation!r} have no gradients: ask for them in torch.no_grad()")
 
 
 def _shares(row_sums: Tensor) -> Tensor:

@@ -291,7 +291,7 @@ class TuningCase(NamedTuple):
             device=query.device,
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
             has_rows=tuple(row is not None for row in rows),
-            has_options=tuple(part is not None for part in options[:5]),
+            has_options=tuple(part is not None for part in options[:6]),
             is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )

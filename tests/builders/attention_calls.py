@@ -7,6 +7,7 @@ from torch import Tensor
 
 import reference
 from reluformers import rectified_attention
+from reluformers_kernels import SPARSE_DISTRIBUTIONS
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # of the norm
 
@@ -38,6 +39,8 @@ def draw_call(
     options["first_keys"] = rng.choice([None, steps + torch.arange(query_len) - 9, steps * 9])
     if options["first_keys"] is not None:
         options["first_keys"] = options["first_keys"].cummax(-1).values
+    if options["activation"] in SPARSE_DISTRIBUTIONS:
+        options["threshold"] = 0.0
     if options["activation"] in ("relu", "relu2", "relu6", "softplus", "sigmoid"):
         options["normalizer"] = rng.choice(["none", "sum"])
     return [states(query_len, key_heads * group), states(key_len, key_heads), states(key_len, key_heads)], options
@@ -63,8 +66,15 @@ def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Ten
     key, value = (states.repeat_interleave(group, 1) for states in (key, value))
     scale = query.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
     visible = visible_pairs(query, key, options).expand(-1, query.shape[1], -1, -1)
-    weights = reference.ACTIVATIONS[options["activation"]](scale * query @ key.mT - options["threshold"])
-    weights = weights.masked_fill(~visible, 0.0)
+    scores = scale * query @ key.mT - options["threshold"]
+    if options["activation"] in SPARSE_DISTRIBUTIONS:
+        weights = torch.zeros_like(scores)
+        for place in visible.any(-1).nonzero().tolist():
+            seen = visible[tuple(place)]
+            row = reference.ACTIVATIONS[options["activation"]](scores[tuple(place)][seen])
+            weights = weights.index_put((*map(torch.tensor, place), seen.nonzero().flatten()), row)
+    else:
+        weights = reference.ACTIVATIONS[options["activation"]](scores).masked_fill(~visible, 0.0)
     weights = weights / visible.sum(-1, keepdim=True).clamp_min(1).double() ** options["length_exponent"]
     if options.get("normalizer") == "sum":
         sums = weights.sum(-1, keepdim=True)
@@ -81,7 +91,8 @@ def check_call(states: list[Tensor], options: dict) -> None:
         *(exact[id(part)] for part in states), {name: exact.get(id(part), part) for name, part in options.items()}
     )
     direction, other = torch.randn_like(expected), torch.randn_like(expected[..., 0])
-    for has_statistics in (False, True):
+    is_sparse = options["activation"] in SPARSE_DISTRIBUTIONS
+    for has_statistics in (False,) if is_sparse else (False, True):
         found = rectified_attention(*states, **options, return_stats=has_statistics)
         output, wanted = found, (expected * direction).sum()
         if has_statistics:

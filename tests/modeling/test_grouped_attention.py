@@ -5,7 +5,7 @@ import torch
 
 from builders.attention_calls import check_call, draw_call
 from reluformers import rectified_attention
-from reluformers_kernels import ACTIVATIONS, blockwise_attention, computation
+from reluformers_kernels import ACTIVATIONS, SPARSE_DISTRIBUTIONS, blockwise_attention, computation
 from reluformers_kernels.compiled import native
 
 BUILT = native.usable_instruction_sets() if native is not None and native.is_available() else []
@@ -79,6 +79,52 @@ def test_a_single_query_sees_its_window(computed_by):
     for row, first in enumerate((20, 3)):
         part = [states[row : row + 1] for states in (query, key[:, :, first:], value[:, :, first:])]
         torch.testing.assert_close(output[row : row + 1], rectified_attention(*part, **options))
+
+
+@pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
+@pytest.mark.parametrize("seed", range(12))
+def test_sparse_distributions(seed, activation, computed_by):
+    torch.manual_seed(seed)
+    dtypes = (torch.float32, torch.bfloat16, *[torch.float64] * (computed_by == "blocks"))
+    check_call(*draw_call(seed, dtypes[seed % len(dtypes)], (activation,), lengths=(1, 5, 17, 40)))
+
+
+@pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
+@pytest.mark.parametrize("size", [0.0, 1.0, 100.0])
+def test_sparse_rows_sum_to_1(activation, size, computed_by):
+    """Of uniform rows too, and of large scores."""
+    length = 97 if computed_by == "blocks" else 520
+    query, key, value = (torch.randn(2, 2, length, 16) for _ in range(3))
+    ones = torch.ones_like(value)
+    options = {"activation": activation, "is_causal": True, "key_padding_mask": torch.rand(2, length) > 0.3}
+    output, statistics = rectified_attention(query * size, key, ones, **options, return_stats=True)
+    is_seen = options["key_padding_mask"].cumsum(-1)[:, None] > 0
+    torch.testing.assert_close(output[..., 0], is_seen.expand(2, 2, -1).float(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(statistics.row_sums, output[..., 0])
+    if size == 0:
+        counts = options["key_padding_mask"].cumsum(-1)[:, None].expand(2, 2, -1)
+        assert torch.equal(statistics.nonzeros.long(), counts)
+
+
+@pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
+def test_sparse_distributions_with_dropout(activation, computed_by):
+    """The gradient is that of the dropped weights, which the unit matrix for values shows."""
+    query, key = (torch.randn(1, 2, 30, 8).requires_grad_() for _ in range(2))
+    value, direction = torch.eye(30).expand(1, 2, 30, 30), torch.randn(1, 2, 30, 30)
+    options = {"activation": activation, "is_causal": True, "scale": 0.3}
+    plain = rectified_attention(query, key, value, **options)
+    dropped = rectified_attention(query, key, value, dropout=0.3, **options)
+    kept = torch.where(plain > 0, dropped / plain, 0.0).detach()
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 0.7))
+    found, expected = (torch.autograd.grad(part, (query, key), direction) for part in (dropped, plain * kept))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_sparse_distributions_do_not_know_is_refused(computed_by):
+    states = torch.zeros(2, 3, 5, 8, requires_grad=True)
+    for options in ({"threshold": 0.1}, {"threshold": torch.zeros(1)}, {"normalizer": "sum"}, {"return_stats": True}):
+        with pytest.raises(ValueError, match="sparsemax"):
+            rectified_attention(states, states, states, activation="sparsemax", **options)
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu2", "relu6", "softplus", "sigmoid"])
@@ -162,11 +208,13 @@ def test_thresholds_and_divisors_of_each_query(threshold, queries, computed_by):
             torch.testing.assert_close(found, right)
 
 
-def test_compiles_as_one_graph(computed_by):
+@pytest.mark.parametrize("activation", ["relu", "entmax15"])
+def test_compiles_as_one_graph(activation, computed_by):
     torch.compiler.reset()
 
     def step(query, states):
-        return rectified_attention(query, states, states, is_causal=True, length_exponent=0.5).square().sum()
+        options = {"activation": activation, "is_causal": True, "length_exponent": 0.5}
+        return rectified_attention(query, states, states, **options).square().sum()
 
     query, states = torch.randn(2, 6, 9, 8, requires_grad=True), torch.randn(2, 2, 9, 8, requires_grad=True)
     expected = step(query, states)
