@@ -38,13 +38,23 @@ ACTIVATIONS = tuple(GRADIENTS)
 _RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
 SPARSE_DISTRIBUTIONS = tuple(_RECTIFIED)
 SLOPES = {activation: slope for activation, _, slope in _RECTIFIED.values()}
-NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid")  # φ ≥ 0
+POWER = "relu_power"  # relu(z)^p, of which p is an argument of its own
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid", POWER)  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
 
-def activate(activation: str, scores: Tensor) -> Tensor:
+def activate(activation: str, scores: Tensor, power: float = 1.0) -> Tensor:
     """φ of scores: callers ask whether it is their own before they ask for attention with it."""
+    if activation == POWER:
+        return functional.relu(scores).pow_(power)
     return _FUNCTIONS[activation](scores)
+
+
+def derive(activation: str, gradient: Tensor, scores: Tensor, weights: Tensor, power: float) -> Tensor:
+    """Gradient of the score z from those of the weight w = φ(z); 0 at z = 0 for powers below 1 too."""
+    if activation == POWER:
+        return gradient * torch.where(scores > 0, power * weights / scores, 0.0)
+    return GRADIENTS[activation](gradient, scores, weights)
 
 
 def rectified_form(distribution: str) -> tuple[str, float]:
@@ -84,6 +94,7 @@ class PassOptions(NamedTuple):
             or `"all"`.
         rows_per_position: g, of queries whose heads share one head of keys: row r is of query r // g, the i
             above.
+        power: p of `POWER`.
     """
 
     learned_threshold: Tensor | None = None
@@ -99,3 +110,4 @@ class PassOptions(NamedTuple):
     dropout: float = 0.0
     needed_statistics: str = "none"
     rows_per_position: int = 1
+    power: float = 1.0

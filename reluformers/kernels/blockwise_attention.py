@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .activations import GRADIENTS, PassOptions, activate, aten
+from .activations import PassOptions, activate, aten, derive
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
@@ -48,7 +48,7 @@ class _Block:
             scores -= options.threshold
         if options.activation == "relu":  # in place: φ′ can be read off w
             return self.hide(scores.relu_()), None
-        return self.hide(activate(options.activation, scores)), scores
+        return self.hide(activate(options.activation, scores, options.power)), scores
 
     def hide(self, weights: Tensor) -> Tensor:
         """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
@@ -256,7 +256,7 @@ def blockwise_forward(
 
 
 def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
-    """θ of each row [batch, heads, query_len], in float32 or more, by which its weights sum to 1; φ is relu or relu2."""
+    """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
     dtype, wide = compute_dtype(query), wide_dtype(query.dtype)
     found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
     for part, queries, blocks in _blocks(query, key, key, options):
@@ -335,7 +335,7 @@ def blockwise_backward(
             if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
                 grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
             else:
-                grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)
+                grad_scores = derive(activation, block.hide(grad_weights), scores, weights, options.power)
             if options.learned_threshold is not None:
                 grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from .activations import (
     ACTIVATIONS,
     NOT_NEGATIVE,
+    POWER,
     SLOPES,
     SPARSE_DISTRIBUTIONS,
     PassOptions,
@@ -50,7 +51,7 @@ _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
     "Tensor? first_keys, Tensor? row_thresholds, str activation, float scale, float threshold, SymInt? causal_offset, "
-    "float dropout, str needed_statistics, int rows_per_position"
+    "float dropout, str needed_statistics, int rows_per_position, float power"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -222,6 +223,7 @@ def rectified_attention(
     causal_offset: int | None = None,
     first_keys: Tensor | None = None,
     normalizer: str = "none",
+    power: float = 1.0,
     dropout: float = 0.0,
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
@@ -248,6 +250,7 @@ def rectified_attention(
             the first place of its piece where a row is cut into pieces. None if there is no such bound.
         normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
             alone. A row whose sum is 0 gives 0.
+        power: p > 0 of the φ `"relu_power"`, relu(z)^p; in PyTorch alone where it is neither 1 nor 2.
         dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
         return_stats: also return the `RowStatistics` of s; of `SPARSE_DISTRIBUTIONS` only without gradients.
 
@@ -259,7 +262,7 @@ def rectified_attention(
     """
     _check(query, key, value, key_padding_mask, first_keys)
     # in words that the compiler can trace
-    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS)
+    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
     if activation not in known:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
     if not 0 <= dropout < 1:
@@ -290,6 +293,7 @@ def rectified_attention(
         causal_offset=offset,
         first_keys=first_keys,
         normalizer=normalizer,
+        power=power,
         dropout=dropout,
         needed_statistics="all" if return_stats else "none",
     )
@@ -309,6 +313,7 @@ def attention(
     causal_offset: int | None,
     first_keys: Tensor | None = None,
     normalizer: str = "none",
+    power: float = 1.0,
     dropout: float = 0.0,
     needed_statistics: str = "none",
     may_write_out: bool = False,
@@ -316,7 +321,7 @@ def attention(
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, first_keys, normalizer, dropout: as there.
+        query, key, value, activation, scale, key_padding_mask, first_keys, normalizer, power, dropout: as there.
         threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
         divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
@@ -328,6 +333,12 @@ def attention(
     """
     query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    if not power > 0 or (activation != POWER and power != 1):
+        raise ValueError(
+            f"power is {power} with activation {activation!r}, but must be above 0, or 1 without {POWER!r}"
+        )
+    if activation == POWER and power in (1, 2):
+        activation, power = "relu" if power == 1 else "relu2", 1.0
     is_sparse = activation in SPARSE_DISTRIBUTIONS
     if is_sparse:
         _check_sparse(activation, threshold, normalizer, needed_statistics, (query, key, scale))
@@ -377,6 +388,7 @@ def attention(
             threshold,
             divisor,
             normalizer,
+            power,
         )
         return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
@@ -395,6 +407,7 @@ def attention(
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
         causal_offset=causal_offset,
         rows_per_position=max(1, group),
+        power=power,
         **options,
     )
     is_plain = _are_plain(query, key, value)
@@ -467,13 +480,24 @@ def _refuse_tangents(*inputs: Tensor | float | None) -> None:
 
 
 def _attend_once(
-    query, key, value, key_padding_mask, causal_offset, first_keys, activation, scale, threshold, divisor, normalizer
+    query,
+    key,
+    value,
+    key_padding_mask,
+    causal_offset,
+    first_keys,
+    activation,
+    scale,
+    threshold,
+    divisor,
+    normalizer,
+    power,
 ) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
-    weights = activate(activation, scores)
+    weights = activate(activation, scores, power)
     if key_padding_mask is not None:
         weights = weights.masked_fill(~key_padding_mask[:, None, None], 0.0)
     if causal_offset is not None:

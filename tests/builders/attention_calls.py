@@ -41,6 +41,9 @@ def draw_call(
         options["first_keys"] = options["first_keys"].cummax(-1).values
     if options["activation"] in SPARSE_DISTRIBUTIONS:
         options["threshold"] = 0.0
+    if options["activation"] == "relu_power":
+        powers = [0.5, 1.5, 2, 3.0] if dtype == torch.float64 else [1, 2, 1.5]
+        options |= {"power": rng.choice(powers), "normalizer": rng.choice(["none", "sum"])}
     if options["activation"] in ("relu", "relu2", "relu6", "softplus", "sigmoid"):
         options["normalizer"] = rng.choice(["none", "sum"])
     return [states(query_len, key_heads * group), states(key_len, key_heads), states(key_len, key_heads)], options
@@ -73,6 +76,8 @@ def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Ten
             seen = visible[tuple(place)]
             row = reference.ACTIVATIONS[options["activation"]](scores[tuple(place)][seen])
             weights = weights.index_put((*map(torch.tensor, place), seen.nonzero().flatten()), row)
+    elif options["activation"] == "relu_power":
+        weights = torch.where((scores > 0) & visible, torch.where(scores > 0, scores, 1.0) ** options["power"], 0.0)
     else:
         weights = reference.ACTIVATIONS[options["activation"]](scores).masked_fill(~visible, 0.0)
     weights = weights / visible.sum(-1, keepdim=True).clamp_min(1).double() ** options["length_exponent"]

@@ -89,6 +89,20 @@ def test_sparse_distributions(seed, activation, computed_by):
     check_call(*draw_call(seed, dtypes[seed % len(dtypes)], (activation,), lengths=(1, 5, 17, 40)))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_powers(seed, computed_by):
+    torch.manual_seed(seed)
+    dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    check_call(*draw_call(seed, dtypes[seed % 3], ("relu_power",), lengths=(1, 5, 17, 40)))
+
+
+def test_powers_that_are_none_are_refused():
+    states = torch.zeros(2, 3, 5, 8)
+    for options in ({"activation": "relu_power", "power": 0.0}, {"activation": "relu", "power": 3.0}):
+        with pytest.raises(ValueError, match=f"power is {options['power']}"):
+            rectified_attention(states, states, states, **options)
+
+
 @pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
 @pytest.mark.parametrize("size", [0.0, 1.0, 100.0])
 def test_sparse_rows_sum_to_1(activation, size, computed_by):
