@@ -367,8 +367,6 @@ def attention(
         computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
-    if computation == "triton" and (first_keys is not None or is_sparse):
-        computation = "blocks"
     group = query.shape[1] // max(1, key.shape[1])
     if group > 1:
         query = _fold(query, group)
