@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 2  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 1  # of the structures below; counts up with that of attention.c
+INTERFACE = 3  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 2  # of the structures below; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -78,12 +78,21 @@ class _Call(_Arguments):
 
     _states = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
     _tensors = (
-        *("row_factors", "key_padding_mask", "row_sums", "weighted_logs", "nonzeros"),
+        *(
+            "row_factors",
+            "key_padding_mask",
+            "first_keys",
+            "row_thresholds",
+            "found_thresholds",
+            "row_sums",
+            "weighted_logs",
+            "nonzeros",
+        ),
         *("grad_row_sums", "grad_weighted_logs", "grad_threshold", "scratch"),
     )
     _sizes = (
         *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
-        *("splits", "causal_offset", "row_factor_stride", "next_task"),
+        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "next_task"),
     )
     _fields_ = (
         *((name, _States) for name in _states),
@@ -101,16 +110,21 @@ class _Call(_Arguments):
         key_len = key.shape[2]
         call = cls(_States.of(query), _States.of(key), _States.of(value), batch=batch, heads=heads)
         call.query_len, call.key_len, call.width, call.value_width = query_len, key_len, width, value.shape[3]
-        call.keep(key_padding_mask=options.key_padding_mask, row_factors=options.row_factors)
+        call.keep(key_padding_mask=options.key_padding_mask, row_factors=_as_float32(options.row_factors))
+        call.keep(row_thresholds=_as_float32(options.row_thresholds))
         if options.row_factors is not None:
             call.row_factor_stride = query_len if len(options.row_factors) > 1 else 0
+        if options.first_keys is not None:
+            call.keep(first_keys=options.first_keys.clamp(0, key_len).int())
+            call.first_key_stride = query_len if len(options.first_keys) > 1 else 0
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))
         threshold = options.threshold if options.learned_threshold is None else options.learned_threshold.item()
+        call.rows_per_position = options.rows_per_position
         call.scale, call.threshold, call.dropout = options.scale, threshold, options.dropout
         call.seed = options.seed.item() if options.dropout > 0 else 0
-        call.activation = ACTIVATIONS.index(options.activation)
+        call.activation = (*ACTIVATIONS, "step").index(options.activation)
         call.is_bfloat16 = query.dtype == torch.bfloat16
         return call
 
@@ -201,6 +215,17 @@ def forward(
     call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
     call.run("forward")
     return output, *sums
+
+
+def find_thresholds(query: Tensor, key: Tensor, options) -> Tensor:
+    """θ of each row, float32 [batch, heads, query_len], for which its weights sum to 1, with φ relu or relu2."""
+    query, key = (_with_dense_rows(states) for states in (query, key))
+    call = _Call.of(query, key, key[..., :0], options)
+    found = query.new_empty(query.shape[:3], dtype=torch.float32)
+    call.keep(found_thresholds=found)
+    call.splits = _splits(query, query.shape[2], _QUERIES_OF_A_TASK)
+    call.run("forward")
+    return found
 
 
 def backward(

@@ -28,6 +28,7 @@ enum {
   PANEL = LANES * VECTORS,
   // a block of weights: with its operands it stays in the cache of a core
   QUERIES = 96,
+  THRESHOLDS = 12,  // rows whose scores for all keys are held at once, to find θ
   KEYS = 128,
 };
 
@@ -51,6 +52,9 @@ typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
   const float *row_factors;           // r [batch or 1, query_len], or NULL
   const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
+  const int32_t *first_keys;          // [batch or 1, query_len], not decreasing, or NULL
+  const float *row_thresholds;        // θ of each row [batch, heads, query_len], or NULL
+  float *found_thresholds;            // the same, to be found, or NULL
   float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
   const float *grad_row_sums, *grad_weighted_logs;   // likewise
   float *grad_threshold;              // [tasks], or NULL
@@ -58,7 +62,8 @@ typedef struct {
   int64_t scratch_size, batch, heads, query_len, key_len, width, value_width;
   int64_t splits;                     // tasks of a head
   int64_t causal_offset;              // key_len or more: none
-  int64_t row_factor_stride;          // 0 if all rows of the batch share them
+  int64_t rows_per_position;          // of the queries: so many heads share a head of keys
+  int64_t row_factor_stride, first_key_stride;  // 0 if all rows of the batch share them
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
@@ -66,9 +71,9 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes
-int64_t layout(void) { return 1; }
+int64_t layout(void) { return 2; }
 
-enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY };
+enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY, STEP };
 
 // ---------------------------------------------------------------------------------------------------------------- φ
 
@@ -80,6 +85,7 @@ INLINE vec activated(vec z, int activation) {
     case RELU2: return positive * positive;
     case RELU6: return either(positive > 6, all(6), positive);
     case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
+    case STEP: return either(z > 0, all(1), positive * 0);
     default: return z;
   }
 }
@@ -91,6 +97,7 @@ INLINE vec times_derivative(vec gradient, vec z, int activation) {
     case RELU2: return gradient * 2 * only(~(z <= 0), z);
     case RELU6: return only(~((z <= 0) | (z >= 6)), gradient);
     case LEAKY_RELU: return either(z > 0, gradient, gradient * 0.01f);
+    case STEP: return all(0);
     default: return gradient;
   }
 }
@@ -395,7 +402,7 @@ static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t
 static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const int32_t *places, int64_t count,
                            int64_t limit, int64_t *limits) {
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t last = first + r + call->causal_offset;
+    int64_t last = (first + r) / call->rows_per_position + call->causal_offset;
     if (last >= call->key_len - 1) limit = count;
     while (limit < count && places[limit] <= last) ++limit;
     limits[r] = limit;
@@ -403,18 +410,81 @@ static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const 
   return limit;
 }
 
+// How many of the visible keys are before the first that each of some rows sees, likewise.
+static int64_t find_starts(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
+                           int64_t count, int64_t start, int64_t *starts) {
+  const int32_t *first_keys = call->first_keys;
+  if (first_keys) first_keys += head / call->heads * call->first_key_stride + first;
+  for (int64_t r = 0; r < rows; ++r) {
+    while (first_keys && start < count && places[start] < first_keys[r]) ++start;
+    starts[r] = start;
+  }
+  return start;
+}
+
+// Which lanes from `place` on are those of keys that a row sees.
+INLINE ivec seen_lanes(int64_t place, int64_t start, int64_t limit) {
+  ivec places = lane_numbers() + (int32_t)place;
+  return (places >= (int32_t)start) & (places < (int32_t)limit);
+}
+
+INLINE float threshold_of(const Call *call, int64_t row) {
+  return call->row_thresholds ? call->row_thresholds[row] : call->threshold;
+}
+
+// --------------------------------------------------------------------------------------------------------- thresholds
+
+// θ for which the weights of a row sum to 1, of scores that are used up. It lies less than 1 below the largest z, so that
+// few others matter. Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1, begins there and never steps too far,
+// as both are convex in θ and fall.
+static float find_threshold(const Call *call, int64_t start, int64_t limit, float *scores) {
+  if (start >= limit) return __builtin_inff();
+  int64_t begin = start / LANES * LANES, count = 0;
+  vec largest = all(-__builtin_inff());
+  for (int64_t j = begin; j < limit; j += LANES) {
+    vec z = either(seen_lanes(j, start, limit), LOAD(scores + j) * call->scale, all(-__builtin_inff()));
+    largest = either(z > largest, z, largest);
+    STORE(scores + j, z);
+  }
+  float lowest = largest[0];
+  for (int lane = 1; lane < LANES; ++lane) lowest = largest[lane] > lowest ? largest[lane] : lowest;
+  lowest -= 1;
+  for (int64_t j = begin; j < limit; j += LANES) STORE(scores + j, activated(LOAD(scores + j) - lowest, RELU));
+  int64_t end = round_up(limit, LANES);
+  for (int64_t j = begin; j < end; j += 64)
+    for (uint64_t bits = nonzero_bits(scores + j, end - j); bits; bits &= bits - 1)
+      scores[count++] = scores[j + __builtin_ctzll(bits)];
+  for (int64_t j = count; j < round_up(count, LANES); ++j) scores[j] = 0;
+  float threshold = 0;
+  for (int step = 0; step < 64; ++step) {
+    vec counts = all(0), sums = all(0), squares = all(0);
+    for (int64_t j = 0; j < count; j += LANES) {
+      vec z = activated(LOAD(scores + j) - threshold, RELU);
+      counts += only(z > 0, all(1));
+      sums += z;
+      squares += z * z;
+    }
+    float sum = sum_of(sums), square = sum_of(squares);
+    float more = call->activation == RELU ? (sum - 1) / sum_of(counts) : (square - __builtin_sqrtf(square)) / sum;
+    if (!(more > 1e-7f)) break;
+    threshold += more;
+  }
+  return lowest + threshold;
+}
+
 // ---------------------------------------------------------------------------------------------------------- forward
 
-// Weights of one row in place of its scores, and its statistics. The row sees `limit` of these keys, the first of which
-// has the number `place`; what is behind, up to `width`, becomes 0.
-INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
-                  int activation) {
+// Weights of one row in place of its scores, and its statistics. The row sees the keys from `start` to `limit` of these,
+// the first of which has the number `place`; the others, up to `width`, become 0.
+INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
+                  float *scores, int activation) {
   Dropout dropout = dropout_of(call, row);
+  float threshold = threshold_of(call, row);
   vec row_sum = all(0), weighted_log = all(0);
   ivec zeros = (ivec)all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec weights = activated(LOAD(scores + j) * call->scale - call->threshold, activation);
-    if (j + LANES > limit) weights = only(lane_numbers() + (int32_t)j < (int32_t)limit, weights);
+    vec weights = activated(LOAD(scores + j) * call->scale - threshold, activation);
+    if (j < start || j + LANES > limit) weights = only(seen_lanes(j, start, limit), weights);
     if (call->row_sums) row_sum += weights;
     if (call->weighted_logs) {
       weighted_log += weights * log_of(weights);
@@ -430,12 +500,12 @@ INLINE void weigh(const Call *call, int64_t row, int64_t place, int64_t limit, i
   }
 }
 
-static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
-                       int64_t width, float *scores) {
+static void weigh_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+                       const int64_t *limits, int64_t width, float *scores) {
   for (int64_t r = 0; r < rows; ++r, scores += KEYS) {
 #define WEIGH(ACTIVATION) \
-  case ACTIVATION: weigh(call, row + r, place, limits[r] - place, width, scores, ACTIVATION); break;
-    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) }
+  case ACTIVATION: weigh(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, ACTIVATION); break;
+    switch (call->activation) { WEIGH(RELU) WEIGH(RELU2) WEIGH(RELU6) WEIGH(LEAKY_RELU) WEIGH(IDENTITY) WEIGH(STEP) }
   }
 }
 
@@ -454,36 +524,51 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   Rows queries = take_rows(in_pairs, &scratch, QUERIES, padded);
   float *output = take(&scratch, QUERIES * padded_value);
   float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
-  int64_t limits[QUERIES], limit = 0;
-  int64_t last_key = end - 1 + call->causal_offset;
+  float *all_scores = take(&scratch, call->found_thresholds ? THRESHOLDS * key_rows : 0);
+  int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
+  int64_t last_key = (end - 1) / call->rows_per_position + call->causal_offset;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
-  read_rows(call, in_pairs, call->key, head, places, 0, count, width, keys);
-  read_rows(call, in_pairs, call->value, head, places, 0, count, value_width, values);
-  turn_rows(in_pairs, keys, count, width, key_panels);
+  // those that no query of the task sees are left out; whole blocks of them, so that sums stay what they are
+  int64_t base = begin < end ? find_starts(call, head, begin, 1, places, count, 0, starts) / KEYS * KEYS : count;
+  read_rows(call, in_pairs, call->key, head, places, base, count - base, width, keys);
+  if (value_width) read_rows(call, in_pairs, call->value, head, places, base, count - base, value_width, values);
+  turn_rows(in_pairs, keys, count - base, width, key_panels);
   int64_t blocks = (end - begin + QUERIES - 1) / QUERIES, made = 0, nonzeros = 0;
   int has_few = 0;
   for (int64_t block = 0; block < blocks; ++block) {
     int64_t first = begin + (end - begin) * block / blocks;
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, count, limit, limits);
+    start = find_starts(call, head, first, rows, places, count, start, starts);
     read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
+    for (int64_t r = 0; call->found_thresholds && r < rows; r += THRESHOLDS) {
+      int64_t some = least(rows - r, THRESHOLDS), lowest = starts[r] / KEYS * KEYS, seen = limits[r + some - 1];
+      for (int64_t j = lowest; j < seen; j += KEYS)
+        multiply(in_pairs, some, (least(seen - j, KEYS) + LANES - 1) / LANES, words, queries.left + r * padded, padded, 1,
+                 key_panels + (j - base) * words, words * PANEL, PANEL, all_scores + j - lowest, key_rows, 0);
+      for (int64_t i = r; i < r + some; ++i)
+        call->found_thresholds[head * call->query_len + first + i] =
+            find_threshold(call, starts[i] - lowest, limits[i] - lowest, all_scores + (i - r) * key_rows);
+    }
+    if (call->found_thresholds) continue;
     memset(output, 0, rows * padded_value * sizeof(float));
-    for (int64_t j = 0; j < limit; j += KEYS) {
-      for (int64_t r = 0; r < rows; r += ROWS) {
+    for (int64_t j = starts[0] / KEYS * KEYS; j < limit; j += KEYS) {
+      const float *panels = key_panels + (j - base) * words;
+      const float *values_here = values.right + words_of(in_pairs, j - base) * padded_value;
+      for (int64_t r = 0; r < rows && starts[r] < j + KEYS; r += ROWS) {
         int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - j, KEYS);
         if (seen <= 0) continue;
         int64_t vectors = (seen + LANES - 1) / LANES;
-        multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, key_panels + j * words,
-                 words * PANEL, PANEL, weights, KEYS, 0);
-        weigh_rows(call, head * call->query_len + first + r, some, j, limits + r, vectors * LANES, weights);
+        multiply(in_pairs, some, vectors, words, queries.left + r * padded, padded, 1, panels, words * PANEL, PANEL,
+                 weights, KEYS, 0);
+        weigh_rows(call, head * call->query_len + first + r, some, j, starts + r, limits + r, vectors * LANES, weights);
         if (has_few) {
-          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values.right + j * padded_value, padded_value,
+          multiply_few(some, padded_value / LANES, seen, weights, KEYS, values_here, padded_value,
                        output + r * padded_value);
         } else {
           const float *factors = left_factors(in_pairs, some, vectors * LANES, weights, words_of_weights);
-          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1,
-                   values.right + words_of(in_pairs, j) * padded_value, PANEL, padded_value, output + r * padded_value,
-                   padded_value, 1);
+          multiply(in_pairs, some, padded_value / LANES, words_of(in_pairs, seen), factors, KEYS, 1, values_here, PANEL,
+                   padded_value, output + r * padded_value, padded_value, 1);
           // the first rows tell; sums are the same either way
           if (!in_pairs && block == 0) {
             for (int64_t i = 0; i < some; ++i, made += seen) nonzeros += count_nonzeros(weights + i * KEYS, seen);
@@ -503,7 +588,8 @@ static int64_t scratch_of(const Call *call, int64_t copies, int64_t rows_of_weig
   int64_t keys = round_up(call->key_len, PANEL), halves = is_in_pairs(call) ? 3 : 2;  // of `Rows`
   int64_t widths = round_up(call->width, LANES) + round_up(call->value_width, LANES);
   int64_t of_rows = (keys * (halves + 2 * copies) + QUERIES * (halves + 2)) * widths / 2;
-  return round_up(call->key_len + of_rows + rows_of_weights * KEYS + 32 * 16, 16);
+  int64_t scores = call->found_thresholds ? THRESHOLDS * keys : 0;
+  return round_up(call->key_len + of_rows + rows_of_weights * KEYS + scores + 32 * 16, 16);
 }
 
 int64_t forward_scratch(const Call *call) { return scratch_of(call, 1, 2 * ROWS); }
@@ -520,15 +606,16 @@ void forward(int64_t thread, int64_t end, void *context) {
 // --------------------------------------------------------------------------------------------------------- backward
 
 // One row of r·D·w in place of its scores and of dS = dW·φ′ in place of dO·v. Returns Σ dS.
-INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t limit, int64_t width, float *scores,
-                           float *grads, int activation) {
+INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t start, int64_t limit, int64_t width,
+                           float *scores, float *grads, int activation) {
   float row_factor = row_factor_of(call, row / call->query_len, row % call->query_len);
   Dropout dropout = dropout_of(call, row);
+  float threshold = threshold_of(call, row);
   float grad_row_sum = call->grad_row_sums ? call->grad_row_sums[row] : 0;
   float grad_weighted_log = call->grad_weighted_logs ? call->grad_weighted_logs[row] : 0;
   vec total = all(0);
   for (int64_t j = 0; j < width; j += LANES) {
-    vec z = LOAD(scores + j) * call->scale - call->threshold, weights = activated(z, activation);
+    vec z = LOAD(scores + j) * call->scale - threshold, weights = activated(z, activation);
     vec kept_weights = weights * row_factor, gradient = LOAD(grads + j) * row_factor;
     if (call->dropout > 0) {
       vec factors = kept(dropout, place + j);
@@ -541,8 +628,8 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
       gradient += (log_of(weights) + one) * grad_weighted_log;
     }
     gradient = times_derivative(gradient, z, activation);
-    if (j + LANES > limit) {
-      ivec is_seen = lane_numbers() + (int32_t)j < (int32_t)limit;
+    if (j < start || j + LANES > limit) {
+      ivec is_seen = seen_lanes(j, start, limit);
       kept_weights = only(is_seen, kept_weights);
       gradient = only(is_seen, gradient);
     }
@@ -553,16 +640,18 @@ INLINE float differentiate(const Call *call, int64_t row, int64_t place, int64_t
   return sum_of(total);
 }
 
-static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *limits,
-                                int64_t width, float *scores, float *grads) {
+static float differentiate_rows(const Call *call, int64_t row, int64_t rows, int64_t place, const int64_t *starts,
+                                const int64_t *limits, int64_t width, float *scores, float *grads) {
   float total = 0;
   for (int64_t r = 0; r < rows; ++r, scores += KEYS, grads += KEYS) {
 #define DIFFERENTIATE(ACTIVATION) \
   case ACTIVATION: \
-    total += differentiate(call, row + r, place, limits[r] - place, width, scores, grads, ACTIVATION); \
+    total += differentiate(call, row + r, place, starts[r] - place, limits[r] - place, width, scores, grads, \
+                           ACTIVATION); \
     break;
     switch (call->activation) {
       DIFFERENTIATE(RELU) DIFFERENTIATE(RELU2) DIFFERENTIATE(RELU6) DIFFERENTIATE(LEAKY_RELU) DIFFERENTIATE(IDENTITY)
+      DIFFERENTIATE(STEP)
     }
   }
   return total;
@@ -591,7 +680,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   float *weight_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : weights;
   float *grad_columns = in_pairs ? take(&scratch, QUERIES / 2 * KEYS) : grad_scores;
   float *words_of_grads = take(&scratch, ROWS * KEYS);
-  int64_t limits[QUERIES], limit = 0;
+  int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
   double grad_threshold = 0;
   // with several tasks for a head, each has gradients of the queries of its own in float32, one batch after the other
   States grad_query = call->grad_query;
@@ -608,14 +697,21 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
     int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
     limit = find_limits(call, first, rows, places, end, limit, limits);
-    if (limit > begin) {
+    start = find_starts(call, head, first, rows, places, end, start, starts);
+    int64_t hidden_blocks = starts[0] > begin ? (starts[0] - begin) / KEYS : 0;
+    int sees_some = limit > begin && starts[0] < end;
+    if (sees_some) {
       read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
       read_rows(call, in_pairs, call->grad_output, head, NULL, first, rows, value_width, grad_output);
     }
     memset(grad_queries, 0, rows * padded * sizeof(float));
-    for (int64_t place = begin; place < limit; place += KEYS) {
-      int64_t j = place - begin, width_here = least(limit - place, KEYS);
+    for (int64_t place = begin + hidden_blocks * KEYS; sees_some && place < limit; place += KEYS) {
+      int64_t j = place - begin, width_here = least(limit - place, KEYS), rows_here = rows;
       for (int64_t r = 0; r < rows; r += ROWS) {
+        if (starts[r] >= place + KEYS) {
+          rows_here = r;
+          break;
+        }
         int64_t some = least(rows - r, ROWS), seen = least(limits[r + some - 1] - place, KEYS);
         if (seen <= 0) continue;
         int64_t some_vectors = (seen + LANES - 1) / LANES;
@@ -624,8 +720,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
                  words * PANEL, PANEL, some_weights, KEYS, 0);
         multiply(in_pairs, some, some_vectors, value_words, grad_output.left + r * padded_value, padded_value, 1,
                  value_panels + j * value_words, value_words * PANEL, PANEL, some_grads, KEYS, 0);
-        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, limits + r,
-                                             some_vectors * LANES, some_weights, some_grads);
+        grad_threshold -= differentiate_rows(call, head * call->query_len + first + r, some, place, starts + r,
+                                             limits + r, some_vectors * LANES, some_weights, some_grads);
         if (has_few) {
           multiply_few(some, vectors, seen, some_grads, KEYS, keys.right + j * padded, padded,
                        grad_queries + r * padded);
@@ -653,7 +749,8 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
       for (int64_t k = 0, r = 0; !has_few && k < width_here; k += 2 * ROWS) {
         while (limits[r] <= place + k) ++r;  // the first row that sees one of these keys
         int64_t some = least(width_here - k, 2 * ROWS), step = in_pairs ? r / 2 : r;
-        int64_t steps = words_of(in_pairs, rows) - step;
+        int64_t steps = words_of(in_pairs, rows_here) - step;
+        if (steps <= 0) break;
         multiply(in_pairs, some, value_vectors, steps, weight_columns + step * KEYS + k, 1, KEYS,
                  grad_output.right + step * padded_value, PANEL, padded_value, grad_values + (j + k) * padded_value,
                  padded_value, 1);

@@ -27,7 +27,13 @@ ATTENTIONS: dict[str, str | dict[str, Any]] = {
     "relu_sum_attention": "relu-sum",
     "reluformer_attention": "reluformer",
     "sigmoid_attention": {"activation": "sigmoid", "threshold": 1.0, "threshold_form": "log_length"},
-    "tda_attention": "tda",
+    "tda_attention": {  # threshold rectified attention, arXiv 2601.12145
+        "score": "cosine",
+        "scale": 1.0,
+        "activation": "relu2",
+        "threshold": 1.0,
+        "threshold_form": "sqrt_log_length",
+    },
 }
 _LEARNED = ("learned_scale", "learned_length_exponent", "learned_threshold")
 # fields of configurations by which scores are capped before softmax

@@ -109,6 +109,13 @@ ENTMAX = Paper(
     2019,
     "1905.05702",
 )
+SOFTPLUS = Paper(
+    "gao2025softplus",
+    "Softplus Attention with Re-weighting Boosts Length Extrapolation in Large Language Models",
+    "Gao, Bo and Spratling, Michael W.",
+    2025,
+    "2501.13428",
+)
 
 # preset → paper and place
 _PRESETS = {
@@ -120,6 +127,7 @@ _PRESETS = {
     "rela-g": Source(RELA, "equations 3 and 5, the gated norm"),
     "qknorm": Source(QKNORM, "equations 2 to 5"),
     "relu-vit": Source(RELU_VIT, "ReLU divided by the sequence length"),
+    "relu-sum": Source(SOFTPLUS, "a positive activation and the sum of the row, here with ReLU"),
     "sparsemax": Source(SPARSEMAX, "sparsemax in place of softmax"),
     "entmax15": Source(ENTMAX, "1.5-entmax in place of softmax"),
 }
@@ -184,6 +192,8 @@ def _weight(attention: AttentionConfig, head_dim: int) -> str:
         value = "θ" if attention.learned_threshold else f"{attention.threshold:g}"
         threshold = f" − {value}{_FORMS[attention.threshold_form].format(head_dim=head_dim)}"
     weight = f"{attention.activation}(z_ij{threshold})"
+    if attention.normalizer == "sum":
+        return f"{weight} / Σ_k {weight.replace('z_ij', 'z_ik')}"
     exponent = "α" if attention.learned_length_exponent else f"{attention.length_exponent:g}"
     factors = [] if attention.length_coefficient == 1 else [f"{attention.length_coefficient:.4g}"]
     if exponent != "0":

@@ -8,7 +8,7 @@ and opening a folder registers none of the library's classes. Each function here
 good: the caller then computes what it asked for.
 """
 
-from .activations import ACTIVATIONS, activate
+from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, activate
 from .dropout import dropout
 from .fused_attention import attention, rectified_attention
 from .norms import norm
@@ -19,6 +19,7 @@ INTERFACE = 1  # what callers must ask for; counts up when what is above changes
 __all__ = [
     "ACTIVATIONS",
     "INTERFACE",
+    "SPARSE_DISTRIBUTIONS",
     "SearchMixin",
     "activate",
     "attention",

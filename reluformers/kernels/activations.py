@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "softplus": functional.softplus,
     "sigmoid": torch.sigmoid,
     "identity": lambda z: z,
+    "step": lambda z: (z > 0).to(z.dtype),
 }
 # gradient of the score z from those of the weight w = φ(z)
 GRADIENTS = {
@@ -32,13 +33,33 @@ GRADIENTS = {
     "sigmoid": lambda gradient, z, w: aten.sigmoid_backward(gradient, w),
     "identity": lambda gradient, z, w: gradient,
 }
-ACTIVATIONS = tuple(_FUNCTIONS)
+ACTIVATIONS = tuple(GRADIENTS)
+# distributions Σ_j φ(a·z_ij − θ_i) = 1, whose θ_i is found for each row → φ, a, φ′ but for a factor
+_RECTIFIED = {"sparsemax": ("relu", 1.0, "step"), "entmax15": ("relu2", 0.5, "relu")}
+SPARSE_DISTRIBUTIONS = tuple(_RECTIFIED)
+SLOPES = {activation: slope for activation, _, slope in _RECTIFIED.values()}
+POWER = "relu_power"  # relu(z)^p, of which p is an argument of its own
+NOT_NEGATIVE = ("relu", "relu2", "relu6", "softplus", "sigmoid", POWER)  # φ ≥ 0
 HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 0
 
 
-def activate(activation: str, scores: Tensor) -> Tensor:
+def activate(activation: str, scores: Tensor, power: float = 1.0) -> Tensor:
     """φ of scores: callers ask whether it is their own before they ask for attention with it."""
+    if activation == POWER:
+        return functional.relu(scores).pow_(power)
     return _FUNCTIONS[activation](scores)
+
+
+def derive(activation: str, gradient: Tensor, scores: Tensor, weights: Tensor, power: float) -> Tensor:
+    """Gradient of the score z from those of the weight w = φ(z); 0 at z = 0 for powers below 1 too."""
+    if activation == POWER:
+        return gradient * torch.where(scores > 0, power * weights / scores, 0.0)
+    return GRADIENTS[activation](gradient, scores, weights)
+
+
+def rectified_form(distribution: str) -> tuple[str, float]:
+    """φ and the factor a of the scores of one of `SPARSE_DISTRIBUTIONS`."""
+    return _RECTIFIED[distribution][:2]
 
 
 def can_scale_weights(activation: str, scale: float, threshold: float | Tensor, dtype: torch.dtype) -> bool:
@@ -60,6 +81,10 @@ class PassOptions(NamedTuple):
         row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
+        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees the keys
+            j ≥ first_keys_i; None = all.
+        row_thresholds: θ_i for which each row sums to 1, in place of θ, at least float32 [batch, heads, query_len];
+            their part in the gradients of queries and keys is counted there, so they have none themselves.
         activation: φ, one of `ACTIVATIONS`.
         scale: a.
         threshold: θ, if it is not learned.
@@ -67,15 +92,22 @@ class PassOptions(NamedTuple):
         dropout: share p < 1 of the weights that are dropped: D is 0 for those, and 1/(1 − p) for the others.
         needed_statistics: which sums over the rows the forward pass returns: `"none"`, `"sums"` for Σ_j w_ij alone,
             or `"all"`.
+        rows_per_position: g, of queries whose heads share one head of keys: row r is of query r // g, the i
+            above.
+        power: p of `POWER`.
     """
 
     learned_threshold: Tensor | None = None
     row_factors: Tensor | None = None
     key_padding_mask: Tensor | None = None
     seed: Tensor | None = None
+    first_keys: Tensor | None = None
+    row_thresholds: Tensor | None = None
     activation: str = "relu"
     scale: float = 1.0
     threshold: float = 0.0
     causal_offset: int | None = None
     dropout: float = 0.0
     needed_statistics: str = "none"
+    rows_per_position: int = 1
+    power: float = 1.0

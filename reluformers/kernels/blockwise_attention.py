@@ -11,11 +11,12 @@ drawn for each block from a seed that both passes share.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from .activations import GRADIENTS, PassOptions, activate, aten
+from .activations import PassOptions, activate, aten, derive
 from .dropout import keep_factors
 from .tensors import at_least_float32, compute_dtype, wide_dtype
 
@@ -34,18 +35,20 @@ class _Block:
 
     number: int
     keys: slice
-    mask: Tensor | None  # bool [rows, 1, keys] where they have holes
-    diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all
+    mask: Tensor | None  # bool [rows or 1, queries or 1, keys] where they have holes
+    diagonal: int | None  # query row t sees the keys up to diagonal + t of the block; None: all, or those of the mask
 
-    def weights(self, scores: Tensor, options: PassOptions) -> tuple[Tensor, Tensor | None]:
+    def weights(self, scores: Tensor, options: PassOptions, thresholds: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """w of a·q·k, which is used up, and z where φ′ needs it    [rows, queries, keys]."""
-        if options.learned_threshold is not None:
+        if thresholds is not None:  # weights near 0 are differences of large numbers
+            scores = (at_least_float32(scores) - thresholds).to(scores.dtype)
+        elif options.learned_threshold is not None:
             scores -= options.learned_threshold
         elif options.threshold != 0:
             scores -= options.threshold
         if options.activation == "relu":  # in place: φ′ can be read off w
             return self.hide(scores.relu_()), None
-        return self.hide(activate(options.activation, scores)), scores
+        return self.hide(activate(options.activation, scores, options.power)), scores
 
     def hide(self, weights: Tensor) -> Tensor:
         """Set the weights of keys that may not be seen to 0, in place where nothing else needs them."""
@@ -73,9 +76,18 @@ class _Part:
     value: Tensor
     mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
 
+    def first_keys(self, options: PassOptions) -> Tensor:
+        """Those of each query."""
+        return options.first_keys[self.batch.start if len(options.first_keys) > 1 else 0]
+
     def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
         """These queries, or what belongs to them    [rows, queries, width]."""
         return states[self.batch, self.heads, queries].flatten(0, 1).to(dtype)
+
+    def take_thresholds(self, queries: slice, options: PassOptions) -> Tensor | None:
+        """θ of each row    [rows, queries, 1]."""
+        thresholds = options.row_thresholds
+        return None if thresholds is None else self.take(thresholds[..., None], queries, thresholds.dtype)
 
 
 class _Scratch:
@@ -101,7 +113,9 @@ def _parts(
     dtype, key_padding_mask = compute_dtype(query), options.key_padding_mask
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
-    if small and flat and options.dropout == 0:  # with dropout, the strides must not decide what a block is
+    if (
+        small and flat and options.dropout == 0 and options.first_keys is None
+    ):  # with dropout, the strides must not decide what a block is
         mask = None if key_padding_mask is None else key_padding_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
         keys = slice(0, key.shape[2])
@@ -112,7 +126,7 @@ def _parts(
         columns = max(1, min(_KEYS, keys.stop - keys.start))
         # a product of one head is shared badly by several threads
         heads_at_once = max(threads, elements // max(1, rows * columns))
-        for some in _even_slices(heads, heads_at_once):
+        for some in _even_slices(0, heads, heads_at_once):
             states = [tensor[row, some, keys].to(dtype) for tensor in (key, value)]
             yield _Part(slice(row, row + 1), some, keys, *states, mask)
 
@@ -139,6 +153,7 @@ def _blocks(
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
+    is_plain = options.rows_per_position == 1 and options.first_keys is None
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -147,21 +162,54 @@ def _blocks(
         height = max(1, min(limit, elements // max(1, rows * min(_KEYS, key_len))))
         for first in range(0, query_len, height):
             queries = slice(first, min(first + height, query_len))
-            diagonal = None if causal_offset is None else first + causal_offset - part.keys.start
-            end = key_len if diagonal is None else min(key_len, diagonal + queries.stop - first)
+            begin, end, diagonal = _first_key(part, first, options), key_len, None
+            if causal_offset is not None:
+                past = causal_offset - part.keys.start + 1  # keys before the one of position 0
+                end = min(key_len, (queries.stop - 1) // options.rows_per_position + past)
+                diagonal = first + past - 1 if is_plain else None
             blocks = []
-            for keys in _even_slices(end, _KEYS):
+            for keys in _even_slices(begin, end, _KEYS):
                 mask = None if part.mask is None else part.mask[..., keys]
+                if not is_plain:
+                    mask = _both(mask, _band(part, queries, keys, options, query.device))
                 blocks.append(_Block(number, keys, mask, None if diagonal is None else diagonal - keys.start))
                 number += 1
             if blocks:
                 yield part, queries, blocks
 
 
-def _even_slices(length: int, limit: int) -> list[slice]:
-    """Slices of nearly the same size, none above the limit, that cover a length."""
+def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device: torch.device) -> Tensor | None:
+    """Which keys some queries may see by their places, bool [1, queries, keys]; None if all."""
+    places = torch.arange(keys.start, keys.stop, device=device) + part.keys.start
+    offset, group, visible = options.causal_offset, options.rows_per_position, None
+    if offset is not None and keys.stop + part.keys.start - 1 > queries.start // group + offset:
+        rows = torch.arange(queries.start, queries.stop, device=device)
+        visible = places <= (rows // group + offset)[None, :, None]
+    if options.first_keys is not None and (
+        device.type != "cpu" or keys.start < _first_key(part, queries.stop - 1, options)
+    ):
+        visible = _both(visible, places >= part.first_keys(options)[None, queries, None])
+    return visible
+
+
+def _first_key(part: _Part, query: int, options: PassOptions) -> int:
+    """Place in the part of the first key that a query sees, as far as the host knows it without waiting."""
+    if options.first_keys is None or options.first_keys.device.type != "cpu":
+        return 0
+    return max(0, int(part.first_keys(options)[query]) - part.keys.start)
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Both masks as one, where None lets everything through."""
+    return other if one is None else one if other is None else one & other
+
+
+def _even_slices(begin: int, end: int, limit: int) -> list[slice]:
+    """Slices of nearly the same size, none above the limit, that cover what is between two places."""
+    length = end - begin
     count = -(-length // limit)
-    return [slice(length * place // count, length * (place + 1) // count) for place in range(count)]
+    bounds = [begin + length * place // count for place in range(count + 1)] if count > 0 else []
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def blockwise_forward(
@@ -186,10 +234,10 @@ def blockwise_forward(
         sums[:number] = [torch.zeros(batch, heads, query_len, dtype=wide, device=query.device) for _ in range(number)]
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
-        states = None
+        states, thresholds = None, part.take_thresholds(queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, _ = block.weights(scores, options)
+            weights, _ = block.weights(scores, options, thresholds)
             if options.needed_statistics != "none":
                 for total, numbers in zip(sums, _row_sums(weights, options.needed_statistics), strict=False):
                     place = total[part.batch, part.heads, queries]
@@ -205,6 +253,43 @@ def blockwise_forward(
             factors = row_factors[part.batch if row_factors.shape[0] > 1 else slice(None), None, queries, None]
             torch.mul(states.view(place.shape), factors, out=place)
     return output, *sums
+
+
+def blockwise_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
+    """θ of each row [batch, heads, query_len], in float32 or more, by which it sums to 1; φ is relu or relu2."""
+    dtype, wide = compute_dtype(query), wide_dtype(query.dtype)
+    found = torch.full(query.shape[:3], torch.inf, dtype=wide, device=query.device)
+    for part, queries, blocks in _blocks(query, key, key, options):
+        scaled, scores = part.take(query, queries, dtype) * options.scale, []
+        for block in blocks:
+            scores.append(torch.bmm(scaled, part.key[:, block.keys].transpose(1, 2)).to(wide))
+            if block.mask is not None or block.diagonal is not None:
+                scores[-1].masked_fill_(block.hide(torch.ones_like(scores[-1])) == 0, -torch.inf)
+        place = found[part.batch, part.heads, queries]
+        place.copy_(_find_thresholds(torch.cat(scores, -1), options.activation).view(place.shape))
+    return found
+
+
+def _find_thresholds(scores: Tensor, activation: str) -> Tensor:
+    """θ of rows of scores [..., keys], by Newton's method on Σ relu(z − θ) = 1, or √Σ relu(z − θ)² = 1.
+
+    Both are convex in θ and fall, so that steps from the largest z − 1 on never go too far.
+    """
+    lowest = scores.amax(-1, keepdim=True) - 1
+    scores = scores - lowest
+    threshold = torch.zeros_like(lowest)
+    for _ in range(64):
+        above = (scores - threshold).relu_()
+        sums = above.sum(-1, keepdim=True)
+        if activation == "relu":
+            more = (sums - 1) / (above > 0).sum(-1, keepdim=True)
+        else:
+            squares = above.square_().sum(-1, keepdim=True)
+            more = (squares - squares.sqrt()) / sums
+        if not (more > torch.finfo(more.dtype).eps).any():
+            break
+        threshold += more.clamp_min_(0)
+    return (lowest + threshold).masked_fill_(lowest == -torch.inf, torch.inf)  # where nothing is seen
 
 
 def blockwise_backward(
@@ -233,10 +318,10 @@ def blockwise_backward(
     for part, queries, blocks in _blocks(query, key, value, options):
         scaled = part.take(query, queries, dtype) * options.scale
         grad_states = part.take(grad_output, queries, dtype)
-        products = None
+        products, thresholds = None, part.take_thresholds(queries, options)
         for block in blocks:
             scores = scratch.bmm(scaled, part.key[:, block.keys].transpose(1, 2))
-            weights, scores = block.weights(scores, options)
+            weights, scores = block.weights(scores, options, thresholds)
             keep = block.keep(weights, options) if options.dropout > 0 else None
             dropped = weights if keep is None else weights * keep
             _add_product(grad_value, part, block, grad_states, dropped, small_scratch)
@@ -250,7 +335,7 @@ def blockwise_backward(
             if activation == "relu":  # in place, and 0 where a weight is masked, as that is 0
                 grad_scores = aten.threshold_backward.grad_input(grad_weights, weights, 0, grad_input=grad_weights)
             else:
-                grad_scores = GRADIENTS[activation](block.hide(grad_weights), scores, weights)
+                grad_scores = derive(activation, block.hide(grad_weights), scores, weights, options.power)
             if options.learned_threshold is not None:
                 grad_threshold -= grad_scores.sum(dtype=wide)
             _add_product(grad_key, part, block, scaled, grad_scores, small_scratch)

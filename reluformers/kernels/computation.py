@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, PassOptions, activate
+from .activations import ACTIVATIONS, POWER, PassOptions, activate
 from .compiled import native
 from .tensors import compute_dtype
 
@@ -36,7 +36,7 @@ def choose_computation(
         `"blocks"`, block by block in PyTorch, on any device.
         None: the caller had better write the weights out, or there is no such φ here.
     """
-    if activation not in ACTIVATIONS:
+    if activation not in (*ACTIVATIONS, POWER):
         return None
     if query.shape[2] == 1 and dropout == 0 and needed_statistics == "none":
         return "single_query"

@@ -16,11 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .activations import ACTIVATIONS, PassOptions, activate, can_scale_weights
-from .blockwise_attention import blockwise_backward, blockwise_forward
+from .activations import (
+    ACTIVATIONS,
+    NOT_NEGATIVE,
+    POWER,
+    SLOPES,
+    SPARSE_DISTRIBUTIONS,
+    PassOptions,
+    activate,
+    can_scale_weights,
+    rectified_form,
+)
+from .blockwise_attention import blockwise_backward, blockwise_forward, blockwise_thresholds
 from .compiled import native
 from .computation import choose_computation
-from .tensors import empty_heads_inside, is_watched, wide_dtype
+from .tensors import at_least_float32, empty_heads_inside, is_watched, wide_dtype
 
 # Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
@@ -39,8 +49,9 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
-    "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, str activation, "
-    "float scale, float threshold, SymInt? causal_offset, float dropout, str needed_statistics"
+    "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
+    "Tensor? first_keys, Tensor? row_thresholds, str activation, float scale, float threshold, SymInt? causal_offset, "
+    "float dropout, str needed_statistics, int rows_per_position, float power"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -73,6 +84,26 @@ def _(query, key, value, computation, *options):
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
 
+def _find_thresholds(query, key, computation, *options) -> Tensor:
+    """θ of each row, without gradients, for which its weights sum to 1."""
+    find = native.find_thresholds if computation == "native" else blockwise_thresholds
+    with torch.autocast(query.device.type, enabled=False), torch.no_grad():
+        return find(query, key, PassOptions(*options))
+
+
+_threshold_operator = torch.library.custom_op(
+    f"{_NAMESPACE}::row_thresholds",
+    _find_thresholds,
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, str computation, {_OPTIONS}) -> Tensor",
+)
+
+
+@_threshold_operator.register_fake
+def _(query, key, computation, *_):
+    return query.new_empty(query.shape[:3], dtype=wide_dtype(query.dtype))
+
+
 _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_logs"
 
 
@@ -80,9 +111,14 @@ def _run_backward(
     grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ."""
-    _, backward = _passes(computation)
+    forward, backward = _passes(computation)
+    options = PassOptions(*options)
     with torch.autocast(query.device.type, enabled=False):
-        return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, PassOptions(*options))
+        if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
+            slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
+            output, sums, *_ = forward(query, key, value, slopes)
+            grad_row_sums = -(at_least_float32(grad_output) * output).sum(-1) * _shares(sums)
+        return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, options)
 
 
 _backward_operator = torch.library.custom_op(
@@ -105,7 +141,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    tensors, ctx.others = options[:4], options[4:]
+    tensors, ctx.others = options[:6], options[6:]
     ctx.save_for_backward(query, key, value, *tensors)
     if output[3] is not None:
         ctx.mark_non_differentiable(output[3])
@@ -131,7 +167,7 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     )
     threshold = options.learned_threshold
     grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
-    return *grads, None, grad_threshold, *[None] * 9
+    return *grads, None, grad_threshold, *[None] * (len(options) - 1)
 
 
 _operator.register_autograd(_backward, setup_context=_save_for_backward)
@@ -185,6 +221,9 @@ def rectified_attention(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     causal_offset: int | None = None,
+    first_keys: Tensor | None = None,
+    normalizer: str = "none",
+    power: float = 1.0,
     dropout: float = 0.0,
     return_stats: bool = False,
 ) -> Tensor | tuple[Tensor, RowStatistics]:
@@ -196,16 +235,24 @@ def rectified_attention(
 
     Args:
         query: [batch, heads, query_len, head_dim], of any strides.
-        key, value: [batch, heads, key_len, head_dim].
-        activation: φ, a name of `ACTIVATIONS`.
+        key, value: [batch, key_heads, key_len, head_dim]; key_heads divides heads, and query head h has those of
+            h // (heads / key_heads).
+        activation: φ, a name of `ACTIVATIONS`; or one of `SPARSE_DISTRIBUTIONS`, whose rows sum to 1 before the
+            division by c·n_i^α and which take no threshold.
         scale: a, a number or a tensor of one element; 1/√head_dim if None.
         threshold: θ, a number or a tensor of one element.
         length_exponent, length_coefficient: α, a number or a tensor of one element, and c > 0.
         key_padding_mask: bool [batch, key_len], True = real key; None if all are.
         is_causal: whether query i sees only the keys j ≤ i + causal_offset.
         causal_offset: None for key_len − query_len: the queries are the last tokens, as with a cache.
+        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees only the
+            keys j ≥ first_keys_i, and what it cannot see is skipped: i + causal_offset − w + 1 for windows of w keys,
+            the first place of its piece where a row is cut into pieces. None if there is no such bound.
+        normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
+            alone. A row whose sum is 0 gives 0.
+        power: p > 0 of the φ `"relu_power"`, relu(z)^p; in PyTorch alone where it is neither 1 nor 2.
         dropout: share of weights dropped, in [0, 1), drawn anew at each call from torch's random numbers.
-        return_stats: also return the `RowStatistics` of s.
+        return_stats: also return the `RowStatistics` of s; of `SPARSE_DISTRIBUTIONS` only without gradients.
 
     Returns:
         out, of the shape and dtype of the queries (with the width of the values), and the statistics if asked for.
@@ -213,10 +260,11 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    _check(query, key, value, key_padding_mask)
+    _check(query, key, value, key_padding_mask, first_keys)
     # in words that the compiler can trace
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
+    if activation not in known:
+        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(map(repr, known))}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a number in [0, 1)")
     if not length_coefficient > 0:
@@ -232,7 +280,7 @@ def rectified_attention(
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset) ** length_exponent
+        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset, first_keys) ** length_exponent
     output, *statistics = attention(
         query,
         key,
@@ -243,6 +291,9 @@ def rectified_attention(
         divisor=divisor,
         key_padding_mask=key_padding_mask,
         causal_offset=offset,
+        first_keys=first_keys,
+        normalizer=normalizer,
+        power=power,
         dropout=dropout,
         needed_statistics="all" if return_stats else "none",
     )
@@ -260,6 +311,9 @@ def attention(
     divisor: float | Tensor | None,
     key_padding_mask: Tensor | None,
     causal_offset: int | None,
+    first_keys: Tensor | None = None,
+    normalizer: str = "none",
+    power: float = 1.0,
     dropout: float = 0.0,
     needed_statistics: str = "none",
     may_write_out: bool = False,
@@ -267,7 +321,7 @@ def attention(
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, dropout: as there.
+        query, key, value, activation, scale, key_padding_mask, first_keys, normalizer, power, dropout: as there.
         threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
         divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
@@ -279,11 +333,33 @@ def attention(
     """
     query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
+    if not power > 0 or (activation != POWER and power != 1):
+        raise ValueError(
+            f"power is {power} with activation {activation!r}, but must be above 0, or 1 without {POWER!r}"
+        )
+    if activation == POWER and power in (1, 2):
+        activation, power = "relu" if power == 1 else "relu2", 1.0
+    is_sparse = activation in SPARSE_DISTRIBUTIONS
+    if is_sparse:
+        _check_sparse(activation, threshold, normalizer, needed_statistics, (query, key, scale))
+        activation, factor = rectified_form(activation)
+        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
+        may_write_out = False
     computation = choose_computation(query, value, activation, may_write_out=may_write_out, **options)
     if computation is None:
         return None
+    if normalizer not in ("none", "sum") or (normalizer == "sum" and activation not in NOT_NEGATIVE):
+        raise ValueError(
+            f"normalizer is {normalizer!r} with activation {activation!r}, but must be 'none', or 'sum' with one of "
+            f"{', '.join(map(repr, NOT_NEGATIVE))}"
+        )
+    if normalizer == "sum":  # which undoes every divisor; one of float16 keeps sums within its range
+        divisor = float(max(1, key.shape[2])) if query.dtype == torch.float16 else None
+        options["needed_statistics"] = "sums" if needed_statistics == "none" else needed_statistics
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
+    if is_sparse:
+        scale = factor * scale
     if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
         ones = key.new_ones(*key.shape[:-1], 1)
         query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
@@ -291,13 +367,31 @@ def attention(
         computation = choose_computation(query, value, activation, **options)
     if isinstance(threshold, Tensor):
         threshold = threshold.reshape(())
+    group = query.shape[1] // max(1, key.shape[1])
+    if group > 1:
+        query = _fold(query, group)
+        if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
+            divisor = divisor.repeat_interleave(group, 2)
+        first_keys = None if first_keys is None else first_keys.repeat_interleave(group, 1)
     if computation == "single_query":
         output = _attend_once(
-            query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor
+            query,
+            key,
+            value,
+            key_padding_mask,
+            causal_offset,
+            first_keys,
+            activation,
+            scale,
+            threshold,
+            divisor,
+            normalizer,
+            power,
         )
-        return output, None, None, None
+        return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
-    if not isinstance(divisor, Tensor | None) and can_scale_weights(activation, scale, threshold, query.dtype):
+    is_number = not is_sparse and not isinstance(divisor, Tensor | None)
+    if is_number and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
     options = PassOptions(
@@ -305,28 +399,71 @@ def attention(
         row_factors=None if divisor is None else _row_factors(divisor, query),
         key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
         seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
+        first_keys=first_keys,
         activation=activation,
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
         causal_offset=causal_offset,
+        rows_per_position=max(1, group),
+        power=power,
         **options,
     )
-    run = _Function.apply if _are_plain(query, key, value) else _operator
+    is_plain = _are_plain(query, key, value)
+    if is_sparse:
+        find = _find_thresholds if is_plain else _threshold_operator
+        options = options._replace(row_thresholds=find(query.detach(), key.detach(), computation, *options))
+    run = _Function.apply if is_plain else _operator
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
-    if needed_statistics == "none":
-        return output, None, None, None
+    if options.needed_statistics == "none":
+        return _unfold(output, group), None, None, None
     if divisor is not None:
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
         row_sums = row_sums / divisor
-    if needed_statistics == "sums":
-        return output, row_sums, None, None
-    if divisor is not None:
+    if needed_statistics == "all" and divisor is not None:
         log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
         weighted_logs = weighted_logs / divisor - row_sums * log_divisor
-    return output, row_sums, weighted_logs, nonzeros
+    if normalizer == "sum":
+        shares = _shares(row_sums)
+        output = (output * shares[..., None]).to(output.dtype)
+        if needed_statistics == "all":  # Σ w/t·log(w/t)
+            weighted_logs = weighted_logs * shares + shares.masked_fill(shares == 0, 1.0).log()
+        row_sums = (shares != 0).to(row_sums.dtype)
+    number = {"none": 0, "sums": 1, "all": 3}[needed_statistics]
+    statistics = (_unfold(rows, group) for rows in (row_sums, weighted_logs, nonzeros)[:number])
+    return _unfold(output, group), *statistics, *[None] * (3 - number)
+
+
+def _check_sparse(activation: str, threshold, normalizer: str, needed_statistics: str, inputs: tuple) -> None:
+    """Refuse what one of `SPARSE_DISTRIBUTIONS` does not know."""
+    if isinstance(threshold, Tensor) or threshold != 0 or normalizer != "none":
+        raise ValueError(
+            f"activation {activation!r} finds its thresholds and has sums of 1: threshold is {threshold}, but must be "
+            f"0, and normalizer is {normalizer!r}, but must be 'none'"
+        )
+    is_trained = any(isinstance(given, Tensor) and given.requires_grad for given in inputs)
+    if needed_statistics == "all" and is_trained and torch.is_grad_enabled():
+        raise ValueError(f"statistics of activation {activation!r} have no gradients: ask for them in torch.no_grad()")
+
+
+def _shares(row_sums: Tensor) -> Tensor:
+    """1/t, and 0 where t is."""
+    is_null = row_sums == 0
+    return row_sums.masked_fill(is_null, 1.0).reciprocal().masked_fill(is_null, 0.0)
+
+
+def _fold(states: Tensor, group: int) -> Tensor:
+    """Put the `group` heads of queries that share a head of keys side by side, as rows of each position in turn."""
+    return states.unflatten(1, (-1, group)).transpose(2, 3).flatten(2, 3)
+
+
+def _unfold(rows: Tensor, group: int) -> Tensor:
+    """Turn `_fold` back    [batch, heads, query_len, …], in memory [batch, query_len, heads, …]."""
+    if group <= 1:
+        return rows
+    return rows.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3).transpose(1, 2)
 
 
 def _refuse_tangents(*inputs: Tensor | float | None) -> None:
@@ -340,30 +477,59 @@ def _refuse_tangents(*inputs: Tensor | float | None) -> None:
         )
 
 
-def _attend_once(query, key, value, key_padding_mask, causal_offset, activation, scale, threshold, divisor) -> Tensor:
+def _attend_once(
+    query,
+    key,
+    value,
+    key_padding_mask,
+    causal_offset,
+    first_keys,
+    activation,
+    scale,
+    threshold,
+    divisor,
+    normalizer,
+    power,
+) -> Tensor:
     """Attend from a single query, as in decoding with a cache: one row of weights is nothing to save on."""
     scores = (query * scale) @ key.transpose(-1, -2)
     if isinstance(threshold, Tensor) or threshold:
         scores = scores - threshold
-    weights = activate(activation, scores)
+    weights = activate(activation, scores, power)
     if key_padding_mask is not None:
         weights = weights.masked_fill(~key_padding_mask[:, None, None], 0.0)
     if causal_offset is not None:
         is_future = torch.arange(key.shape[2], device=key.device) > causal_offset
         weights = weights.masked_fill(is_future, 0.0)
+    if first_keys is not None:
+        is_past = torch.arange(key.shape[2], device=key.device) < first_keys[:, None, :, None]
+        weights = weights.masked_fill(is_past, 0.0)
+    if normalizer == "sum":
+        weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
     return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
 
 
-def _key_counts(query: Tensor, key: Tensor, key_padding_mask: Tensor | None, causal_offset: int | None):
+def _key_counts(
+    query: Tensor,
+    key: Tensor,
+    key_padding_mask: Tensor | None,
+    causal_offset: int | None,
+    first_keys: Tensor | None,
+):
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
     key_len = key.shape[2]
-    if causal_offset is None and key_padding_mask is None:
+    if causal_offset is None and key_padding_mask is None and first_keys is None:
         return max(key_len, 1)
-    if causal_offset is None:
+    if causal_offset is None and first_keys is None:
         counts = key_padding_mask.sum(-1)[:, None]
     else:
-        seen = torch.arange(query.shape[2], device=query.device).add(causal_offset + 1).clamp(0, key_len)
-        counts = seen[None] if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))[:, seen]
+        offset = key_len if causal_offset is None else causal_offset
+        seen = torch.arange(query.shape[2], device=query.device).add(offset + 1).clamp(0, key_len)[None]
+        real = None if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))
+        counts = seen if real is None else real[:, seen[0]]
+        if first_keys is not None:
+            past = first_keys.long().clamp(0, key_len)
+            counts = counts - (past if real is None else real.gather(1, past.expand(len(real), -1)))
     return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
 
@@ -387,14 +553,15 @@ def _in_one_dtype(*states: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in states]
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, first_keys: Tensor | None
+) -> None:
     shapes = [list(states.shape) for states in (query, key, value)]
-    batch_and_heads = {tuple(shape[:2]) for shape in shapes}
-    fits = all(len(shape) == 4 for shape in shapes) and len(batch_and_heads) == 1
-    if not fits or query.shape[3] != key.shape[3] or key.shape[2] != value.shape[2]:
+    fits = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3] and shapes[0][0] == shapes[1][0]
+    if not fits or query.shape[1] % (key.shape[1] or query.shape[1] + 1) or query.shape[3] != key.shape[3]:
         raise ValueError(
             f"query, key and value are {shapes}, but must be [batch, heads, length, width] with the same batch and "
-            "heads, keys as wide as queries, and as many values as keys"
+            "heads, or heads of keys that divide those of queries, keys as wide as queries, and as many values as keys"
         )
     if not all(states.is_floating_point() for states in (query, key, value)):
         raise ValueError(f"query, key and value are {query.dtype}, {key.dtype}, {value.dtype}, but must be floats")
@@ -405,4 +572,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor |
         raise ValueError(
             f"key_padding_mask is {key_padding_mask.dtype} {list(key_padding_mask.shape)}, but must be torch.bool "
             f"{expected}, True = real key"
+        )
+    if first_keys is not None and (
+        first_keys.is_floating_point()
+        or first_keys.dtype == torch.bool
+        or list(first_keys.shape) not in ([1, query.shape[2]], [query.shape[0], query.shape[2]])
+    ):
+        raise ValueError(
+            f"first_keys is {first_keys.dtype} {list(first_keys.shape)}, but must be integers "
+            f"{[query.shape[0], query.shape[2]]} or {[1, query.shape[2]]}"
         )

@@ -70,6 +70,8 @@ OLDEST_CAPABILITY = (8, 0)  # Ampere: bfloat16, and shared memory for the smalle
 
 def _scale_can_wait(options: PassOptions, dtype: torch.dtype) -> bool:
     """Whether sums of unscaled weights can be scaled."""
+    if options.row_thresholds is not None:
+        return False
     threshold = options.threshold if options.learned_threshold is None else options.learned_threshold
     return can_scale_weights(options.activation, options.scale, threshold, dtype)
 
@@ -217,6 +219,9 @@ def _launch(
     row_factors, key_padding_mask = options.row_factors, options.key_padding_mask
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
+    first_keys = options.first_keys
+    if first_keys is not None:
+        first_keys = first_keys.clamp(0, key_len).to(torch.int32).contiguous()
     row_batches = 1 if row_factors is None else len(row_factors)
     tuner, tile = tuned_kernel(TuningCase.of(name, options, *states[:2], rows, is_affine)), {}
     kernel = tuner
@@ -233,12 +238,16 @@ def _launch(
             key_padding_mask,
             options.seed if _dropped_bytes(options) > 0 else None,
             options.learned_threshold,
+            first_keys,
+            None if options.row_thresholds is None else options.row_thresholds.contiguous(),
             (options.threshold, *numbers),
             heads,
             query_len,
             key_len,
             min(max(options.causal_offset or 0, -query_len), key_len),  # beyond that all or nothing is seen
+            options.rows_per_position,
             row_batches,
+            1 if first_keys is None else len(first_keys),
             _dropped_bytes(options),
             ACTIVATION=options.activation,
             IS_CAUSAL=options.causal_offset is not None,
@@ -290,7 +299,7 @@ class TuningCase(NamedTuple):
             device=query.device,
             buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
             has_rows=tuple(row is not None for row in rows),
-            has_options=tuple(part is not None for part in options[:4]),
+            has_options=tuple(part is not None for part in options[:6]),
             is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )

@@ -19,7 +19,7 @@ else:
 
 def jit(function: Callable) -> Callable:
     """`triton.jit`, compiled once for all lengths; without triton the bare function, so that this file loads."""
-    varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "drop_below"]
+    varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "first_batches", "drop_below"]
     return function if triton is None else triton.jit(function, do_not_specialize=varying)
 
 
@@ -28,6 +28,8 @@ def activated(scores, ACTIVATION: tl.constexpr):
     """φ(s)."""
     if ACTIVATION == "relu":
         weights = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "step":
+        weights = tl.where(scores > 0, 1.0, 0.0)
     elif ACTIVATION == "relu2":
         weights = tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
         weights = weights * weights
@@ -219,17 +221,41 @@ def _last_seen(key_padding_mask, batch, key_len):
 
 
 @jit
+def load_first_keys(first_keys, count, places, length):
+    """Load first keys of some rows of number `count`, 0 if there are none."""
+    numbers = tl.full(places.shape, 0, tl.int32)
+    if first_keys is not None:
+        numbers = tl.load(first_keys + count.to(tl.int64) * length + places, mask=places < length, other=0)
+    return numbers
+
+
+@jit
+def _rows_up_to(first_keys, count, key, length):
+    """How many rows of number `count` may see a key, by their first ones, which never decrease."""
+    number = 0
+    for start in tl.range(0, length, 1024):
+        rows = start + tl.arange(0, 1024)
+        sees = (load_first_keys(first_keys, count, rows, length) <= key) & (rows < length)
+        number += tl.sum(sees.to(tl.int32))
+    return number
+
+
+@jit
 def key_range(
     key_padding_mask,
+    first_keys,
+    first_batches,
+    query_len,
     batch,
     start,
     key_len,
     causal_offset,
+    rows_per_position,
     IS_CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Keys of the queries from `start` on: up to the first number in whole tiles, up to the second in the last ones.
+    """Keys of the queries from `start` on: from the first number to the second in whole tiles, then to the third.
 
     Whole tiles need neither bounds nor a causal mask. There is always a last one, even where nothing may be seen.
     """
@@ -238,37 +264,50 @@ def key_range(
         end = _last_seen(key_padding_mask, batch, key_len)
     common = end - 1
     if IS_CAUSAL:
-        common = tl.minimum(common, start + causal_offset + 1)
-        end = tl.minimum(end, start + causal_offset + QUERIES)
+        common = tl.minimum(common, start // rows_per_position + causal_offset + 1)
+        end = tl.minimum(end, (start + QUERIES - 1) // rows_per_position + causal_offset + 1)
     whole = tl.maximum(common, 0) // KEYS * KEYS
     end = tl.maximum(end, 1)
     tl.assume(whole < end)
-    return whole, end
+    begin = 0
+    if first_keys is not None:
+        row = (batch % first_batches).to(tl.int64) * query_len + start
+        begin = tl.minimum(tl.load(first_keys + row) // KEYS * KEYS, whole)
+    return begin, whole, end
 
 
 @jit
 def query_range(
     key_padding_mask,
+    first_keys,
+    first_batches,
+    batch,
     seen,
     start,
     query_len,
     causal_offset,
+    rows_per_position,
     IS_CAUSAL: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Tiles of the queries of the keys from `start` on: the first, the first whole one, and the last.
+    """Tiles of the queries of the keys from `start` on: the first, the first whole one, where these end, and the last.
 
     Whole tiles need neither bounds nor a causal mask. The last is none of them, and always there.
     """
     last = tl.maximum(query_len - 1, 0) // QUERIES
     first, first_whole = 0, 0
     if IS_CAUSAL:
-        first = tl.minimum(tl.maximum(start - causal_offset, 0) // QUERIES, last)
-        first_whole = tl.minimum(tl.cdiv(tl.maximum(start + KEYS - 1 - causal_offset, 0), QUERIES), last)
+        first = tl.minimum(tl.maximum(start - causal_offset, 0) * rows_per_position // QUERIES, last)
+        common = tl.maximum(start + KEYS - 1 - causal_offset, 0) * rows_per_position
+        first_whole = tl.minimum(tl.cdiv(common, QUERIES), last)
     if key_padding_mask is not None:
         is_hidden = tl.max(seen.to(tl.int32)) == 0
         first = tl.where(is_hidden, last, first)
         first_whole = tl.where(is_hidden, last, first_whole)
     tl.assume(first <= first_whole)
-    return first, first_whole, last
+    stop = last
+    if first_keys is not None:
+        number = _rows_up_to(first_keys, batch % first_batches, start + KEYS - 1, query_len)
+        stop = tl.minimum(tl.cdiv(number, QUERIES), last)
+    return first, first_whole, stop, last

@@ -7,7 +7,7 @@ tiles of queries. No two programs write to one place, so nothing is added atomic
 
 All take the tensors [batch, heads, length, head_dim] as `states`, their first three strides in one row as `strides`
 (the last is 1), float32 [batch · heads, query_len] or None for each row statistic, r [batch or 1, query_len] and the
-key mask [batch, key_len] as dense rows, or None.
+key mask [batch, key_len] as dense rows, or None; likewise first keys int32 [batch or 1, query_len] and θ of each row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .triton_functions import (
     is_kept,
     jit,
     key_range,
+    load_first_keys,
     load_row,
     load_tile,
     log_of,
@@ -42,12 +43,16 @@ def forward_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
+    first_keys,
+    row_thresholds,
     numbers,
     heads,
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
+    first_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -78,11 +83,27 @@ def forward_kernel(
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[:, None]
+    if row_thresholds is not None:
+        threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
+    begin, whole, end = key_range(
+        key_padding_mask,
+        first_keys,
+        first_batches,
+        query_len,
+        batch,
+        start,
+        key_len,
+        causal_offset,
+        rows_per_position,
+        IS_CAUSAL,
+        QUERIES,
+        KEYS,
+    )
     # the last tiles go first: a loop that may do nothing must not be the one that begins with sums of 0, or the
     # assembler lets every matrix product wait for the one before (its note C7515)
     for phase in tl.static_range(2):
-        for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
+        for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
             key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
@@ -95,7 +116,9 @@ def forward_kernel(
             else:
                 weights = activated(scores, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                weights = tl.where(keys[None, :] <= rows[:, None] + causal_offset, weights, 0.0)
+                weights = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, weights, 0.0)
+            if first_keys is not None:
+                weights = tl.where(keys[None, :] >= lower, weights, 0.0)
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
                 row_sum += tl.sum(weights, 1)
@@ -127,12 +150,16 @@ def key_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
+    first_keys,
+    row_thresholds,
     numbers,
     heads,
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
+    first_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -160,11 +187,22 @@ def key_kernel(
     value_tile = load_tile(value, start, strides[8], seen, HEAD_DIM, PADDED_DIM, KEYS)
     grad_key_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
-    first, first_whole, last = query_range(
-        key_padding_mask, seen, start, query_len, causal_offset, IS_CAUSAL, QUERIES, KEYS
+    first, first_whole, stop, last = query_range(
+        key_padding_mask,
+        first_keys,
+        first_batches,
+        batch,
+        seen,
+        start,
+        query_len,
+        causal_offset,
+        rows_per_position,
+        IS_CAUSAL,
+        QUERIES,
+        KEYS,
     )
     for phase in tl.static_range(2):  # tiles with an edge, then whole ones, as in the forward pass
-        for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else last):
+        for step in tl.range(first if phase == 0 else first_whole, first_whole + 1 if phase == 0 else stop):
             tile = step
             if phase == 0:
                 tile = tl.where(step < first_whole, step, last)
@@ -176,15 +214,20 @@ def key_kernel(
             grad_tile = load_tile(grad_output, tile * QUERIES, strides[11], is_row, HEAD_DIM, PADDED_DIM, QUERIES)
             scores = tl.dot(key_tile, tl.trans(query_tile), input_precision=PRECISION)
             grads = tl.dot(value_tile, tl.trans(grad_tile), input_precision=PRECISION)
-            if IS_AFFINE:
+            if row_thresholds is not None:
+                scores = scores * scale - load_row(row_thresholds, place, rows, query_len)[None, :]
+            elif IS_AFFINE:
                 scores = scores * scale - threshold
             weights = activated(scores, ACTIVATION)
             factors = load_row(row_factors, batch % row_batches, rows, query_len)[None, :]
             passed = weights * factors
             grads *= factors
             if IS_CAUSAL and phase == 0:
-                is_visible = keys[:, None] <= rows[None, :] + causal_offset
+                is_visible = keys[:, None] <= rows[None, :] // rows_per_position + causal_offset
                 passed = tl.where(is_visible, passed, 0.0)
+            if first_keys is not None:
+                lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[None, :]
+                passed = tl.where(keys[:, None] >= lower, passed, 0.0)
             if seed is not None:
                 kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
@@ -196,6 +239,8 @@ def key_kernel(
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 grads = tl.where(is_visible, grads, 0.0)
+            if first_keys is not None:
+                grads = tl.where(keys[:, None] >= lower, grads, 0.0)
             grad_key_tile = tl.dot(grads.to(query_tile.dtype), query_tile, grad_key_tile, input_precision=PRECISION)
     grad_key_tile = tl.where(seen[:, None], grad_key_tile * grad_scale, 0.0)
     grad_value_tile = tl.where(seen[:, None], grad_value_tile * value_scale, 0.0)
@@ -212,12 +257,16 @@ def query_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
+    first_keys,
+    row_thresholds,
     numbers,
     heads,
     query_len,
     key_len,
     causal_offset,
+    rows_per_position,
     row_batches,
+    first_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -248,9 +297,25 @@ def query_kernel(
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
-    whole, end = key_range(key_padding_mask, batch, start, key_len, causal_offset, IS_CAUSAL, QUERIES, KEYS)
+    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[:, None]
+    if row_thresholds is not None:
+        threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
+    begin, whole, end = key_range(
+        key_padding_mask,
+        first_keys,
+        first_batches,
+        query_len,
+        batch,
+        start,
+        key_len,
+        causal_offset,
+        rows_per_position,
+        IS_CAUSAL,
+        QUERIES,
+        KEYS,
+    )
     for phase in tl.static_range(2):  # the last tiles, then whole ones, as in the forward pass
-        for first in tl.range(whole if phase == 0 else 0, end if phase == 0 else whole, KEYS):
+        for first in tl.range(whole if phase == 0 else begin, end if phase == 0 else whole, KEYS):
             keys = first + tl.arange(0, KEYS)
             seen = find_seen_keys(key_padding_mask, batch, keys, key_len, phase == 1)
             key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
@@ -269,7 +334,9 @@ def query_kernel(
                 grads += kept_share * row_grad_of(row_sum_grad, weighted_log_grad, weights)
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
-                grads = tl.where(keys[None, :] <= rows[:, None] + causal_offset, grads, 0.0)
+                grads = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, grads, 0.0)
+            if first_keys is not None:
+                grads = tl.where(keys[None, :] >= lower, grads, 0.0)
             if grad_rows is not None:
                 if row_sum_grads is not None:
                     grads = tl.where(seen[None, :], grads, 0.0)

@@ -374,7 +374,10 @@ def _render(context: dict[str, Any], task: Task) -> str:
         autoescape=False,
         finalize=escape,  # whatever is not marked as safe
     )
-    environment.filters["python"] = repr  # a text in code; JSON for pages would spell its apostrophes
-    environment.filters |= {"paragraph": paragraph, "row": row}
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    environment.filters |= {"paragraph": paragraph, "row": row, "python": _in_code}
     return environment.get_template("card.md").render(context)
+
+
+def _in_code(text: Any) -> Markup:
+    """A text as Python code spells it."""
+    return Markup(json.dumps(str(text), ensure_ascii=False))

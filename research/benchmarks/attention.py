@@ -84,6 +84,27 @@ def fused(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal
     return rectified_attention(query, key, value, key_padding_mask=real, is_causal=causal, **options)
 
 
+def windowed(
+    query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool, window: int = 256
+) -> Tensor:
+    """Ours, of which each query sees so many keys before it, and as many behind it if that is allowed."""
+    places = torch.arange(query.shape[2], device=query.device)[None]
+    options = {"first_keys": places - window, "is_causal": True, "causal_offset": 0 if causal else window}
+    return rectified_attention(query, key, value, key_padding_mask=real, length_exponent=1.0, **options)
+
+
+def grouped(attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, *others) -> Tensor:
+    """An attention of which four heads of queries share a head of keys."""
+    return attend(query, key[:, ::4], value[:, ::4], *others)
+
+
+def sdpa_grouped(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, causal: bool) -> Tensor:
+    """`sdpa` of such heads, by PyTorch's own option."""
+    mask = None if real is None else dense_mask(query, key, real, causal)
+    options = {"is_causal": causal and real is None, "enable_gqa": True}
+    return functional.scaled_dot_product_attention(query, key, value, mask, **options)
+
+
 def blocks(*inputs, **options) -> Tensor:
     """Run the attention without compiled code."""
     with mock.patch.object(computation, "native", None):
@@ -133,6 +154,13 @@ def candidates(options: argparse.Namespace) -> dict[str, Callable[..., Tensor]]:
         "fused relu, dropout": partial(fused, dropout=0.1),
         "fused relu, 12 % non-zero": partial(fused, threshold=1.175),  # of scores that are normally distributed
         "blocks relu": blocks,
+        "fused relu, sum": partial(fused, normalizer="sum"),
+        "fused relu, window": windowed,
+        "fused relu, grouped": partial(grouped, fused),
+        "sdpa grouped": partial(grouped, sdpa_grouped),
+        "fused sparsemax": partial(fused, activation="sparsemax", length_exponent=0.0),
+        "fused entmax15": partial(fused, activation="entmax15", length_exponent=0.0),
+        "blocks entmax15": partial(blocks, activation="entmax15", length_exponent=0.0),
         "fused relu2": partial(fused, activation="relu2"),
         "fused gelu": partial(fused, activation="gelu"),
         "eager relu": partial(eager, activation="relu"),

@@ -172,3 +172,14 @@ def test_everything_compiles(compile_for_hopper, name, activation, dtype):
     options = draw_options(query, key, dropout=0.1, seed=torch.tensor([1]))
     tile = TILES[name]["float32" if dtype == torch.float32 else 64][-1]
     assert compile_for_hopper(name, tile, (query, key, *others), activation=activation, **options).asm["cubin"]
+
+
+@needs_triton
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+@pytest.mark.parametrize("name", TILES)
+def test_windows_and_thresholds_of_rows_compile(compile_for_hopper, name, activation):
+    query, key, *others = draw(2, 1, 48, 80, 64, torch.bfloat16)
+    rows = {"first_keys": torch.arange(48)[None] // 3, "row_thresholds": torch.zeros(2, 1, 48)}
+    options = {**draw_options(query, key, dropout=0.1, seed=torch.tensor([1])), **rows, "rows_per_position": 3}
+    states = (query, key, *others)
+    assert compile_for_hopper(name, TILES[name][64][-1], states, activation=activation, **options).asm["cubin"]

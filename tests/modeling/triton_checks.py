@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import reference
+from builders.attention_calls import check_call, draw_call
 from builders.triton_inputs import (
     ACTIVATIONS,
     SHARE,
@@ -24,8 +25,8 @@ from builders.triton_inputs import (
     visible_keys,
 )
 from reluformers import rectified_attention
+from reluformers_kernels import SPARSE_DISTRIBUTIONS, triton_attention
 from reluformers_kernels import fused_attention as fused
-from reluformers_kernels import triton_attention
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.triton_attention import triton_backward, triton_forward
 
@@ -306,3 +307,11 @@ def test_fake_tensors_are_laid_out_like_the_true_ones(computation, needed):
     sums = torch.rand(2, 3, 5) if needed == "all" else None
     inputs = (grad_output, sums, None, *inputs)
     torch.library.opcheck(fused._backward_operator, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("activations", [ACTIVATIONS, SPARSE_DISTRIBUTIONS], ids=["elementwise", "sparse"])
+@pytest.mark.parametrize("seed", range(14))
+def test_shared_keys_and_windows(seed, activations, monkeypatch):
+    monkeypatch.setattr(fused, "choose_computation", lambda *call, **options: "triton")
+    torch.manual_seed(seed)
+    check_call(*draw_call(seed, torch.float32, activations, lengths=(1, 5, 17, 70)))
