@@ -841,23 +841,22 @@ def fused_attention(
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
-    elif (
-        mask.query_len > 1
-        and mask.is_structured
-        and attention.activation in SHARED_ACTIVATIONS
-        and mask.first_keys is None
-        and attention.normalizer == "none"
-    ):
+    elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
+        return softmax1_attention(*arguments)
+    elif mask.query_len > 1 and mask.is_structured and is_fused(attention.activation, statistics):
+        is_distribution = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
         found = kernels.attention(
             query,
-            repeat_heads(key, query),
-            repeat_heads(value, query),
+            key,
+            value,
             activation=attention.activation,
             scale=formula.scaling,
-            threshold=formula.current_threshold(mask, query),
+            threshold=0.0 if is_distribution else formula.current_threshold(mask, query),
             divisor=formula.length_divisor(mask, query.dtype),
+            normalizer=attention.normalizer,
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
+            first_keys=mask.first_keys,
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
@@ -882,6 +881,12 @@ def find_shared_activations() -> frozenset[str]:
 
 
 SHARED_ACTIVATIONS = find_shared_activations()
+SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
+
+
+def is_fused(activation: str, statistics: str) -> bool:
+    """Whether the installed library computes an attention with this φ and these statistics."""
+    return activation in SHARED_ACTIVATIONS or (activation in SPARSE_DISTRIBUTIONS and statistics == "none")
 
 
 def attention_in_blocks(
@@ -929,6 +934,38 @@ def softmax_attention(
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
         rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
     return output.transpose(1, 2), None, rows
+
+
+def softmax1_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """Softmax with one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)).
+
+    The key comes first, and a query before the others sees it alone: so causality stays causality.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
+    last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
+    query = torch.cat([query, last.to(query.dtype)], dim=-1)
+    key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
+    key[:, :, 0, -1] = 1
+    value = functional.pad(value, (0, 1, 1, 0))
+    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
+    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    dense = None if is_causal or mask.dense is None else functional.pad(mask.dense, (1, 0), value=True)
+    output = functional.scaled_dot_product_attention(
+        functional.pad(query, (0, 0, 1, 0)) if is_causal else query,
+        key,
+        value,
+        dense,
+        dropout_p=formula.dropout,
+        is_causal=is_causal,
+        scale=formula.scaling,
+    )[:, :, int(is_causal) :, :-1]
+    divisor = formula.length_divisor(mask, query.dtype)
+    if divisor is not None:
+        output = (output / divisor).to(output.dtype)
+    return output.transpose(1, 2), None, None
 
 
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}

@@ -134,14 +134,6 @@ ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
     "relu-vit": {"activation": "relu", "length_exponent": 1.0},
     # positive weights that sum to 1 (arXiv 2501.13428: the sum is what matters of softmax)
     "relu-sum": {"activation": "relu", "normalizer": "sum"},
-    # threshold rectified attention (arXiv 2601.12145)
-    "tda": {
-        "score": "cosine",
-        "scale": 1.0,
-        "activation": "relu2",
-        "threshold": 1.0,
-        "threshold_form": "sqrt_log_length",
-    },
     "sparsemax": {"activation": "sparsemax"},
     "entmax15": {"activation": "entmax15"},
 }
