@@ -14,7 +14,7 @@ BUILT = native.usable_instruction_sets() if native is not None and native.is_ava
 @pytest.fixture(params=["blocks", *BUILT])
 def computed_by(request, monkeypatch, threads) -> str:
     """Blocks in PyTorch, so small that even tiny inputs take many, or compiled code."""
-    threads(2)
+    threads(1)
     if request.param == "blocks":
         monkeypatch.setattr(computation, "native", None)
         sizes = {"_ELEMENTS": 2000, "_ROWS": 7, "_CAUSAL_ROWS": 3, "_CAUSAL_PARTS": 4, "_KEYS": 11}
@@ -29,7 +29,7 @@ def activations_of(computed_by: str) -> tuple[str, ...]:
     return ACTIVATIONS if computed_by == "blocks" else native.ACTIVATIONS
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_values_statistics_and_gradients(seed, computed_by):
     torch.manual_seed(seed)
     dtypes = (torch.float32, torch.bfloat16, *[torch.float64] * (computed_by == "blocks"))
@@ -63,10 +63,10 @@ def test_keys_from_a_first_one_on(kind, threshold, computed_by):
     check_call(states, options)
 
 
-@pytest.mark.parametrize("threads_used", [1, 5])
+@pytest.mark.parametrize("threads_used", [2, 5])
 def test_outputs_with_a_window_do_not_depend_on_threads(threads_used, computed_by, threads):
-    states = [torch.randn(1, 2, 700, 8) for _ in range(3)]
-    options = {"is_causal": True, "first_keys": torch.arange(700)[None] - 100}
+    states = [torch.randn(1, 2, 520, 8) for _ in range(3)]
+    options = {"is_causal": True, "first_keys": torch.arange(520)[None] - 100}
     expected = rectified_attention(*states, **options)
     threads(threads_used)
     torch.testing.assert_close(rectified_attention(*states, **options), expected, rtol=0, atol=1e-6)
@@ -82,14 +82,14 @@ def test_a_single_query_sees_its_window(computed_by):
 
 
 @pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_sparse_distributions(seed, activation, computed_by):
     torch.manual_seed(seed)
     dtypes = (torch.float32, torch.bfloat16, *[torch.float64] * (computed_by == "blocks"))
     check_call(*draw_call(seed, dtypes[seed % len(dtypes)], (activation,), lengths=(1, 5, 17, 40)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_powers(seed, computed_by):
     torch.manual_seed(seed)
     dtypes = (torch.float64, torch.float32, torch.bfloat16)
