@@ -6,7 +6,8 @@
     build/torch-cuda            the same code, ready to load
     build/torch-stable-abi…     and with what setup.py compiled of native/ on this machine, for processors
 
-The package in it has `rectified_attention`, and `native` for `RELUFORMERS_KERNELS`. It needs transformers.
+The package in it has `rectified_attention`, `native` for `RELUFORMERS_KERNELS`, and functions for the models of
+transformers: `attn_implementation="OWNER/reluformers-attention@v3:relu_attention"`. It needs transformers.
 """
 
 import argparse
@@ -40,8 +41,23 @@ INIT = '''"""Attention with an elementwise activation instead of softmax, exact 
 
 from . import native
 from .fused_attention import rectified_attention
+from .interface import (
+    entmax15_attention,
+    relu_attention,
+    relu_sum_attention,
+    reluformer_attention,
+    sparsemax_attention,
+)
 
-__all__ = ["native", "rectified_attention"]
+__all__ = [
+    "entmax15_attention",
+    "native",
+    "rectified_attention",
+    "relu_attention",
+    "relu_sum_attention",
+    "reluformer_attention",
+    "sparsemax_attention",
+]
 '''
 
 

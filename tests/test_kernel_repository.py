@@ -8,7 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import flash_attention_mask
 
+from any_model.test_by_name import build, inputs, real_part
 from reluformers.errors import UserError
 from reluformers_kernels import compiled
 
@@ -88,3 +91,36 @@ def test_kernels_loads_the_repository(repository, monkeypatch):
     monkeypatch.setenv(compiled.KERNELS_VARIABLE, "owner/name")
     monkeypatch.setenv("LOCAL_KERNELS", f"owner/name={repository}")
     assert compiled._find_native() is package.native
+
+
+@pytest.mark.parametrize(
+    "name", ["relu_attention", "relu_sum_attention", "reluformer_attention", "entmax15_attention"]
+)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "modernbert", "vit"])
+def test_models_of_transformers_take_its_functions_with_the_masks_of_flash_attention(
+    repository, kind, name, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "reluformers_native", None)
+    package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_interface")
+    AttentionInterface.register("of_the_repository", getattr(package, name))
+    AttentionMaskInterface.register("of_the_repository", flash_attention_mask)
+    for padding in ("left", "none"):
+        batch = inputs(kind, padding)
+        found, expected = (build(kind, one)(**batch).logits for one in ("of_the_repository", name))
+        torch.testing.assert_close(real_part(found, batch), real_part(expected, batch), rtol=1e-3, atol=1e-3)
+    if kind in ("llama", "mistral"):
+        options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+        tokens = [build(kind, one).generate(**inputs(kind), **options) for one in ("of_the_repository", name)]
+        assert torch.equal(*tokens)
+    if kind == "llama":
+        positions = torch.cat([torch.arange(5), torch.arange(8)])[None]
+        packed = {"input_ids": batch["input_ids"][:1], "position_ids": positions, "use_cache": False}
+        found, expected = (build(kind, one)(**packed).logits for one in ("of_the_repository", name))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_what_its_functions_do_not_know_is_an_error(repository):
+    package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_errors")
+    states = torch.randn(3, 1, 2, 5, 8)
+    with pytest.raises(ValueError, match="s_aux"):
+        package.relu_attention(torch.nn.Linear(1, 1), *states, None, s_aux=torch.zeros(2))

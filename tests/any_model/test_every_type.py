@@ -14,7 +14,7 @@ SOME = [
     "modernbert",
     "pegasus",
     "vit",
-    "clip",
+    "clip_vision_model",
     "hubert",
     "deberta",
 ]

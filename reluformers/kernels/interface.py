@@ -1,0 +1,96 @@
+"""Attentions of the interface of transformers, for a repository of `kernels`: `attn_implementation="owner/repo:NAME"`.
+
+transformers gives such functions a mask of real keys, [batch, key_len] or None, and windows and positions by keyword;
+all follows from these. Where the library is installed, its own names take more: see docs/any-model.md.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .fused_attention import rectified_attention
+
+# keywords that mean nothing here, beside those that begin with output_
+_FOR_OTHERS = {
+    *(
+        "use_cache",
+        "cache_position",
+        "return_dict",
+        "deterministic",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+    ),
+    *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
+}
+
+
+def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        position_ids: Tensor | None = None,
+        **keywords: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend; output [batch, query_len, heads, head_dim].
+
+        Raises:
+            ValueError: the model asks for something that this attention has not.
+        """
+        unknown = {
+            name
+            for name, given in keywords.items()
+            if given is not None and name not in _FOR_OTHERS and not name.startswith("output_")
+        }
+        if getattr(getattr(module, "config", None), "attention_chunk_size", None):
+            unknown.add("attention_chunk_size")
+        if unknown or (attention_mask is not None and attention_mask.dim() != 2):
+            raise ValueError(
+                f"this model gives its attention {', '.join(sorted(unknown)) or 'a ready mask'}: not known here"
+            )
+        if attention_mask is not None:  # a static cache has more places than tokens
+            key, value = (states[:, :, : attention_mask.shape[1]] for states in (key, value))
+        query_len, key_len = query.shape[2], key.shape[2]
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        offset = key_len - query_len
+        places = torch.arange(query_len, device=query.device)[None] + offset
+        first_keys = None
+        if sliding_window is not None:
+            first_keys = places - sliding_window + 1
+            is_causal, offset = True, offset if is_causal else offset + sliding_window - 1
+        elif is_causal and offset == 0 and attention_mask is None and getattr(position_ids, "ndim", 0) == 2:
+            # pieces of a packed row begin where positions do not go on
+            starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=1) != 1
+            first_keys = torch.where(starts, places, 0).cummax(1).values
+        output = rectified_attention(
+            query,
+            key,
+            value,
+            scale=scaling,
+            key_padding_mask=None if attention_mask is None else attention_mask.bool(),
+            is_causal=is_causal,
+            causal_offset=offset if is_causal else None,
+            first_keys=first_keys,
+            dropout=dropout if module.training else 0.0,
+            **fields,
+        )
+        return output.transpose(1, 2), None
+
+    return attention
+
+
+relu_attention = _attention_of(activation="relu", length_exponent=1.0)
+relu_sum_attention = _attention_of(activation="relu", normalizer="sum")
+reluformer_attention = _attention_of(activation="relu", length_exponent=0.5, length_coefficient=0.5**0.5)
+sparsemax_attention = _attention_of(activation="sparsemax")
+entmax15_attention = _attention_of(activation="entmax15")
