@@ -27,7 +27,19 @@ except ImportError:
     _active_collector = None
 
 # models whose own code computes with the mask
-_DENSE_MASKS = {"doge", "t5gemma2", "t5gemma2_encoder", "t5gemma2_decoder", "t5gemma2_text", "lasr_encoder"}
+_DENSE_MASKS = {
+    *(
+        "axk2",
+        "colpali",
+        "deepseek_v32",
+        "doge",
+        "glm_moe_dsa",
+        "lasr_encoder",
+        "mistral_large4",
+        "mistral_large4_text",
+    ),
+    *("molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
+}
 # keywords of the models that the mask has said already, and those that are for other kernels or for the model
 _SAID_BY_THE_MASK = {"sliding_window", "position_ids", "max_length_q", "max_length_k", "cu_seq_lens_k"}
 _FOR_OTHERS = {  # and all that begins with output_
@@ -160,7 +172,7 @@ def make_mask(
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
     if parts is None:
-        given = sdpa_mask(
+        return sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -172,7 +184,6 @@ def make_mask(
             config=config,
             **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
-        return given if is_dense else AttentionMask(q_length, kv_length, device, given=given)
     positions = torch.arange(q_length, device=device) + q_offset
     causal_offset, first_keys = None, []
     for name, values in parts:
@@ -265,8 +276,10 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
     for name, value in keywords.items():
         if value is None or name in _FOR_OTHERS | _SAID_BY_THE_MASK or name.startswith("output_"):
             continue
+        if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
+            continue
         if name == "cu_seq_lens_q":
-            if not isinstance(mask, AttentionMask) or (mask.first_keys is None and mask.given is None):
+            if isinstance(mask, AttentionMask) and mask.first_keys is None:
                 raise ValueError(
                     "cu_seq_lens_q without position_ids: rows are packed, but the mask does not say where"
                 )

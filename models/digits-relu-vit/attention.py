@@ -443,7 +443,12 @@ class AttentionMask:
     first_keys: Tensor | None = None
     given: Tensor | None = None
 
-    ndim = 4  # models of transformers ask a ready mask
+    ndim = 4  # models of transformers ask a ready mask for it, and for its shape
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """That of the mask made dense, with 1 for batch and heads."""
+        return 1, 1, self.query_len, self.key_len
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length

@@ -59,6 +59,8 @@ def examine(model_type: str) -> Found:
             with torch.no_grad():
                 _output(model, inputs)
             break
+        except TimeoutError:
+            raise
         except Exception as error:  # whatever a model raises that was made too small, or wants other inputs
             model, why = None, why or f"{type(error).__name__}: {error}"
     if model is None:
@@ -76,6 +78,8 @@ def examine(model_type: str) -> Found:
     InterfaceAttention.forward = noting
     try:
         output, gradients = _with_gradients(model, inputs)
+    except TimeoutError:
+        raise
     except Exception as error:
         return Found("wrong", f"{type(error).__name__}: {error}", files)
     finally:
@@ -85,6 +89,8 @@ def examine(model_type: str) -> Found:
     model.set_attn_implementation("written_relu")
     try:
         expected, expected_gradients = _with_gradients(model, inputs)
+    except TimeoutError:
+        raise
     except Exception as error:
         return Found("untried", f"the written-out form raises {type(error).__name__}: {error}", files)
     if not (output - expected).norm() <= TOLERANCE * expected.norm():

@@ -26,11 +26,11 @@ def register_written_out(
         hidden = torch.zeros(1, 1, query_len, key_len, dtype=torch.bool)
         mask = attention_mask
         if mask is not None:
-            hidden = mask[..., :key_len] < -1e4
+            hidden = mask[..., :key_len] <= -1e4
             scores = scores + torch.where(hidden, 0.0, mask[..., :key_len])
         if position_bias is not None:
-            scores = scores + torch.where(position_bias < -1e4, 0.0, position_bias)
-            hidden = hidden | (position_bias < -1e4)
+            scores = scores + torch.where(position_bias <= -1e4, 0.0, position_bias)
+            hidden = hidden | (position_bias <= -1e4)
         if phi == "softmax":
             largest = torch.where(hidden, -1e6, scores).amax(-1, keepdim=True).detach()
             powers = torch.where(hidden, 0.0, torch.exp(torch.where(hidden, largest, scores) - largest))
