@@ -65,11 +65,11 @@ test-oldest:  ## the test suite on the oldest supported versions
 test-newest:  ## the test suite on the newest release of every package
 	$(MAKE) pytest VENV=.venv-newest CONSTRAINTS=constraints-newest.txt
 
-demo: $(SETUP)  ## train a small ReLUFormer, score it, save it and translate TEXT with the saved folder
+demo: $(SETUP)  ## train a small ReLUFormer from nothing, score it, save it and translate TEXT with it
 	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)
 
-translate: $(SETUP)  ## translate TEXT with the folder that `make demo` saved
-	@$(VENV)/bin/python scripts/demo.py --saved $(TEXT_OPTION)
+translate: $(SETUP)  ## translate TEXT from English to German with models/tatoeba-en-de
+	@$(VENV)/bin/python -m reluformers translate -- "$${TEXT-I don't know where he lives.}"
 
 # A model of the Hub is downloaded, so here the network is allowed. ./ says that runs/demo is a folder and nobody's model
 # on the Hub. The file is run as a Space runs it: nothing is imported before it says what it loads.

@@ -196,5 +196,5 @@ def test_make_hands_text_on_untouched(tmp_path, way, target):
         check=True,
     )
     lines = process.stdout.splitlines()
-    assert lines[0] == "scripts/demo.py"
-    assert lines[-1] == f"--text={AWKWARD_TEXT}"
+    assert lines[0] == ("scripts/demo.py" if target == "demo" else "-m")
+    assert lines[-1] == (f"--text={AWKWARD_TEXT}" if target == "demo" else AWKWARD_TEXT)
