@@ -45,6 +45,7 @@ _SAID_BY_THE_MASK = {"sliding_window", "position_ids", "max_length_q", "max_leng
 _FOR_OTHERS = {  # and all that begins with output_
     *("use_cache", "cache_position", "return_dict", "deterministic"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
+    *("grid_thw", "image_grid_thw"),
 }
 _LOWEST = -1e4  # an additive mask below it hides a key, also in half precision
 

@@ -45,7 +45,10 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
     ),
-    **dict.fromkeys(("git", "gemma4_audio"), "its own code adds masks to numbers"),
+    **dict.fromkeys(
+        ("git", "gemma4_audio", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
+        "its own code computes with the mask",
+    ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
 }
 

@@ -54,15 +54,25 @@ def examine(model_type: str) -> Found:
     model, why = None, ""
     for widths in (True, False):
         try:
-            model = build(model_type, widths)
-            inputs = inputs_of(model)
-            with torch.no_grad():
-                _output(model, inputs)
-            break
+            candidate = build(model_type, widths)
         except TimeoutError:
             raise
-        except Exception as error:  # whatever a model raises that was made too small, or wants other inputs
-            model, why = None, why or f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever a model raises that was made too small
+            why = why or f"{type(error).__name__}: {error}"
+            continue
+        for inputs in inputs_of(candidate):
+            try:
+                with torch.no_grad():
+                    _output(candidate, inputs)
+            except TimeoutError:
+                raise
+            except Exception as error:  # or that wants other inputs
+                why = why or f"{type(error).__name__}: {error}"
+                continue
+            model = candidate
+            break
+        if model is not None:
+            break
     if model is None:
         return Found("untried", why)
     try:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,7 +70,6 @@ SIZES: dict[str, Any] = {
     "num_channels": 3,
     "n_group": 1,
     "topk_group": 1,
-    "num_mel_bins": 8,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
@@ -127,8 +127,8 @@ def _has_sections(config: PreTrainedConfig) -> bool:
 
 
 def model_types() -> list[str]:
-    """Every model type of the installed transformers."""
-    return sorted(CONFIG_MAPPING)
+    """Every model type of the installed transformers, without those of this library."""
+    return sorted(name for name in CONFIG_MAPPING if CONFIG_MAPPING[name].__module__.startswith("transformers."))
 
 
 def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -172,35 +172,60 @@ def spread(model: PreTrainedModel) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
-def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Inputs of two rows, the second of which is padded on the left where it is text."""
+def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
+    """Inputs that the model may take, the likeliest first; of text two rows, the second padded on the left."""
     generator = torch.Generator().manual_seed(1)
     arguments = inspect.signature(model.forward).parameters
+    required = [
+        name for name, one in arguments.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    config, main = model.config, model.main_input_name
+    main = main if isinstance(main, str) else main[0]
+    vision = getattr(config, "vision_config", config)
+
+    def number(default: int, *names: str) -> int:
+        found = next((getattr(vision, name, None) for name in names if getattr(vision, name, None)), default)
+        return found[0] if isinstance(found, list | tuple) else found
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
+    bins = number(
+        8, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim"
+    )
+    frames = 2 * number(32, "max_source_positions")
     text = {"input_ids": torch.randint(3, 90, (2, LENGTH), generator=generator)}
     if "attention_mask" in arguments:
         text["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
         text["attention_mask"][1, :3] = 0
-    config = model.config
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", 16) or 16
-    size = size if isinstance(size, int) else size[0]
-    channels = getattr(vision, "num_channels", 3) or 3
-    frames_of = [config.num_frames] if getattr(config, "num_frames", None) else []
-    bins = next((getattr(config, name) for name in ("num_mel_bins", "input_dim") if getattr(config, name, 0)), 8)
-    frames = 2 * (getattr(config, "max_source_positions", 0) or 64)
-    kinds = {
-        "input_ids": text,
-        "pixel_values": {"pixel_values": torch.randn(2, *frames_of, channels, size, size, generator=generator)},
-        "input_features": {"input_features": torch.randn(2, bins, frames, generator=generator)},
-        "input_values": {"input_values": torch.randn(2, 1600, generator=generator)},
-    }
-    if model.main_input_name not in kinds:
-        raise LookupError(f"the main input is {model.main_input_name}")
-    found = dict(kinds[model.main_input_name])
-    for name in kinds:
-        parameter = arguments.get(name)
-        if parameter is not None and parameter.default is inspect.Parameter.empty:
-            found |= kinds[name]
+    rest = {}
     if "decoder_input_ids" in arguments:
-        found["decoder_input_ids"] = torch.randint(3, 90, (2, 7), generator=generator)
-    return found
+        rest["decoder_input_ids"] = torch.randint(3, 90, (2, 7), generator=generator)
+    if main == "input_ids" or main not in arguments:
+        yield {**text, **rest}
+    if "grid_thw" in arguments or "image_grid_thw" in arguments:
+        patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
+        name = "grid_thw" if "grid_thw" in arguments else "image_grid_thw"
+        states = next((part for part in ("hidden_states", "pixel_values") if part in arguments), main)
+        yield {states: draw(16, channels * times * patch * patch), name: torch.tensor([[1, 4, 4]])}
+        yield {states: draw(16, channels, patch, patch), name: torch.tensor([[1, 4, 4]])}
+    sizes = [size, 64, 32]
+    count = number(4, "num_frames", "frames_per_clip")
+    shapes = {
+        "pixel_values": [
+            *([(2, count, channels, size, size)] if getattr(config, "num_frames", None) else []),
+            *((2, channels, side, side) for side in sizes),
+            (2, 2, channels, 64, 64),
+        ],
+        "pixel_values_videos": [(2, count, channels, size, size)],
+        "input_features": [(2, bins, frames), (2, frames, bins), (2, 1, bins, frames)],
+        "input_values": [(2, 1600), (2, 1, 1600), (2, 1024, 128), (2, 128, 1024)],
+    }
+    mains = [name for name in shapes if name in required] or [name for name in shapes if name == main]
+    for name in mains:
+        for shape in shapes[name]:
+            found = {name: draw(*shape), **rest}
+            if "input_features_mask" in required:
+                found["input_features_mask"] = torch.ones(2, shape[-1], dtype=torch.long)
+            yield {**found, **(text if "input_ids" in required else {})}
