@@ -7,6 +7,7 @@ from .attentions import register_attention, register_attentions
 from .configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from .configuration.configuration_seq2seq import seq2seq_config
 from .configuration.configuration_vision import VISION_SIZES, vision_config
+from .conversion.exchanged_fit import fit_attention
 from .exchange import exchange_attention, load_adapter, restore_attention, save_adapter
 from .families import *  # noqa: F403 (the classes of every family, as families.py lists them)
 from .modeling.attention import MultiHeadAttention
@@ -22,6 +23,7 @@ __all__ = [
     "MultiHeadAttention",
     "TranslationPipeline",
     "exchange_attention",
+    "fit_attention",
     "load_adapter",
     "rectified_attention",
     "register_attention",

@@ -1,0 +1,95 @@
+r"""Time of whole models of transformers with an attention of ours by name, as a share of the time with SDPA.
+
+    OMP_WAIT_POLICY=PASSIVE python research/benchmarks/any_model_speed.py --lengths 512 2048 4096
+
+Tiny depth, real widths: Llama with grouped keys, BERT, ViT and Whisper's encoder, of random weights, one row. In each
+round every attention runs once, in turning order; the share is taken inside the round, and its median is shown.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+import reluformers  # noqa: F401 (registers the names)
+
+PEER = "sdpa"
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def build(kind: str, length: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model and its inputs of about that many tokens."""
+    if kind == "llama":
+        config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, max_position_embeddings=length, **SIZES)
+        return LlamaModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
+    if kind == "bert":
+        config = BertConfig(vocab_size=1000, max_position_embeddings=length, **SIZES)
+        return BertModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
+    if kind == "vit":
+        side = round(length**0.5)
+        config = ViTConfig(image_size=16 * side, **SIZES)
+        return ViTModel(config), {"pixel_values": torch.randn(1, 3, 16 * side, 16 * side)}
+    config = WhisperConfig(
+        d_model=256, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=1024, max_source_positions=length
+    )
+    return WhisperEncoder(config), {"input_features": torch.randn(1, 80, 2 * length)}
+
+
+def seconds(model, inputs, attention: str, has_backward: bool) -> float:
+    """Time of one call."""
+    model.set_attn_implementation(attention)
+    start = time.perf_counter()
+    with torch.set_grad_enabled(has_backward):
+        output = model(**inputs).last_hidden_state
+        if has_backward:
+            output.float().square().mean().backward()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096])
+    parser.add_argument("--models", nargs="+", default=["llama", "bert", "vit", "whisper"])
+    parser.add_argument(
+        "--attentions", nargs="+", default=["relu_attention", "relu_sum_attention", "entmax15_attention"]
+    )
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    names = [PEER, *options.attentions]
+    print("| model | dtype | tokens | pass | sdpa, ms |", " | ".join(options.attentions), "|")
+    print("|---" * (5 + len(options.attentions)) + "|")
+    for kind in options.models:
+        for dtype in options.dtypes:
+            for length in options.lengths:
+                torch.manual_seed(0)
+                model, inputs = build(kind, length)
+                model.to(getattr(torch, dtype)).eval()  # without dropout, for which SDPA would write its weights out
+                inputs = {
+                    name: part.to(getattr(torch, dtype))
+                    if torch.is_tensor(part) and part.is_floating_point()
+                    else part
+                    for name, part in inputs.items()
+                }
+                for has_backward in (False, True):
+                    times = {name: [] for name in names}
+                    for number in range(options.rounds + 1):
+                        for place in range(len(names)):
+                            name = names[(place + number) % len(names)]
+                            took = seconds(model, inputs, name, has_backward)
+                            if number:  # the first round warms up
+                                times[name].append(took)
+                    shares = [
+                        statistics.median(a / b for a, b in zip(times[name], times[PEER], strict=True))
+                        for name in options.attentions
+                    ]
+                    row = [kind, dtype, str(length), "both" if has_backward else "forward"]
+                    row.append(f"{1000 * statistics.median(times[PEER]):.0f}")
+                    print("|", " | ".join([*row, *(f"{share:.2f}" for share in shares)]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
