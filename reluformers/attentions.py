@@ -168,17 +168,23 @@ def guard_models() -> None:
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, *args, **keywords):
-        if attention := _ours(requested_attention):
+        attention = _ours(requested_attention)
+        if attention is not None:
             check_attention(type(self), self.config, attention.attention, requested_attention)
         return check(self, requested_attention, *args, **keywords)
 
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
-        if attention := _ours(attn_implementation):
+        attention = _ours(attn_implementation)
+        if attention is not None:
             for part in self.modules():
                 if isinstance(part, PreTrainedModel):
                     check_attention(type(part), part.config, attention.attention, attn_implementation)
-        return give(self, attn_implementation, *args, **keywords)
+        give(self, attn_implementation, *args, **keywords)
+        if attention is not None:  # transformers 5.17 forgets the copies of a configuration that parts may have
+            for part in self.modules():
+                if isinstance(part, PreTrainedModel):
+                    part.config._attn_implementation = attn_implementation
 
     @functools.wraps(save)
     def save_pretrained(self, *args, **keywords):

@@ -450,6 +450,10 @@ class AttentionMask:
         """That of the mask made dense, with 1 for batch and heads."""
         return 1, 1, self.query_len, self.key_len
 
+    def contiguous(self) -> "AttentionMask":
+        """The mask as it is: `generate` of transformers 5.23 asks ready ones for it."""
+        return self
+
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):

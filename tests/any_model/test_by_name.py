@@ -209,6 +209,15 @@ def test_sinks_of_softmax():
         model.set_attn_implementation("relu_attention")
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_is_there_takes_another_attention(name):
+    model, batch = build(name, "eager"), inputs(name)
+    model.set_attn_implementation("relu_attention")
+    found = real_part(model(**batch).logits, batch)
+    torch.testing.assert_close(found, real_part(build(name, "relu_attention")(**batch).logits, batch))
+    assert not torch.allclose(found, real_part(build(name, "eager")(**batch).logits, batch), atol=1e-3)
+
+
 def test_a_model_is_saved_with_the_name_of_its_attention(tmp_path):
     model, batch = build("llama", "relu_attention"), inputs("llama")
     model.save_pretrained(tmp_path)
