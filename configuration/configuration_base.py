@@ -35,6 +35,7 @@ FeedForwardActivation = Literal[
     "glu",
     "bilinear",
     "reglu",
+    "drelu",
     "geglu",
     "swiglu",
 ]

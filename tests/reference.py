@@ -293,6 +293,7 @@ GATES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {
     "glu": lambda x, beta: sigmoid(x),
     "bilinear": lambda x, beta: x,
     "reglu": lambda x, beta: torch.relu(x),
+    "drelu": lambda x, beta: torch.relu(x),
     "geglu": lambda x, beta: gelu(x),
     "swiglu": swish,
 }
@@ -314,7 +315,8 @@ def feed_forward(
     beta = parameters.get("swish_beta", swish_beta)
     inner = linear(parameters, "fc1", hidden_states)
     if activation in GATES:
-        inner = GATES[activation](inner, beta) * linear(parameters, "fc_linear", hidden_states)
+        values = linear(parameters, "fc_linear", hidden_states)
+        inner = GATES[activation](inner, beta) * (torch.relu(values) if activation == "drelu" else values)
     else:
         inner = inner / temperature if activation == "softmax" else inner
         inner = FEED_FORWARD_ACTIVATIONS[activation](inner, beta)

@@ -313,6 +313,7 @@ FeedForwardActivation = Literal[
     "glu",
     "bilinear",
     "reglu",
+    "drelu",
     "geglu",
     "swiglu",
 ]

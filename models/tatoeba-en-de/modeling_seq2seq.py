@@ -219,14 +219,21 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-_GATES = {"glu": "sigmoid", "bilinear": "identity", "reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
+_GATES = {
+    "glu": "sigmoid",
+    "bilinear": "identity",
+    "reglu": "relu",
+    "drelu": "relu",
+    "geglu": "gelu",
+    "swiglu": "swish",
+}
 
 
 class FeedForward(nn.Module):
     r"""Position-wise feed-forward network H = φ(X·W1ᵀ)·W2, or gated, H = (φ(X·W1ᵀ) ⊗ X·Vᵀ)·W2.
 
     With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
-    parameters stay equal (Shazeer 2020, section 3).
+    parameters stay equal (Shazeer 2020, section 3); dReLU has ReLU on both sides (TurboSparse, Song et al. 2024).
 
     Args:
         config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
@@ -238,6 +245,7 @@ class FeedForward(nn.Module):
         name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
         inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
         self.activation_name = _GATES.get(name, name)
+        self.has_rectified_values = name == "drelu"
         self.dropout, self.temperature = config.activation_dropout, config.feed_forward_temperature
         self.initial_swish_beta = config.swish_beta
         self.fc1 = nn.Linear(width, inner_dim, bias=bias)
@@ -266,7 +274,8 @@ class FeedForward(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
         inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
         if self.fc_linear is not None:
-            inner_states = inner_states * self.fc_linear(hidden_states)
+            values = self.fc_linear(hidden_states)
+            inner_states = inner_states * (functional.relu(values) if self.has_rectified_values else values)
         inner_states = apply_dropout(inner_states, self.dropout, self.training)
         output = self.fc2(inner_states)
         return output if self.norm is None else self.norm(output)

@@ -87,6 +87,7 @@ def test_gated_form_by_hand():
     # x = 2, W1 = (1, −1), V = (3, 4), W2 = (1, 1): reglu (relu(2)·6 + relu(−2)·8) = 12, glu σ(2)·6 + σ(−2)·8
     for activation, expected in (
         ("reglu", 12.0),
+        ("drelu", 12.0),
         ("bilinear", 2 * 6 - 2 * 8),
         ("glu", 6 / (1 + math.exp(-2)) + 8 / (1 + math.exp(2))),
         ("swiglu", 2 * 6 / (1 + math.exp(-2)) - 2 * 8 / (1 + math.exp(2))),
@@ -137,3 +138,12 @@ def test_dropout_acts_on_inner_states_in_training_alone():
     module.eval()
     expected = reference.feed_forward(dict(module.named_parameters()), "relu", hidden)
     torch.testing.assert_close(module(hidden), expected)
+
+
+def test_drelu_is_rectified_on_both_sides():
+    module = feed_forward(1, 3, "drelu", ffn_bias=False).double()
+    with torch.no_grad():
+        module.fc1.weight.copy_(torch.tensor([[1.0], [1.0]]))
+        module.fc_linear.weight.copy_(torch.tensor([[3.0], [-4.0]]))
+        module.fc2.weight.copy_(torch.tensor([[1.0, 1.0]]))
+    assert module(torch.tensor([[2.0]], dtype=torch.float64)).item() == 12.0
