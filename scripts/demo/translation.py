@@ -17,6 +17,16 @@ from reluformers.translation.tokenization import describe_unknown, load_tokenize
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
 CORPUS_FILES = ("train.jsonl", "validation.jsonl")
+README = "README.md"
+CORPUS_CARD = """---
+pretty_name: names, dates and amounts of the Unicode locale data (CLDR)
+license: Unicode-3.0
+language: [en, de]
+---
+
+English and German names of countries, languages, currencies and cities, dates, times and amounts, as translators entered
+them in CLDR, composed by `make demo` into lines by way of Babel; no running text.
+"""
 # characters of the longest line of each class of lengths but the last
 LENGTHS = (20, 40, 60, 80, 120)
 
@@ -91,6 +101,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
                 for row in rows
             ]
             (temporary / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (temporary / README).write_text(CORPUS_CARD, encoding="utf-8")
     return {split: folder / f"{split}.jsonl" for split in splits}
 
 
@@ -98,7 +109,8 @@ def _check_corpus_folder(folder: Path) -> None:
     """Refuse to replace files that `write_corpus` has not written."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
-        if not first.startswith('{"kind": '):
+        is_card = path.name == README and path.read_text(encoding="utf-8") == CORPUS_CARD
+        if not is_card and not first.startswith('{"kind": '):
             raise UserError(
                 f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
             )

@@ -23,6 +23,7 @@ from demo.translation import (
 )
 from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
 from reluformers.errors import UserError
+from reluformers.publish.data_words import data_words
 from reluformers.translation import TranslationRecipe
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import train_tokenizer
@@ -89,6 +90,9 @@ def test_corpus_is_written_as_translation_data(tmp_path):
     for split, rows in (("train", corpus.train), ("validation", corpus.held_out)):
         loaded = load_translation_split({split: str(files[split])}, split, source_lang="en", target_lang="de")
         assert [(row["source"], row["target"]) for row in loaded] == [(row.source, row.target) for row in rows]
+    words = data_words({"train": str(files["train"])}, None)
+    assert "CLDR" in words.name
+    assert words.terms == "Unicode-3.0"
 
 
 def test_a_foreign_folder_is_not_replaced(tmp_path):
@@ -101,7 +105,7 @@ def test_a_foreign_folder_is_not_replaced(tmp_path):
         check_output(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "train.jsonl"])
+@pytest.mark.parametrize("name", ["thesis.tex", "train.jsonl", "README.md"])
 def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
     corpus = DemoCorpus([Row("date", "May 1", "1. Mai")], [Row("date", "May 2", "2. Mai")])
     write_corpus(corpus, tmp_path)
