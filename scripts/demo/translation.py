@@ -24,8 +24,8 @@ license: Unicode-3.0
 language: [en, de]
 ---
 
-English and German names of countries, languages, currencies and cities, dates, times and amounts, as translators entered
-them in CLDR, composed by `make demo` into lines by way of Babel; no running text.
+English and German names of countries, languages, currencies and cities, dates, times and amounts, as translators
+entered them in CLDR, composed by `make demo` into lines by way of Babel; no running text.
 """
 # characters of the longest line of each class of lengths but the last
 LENGTHS = (20, 40, 60, 80, 120)
