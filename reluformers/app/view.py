@@ -141,7 +141,7 @@ def _figures(name: str, zeros: Zeros) -> str:
     if share:
         note = "What has weight zero is not looked at, at all; softmax gives everything at least a little."
         if len(zeros.by_head) > 1:
-            note += f" The mean of the heads hides it: {percent(zeros.in_mean)}."
+            note += f" In the mean of the heads {percent(zeros.in_mean)} are left."
     else:
         note = "Everything counts at least a little: that is how softmax gives weights."
     row = f"<p>{percent(nulls)} of the rows are null rows, all zeros: there a head adds nothing.</p>" if nulls else ""
