@@ -111,8 +111,10 @@ def open_page(
     examples = example or os.environ.get("EXAMPLES", "").splitlines()
     names = [name] if name else cloned_models()
     try:
-        if not names or (name is None and (revision or compare or examples)):
+        if not names:
             raise ValueError("name a model: its folder or Hub id")
+        if name is None and (revision or compare or examples):
+            raise ValueError("name the model that the revision, the comparison or the examples are for")
         port = free_port(os.environ) if port is None else port
         if not 1 <= port <= 65535:
             raise ValueError(f"the port is {port}, but must be from 1 to 65535")

@@ -398,7 +398,10 @@ def clone(tmp_path, monkeypatch) -> list[str]:
 
 def test_models_of_a_clone_are_opened_where_none_is_named(serve, clone, image_file):
     assert app.cloned_models() == clone
-    client = serve(pages.build_tabs(clone))
+    Path(clone[0], "README.md").write_text("The data are short pairs.\n")
+    page = pages.build_tabs(clone)
+    assert any("short pairs" in block.value for block in page.blocks.values() if isinstance(block, gr.Markdown))
+    client = serve(page)
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
     assert set(endpoints) == {"/translate", "/attention", "/classify"}
     assert client.predict(TEXT, 2, api_name="/translate")
@@ -406,11 +409,9 @@ def test_models_of_a_clone_are_opened_where_none_is_named(serve, clone, image_fi
     assert {row["label"] for row in answer["confidences"]} == {"cat", "dog", "horse"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--revision", "v1"), ("--compare", "org/name"), ("--example", "a"), ("--port", 0)]
-)
+@pytest.mark.parametrize("arguments", [("--revision", "v1"), ("--compare", "org/name"), ("--example", "a")])
 def test_an_option_of_a_model_needs_the_model(clone, capsys, monkeypatch, arguments):
-    monkeypatch.setattr(sys, "argv", ["app.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
     with pytest.raises(SystemExit) as caught:
         app.main()
     assert caught.value.code == 2
