@@ -71,12 +71,11 @@ demo: $(SETUP)  ## train a small ReLUFormer from nothing, score it, save it and 
 translate: $(SETUP)  ## translate TEXT from English to German with models/tatoeba-en-de
 	@$(VENV)/bin/python -m reluformers translate -- "$${TEXT-I don't know where he lives.}"
 
-# A model of the Hub is downloaded, so here the network is allowed. ./ says that runs/demo is a folder and nobody's model
-# on the Hub. The file is run as a Space runs it: nothing is imported before it says what it loads.
-MODEL ?= ./runs/demo
+# A model of the Hub is downloaded, so here the network is allowed. The file is run as a Space runs it: nothing is
+# imported before it says what it loads.
 app: export HF_HUB_OFFLINE = 0
 app: export MODEL_ID = $(value MODEL)
-app: $(SETUP)  ## open MODEL, a folder or a Hub id, on a page that shows its attention
+app: $(SETUP)  ## open MODEL, a folder or a Hub id, else those of models/, on a page that shows its attention
 	@$(VENV)/bin/python reluformers/app/app.py
 
 docs: $(SETUP)  ## build the documentation site into site/

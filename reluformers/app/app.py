@@ -15,6 +15,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 MODEL_ID = ""
 MODEL_REVISION = ""
 
+# of a clone, opened where no model is named
+CLONED_MODELS = [
+    os.path.join(os.path.dirname(__file__), "..", "..", "models", name)
+    for name in ("tatoeba-en-de", "digits-relu-vit")
+]
 FIRST_PORT, PORTS = 7860, 100
 # of the environment, what decides how things are computed and shown; all else may be a token
 PASSED = re.compile(
@@ -27,7 +32,9 @@ PASSED = re.compile(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the page."""
-    parser.add_argument("model", nargs="?", help="folder or Hub id; else the environment variable MODEL_ID")
+    parser.add_argument(
+        "model", nargs="?", help="folder or Hub id; else the environment variable MODEL_ID, else those of models/"
+    )
     parser.add_argument("--revision", help="branch, tag or commit; else the environment variable MODEL_REVISION")
     parser.add_argument("--compare", metavar="MODEL", help="folder or Hub id of a model to show beside it")
     parser.add_argument(
@@ -53,6 +60,12 @@ def choose_model(
         if name:
             return name, revision or pinned or None
     return None, None
+
+
+def cloned_models() -> list[str]:
+    """Folders of the models that a clone of the repository brings along."""
+    folders = map(os.path.realpath, CLONED_MODELS)
+    return [folder for folder in folders if os.path.isfile(os.path.join(folder, "model.safetensors"))]
 
 
 def free_port(environment: Mapping[str, str]) -> int:
@@ -94,23 +107,28 @@ def open_page(
     Raises:
         SystemExit: there is no model, it cannot be loaded, or the port is taken; says so in one line.
     """
-    name, revision = choose_model(model, revision, os.environ)
+    name, pinned = choose_model(model, revision, os.environ)
+    examples = example or os.environ.get("EXAMPLES", "").splitlines()
+    names = [name] if name else cloned_models()
     try:
-        if name is None:
+        if not names:
             raise ValueError("name a model: its folder or Hub id")
+        if name is None and (revision or compare or examples):
+            raise ValueError("name the model that the revision, the comparison or the examples are for")
         port = free_port(os.environ) if port is None else port
         if not 1 <= port <= 65535:
             raise ValueError(f"the port is {port}, but must be from 1 to 65535")
-        second = f" and {compare}" if compare else ""
-        print(f"Loading {name}{second}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True)
-        if all(os.path.isdir(folder) for folder in (name, compare) if folder):
+        folders = [*names, *filter(None, [compare])]
+        print(
+            f"Loading {' and '.join(folders)}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True
+        )
+        if all(map(os.path.isdir, folders)):
             hide_tokens(os.environ)  # those of the Hub may be private, and need the token
         # torch, transformers and Gradio take seconds to import, so not before that line
-        from pages import LAUNCH, build_app
+        from pages import build_app, build_tabs, serve
 
-        examples = example or os.environ.get("EXAMPLES", "").splitlines()
-        page = build_app(name, revision, compare=compare, examples=examples or None)
-        page.launch(server_port=port, inbrowser=has_desktop(os.environ), **LAUNCH)
+        page = build_app(name, pinned, compare=compare, examples=examples or None) if name else build_tabs(names)
+        serve(page, port, in_browser=has_desktop(os.environ))
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -45,13 +46,18 @@ AXIS_NAMES = {  # site → query, key
 
 @dataclass(frozen=True)
 class Translation:
-    """A text, its translation and the tokens of both [length], the target's with the start token."""
+    """A text, its translation and the tokens of both [length], the target's with the start token.
+
+    Args:
+        unknown: characters of the text that the tokenizer does not know.
+    """
 
     source: str
     text: str
     source_ids: list[int]
     target_ids: list[int]
     alignment: Sequence[tuple[str, str | None]] = ()
+    unknown: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,10 @@ class Translator:
         self.model, self.tokenizer = self.pipeline.model, self.pipeline.tokenizer
         self.target_tokenizer = self.pipeline.target_tokenizer
 
+    def site_to_open(self) -> str:
+        """The first site whose weights can be zero, else cross-attention."""
+        return next((site for site in AXIS_NAMES if self.config.attention_for(site).activation != "softmax"), "cross")
+
     def layers(self, site: str) -> int:
         """Number of layers of a site."""
         return self.config.encoder_layers if site == "encoder" else self.config.decoder_layers
@@ -169,8 +179,9 @@ class Translator:
         return [(link["target"], link["source"]) for link in links]
 
     def _aligned(self, translation: Translation) -> Translation:
-        """A translation with its alignment, which no layer that is shown changes."""
-        return replace(translation, alignment=self.align(translation))
+        """A translation with its alignment and its unknown characters, which no layer that is shown changes."""
+        unknown = unknown_characters(self.tokenizer, translation.source)
+        return replace(translation, alignment=self.align(translation), unknown=unknown)
 
     @torch.inference_mode()
     def attend(self, translation: Translation, site: str, layer: int) -> AttentionMap:
@@ -284,6 +295,29 @@ class Classifier:
         return picture.repeat(3, -1) if picture.shape[-1] == 1 else picture
 
 
+def find_file(name: str, file: str, revision: str | None = None) -> str | None:
+    """Where a file of a model's folder or Hub repository lies, None if there is none."""
+    path = os.path.join(name, file)
+    if Path(name).is_dir():
+        return path if is_file_below(path, name) else None
+    if os.path.isabs(file) or ".." in Path(file).parts:
+        return None
+    try:
+        return hf_hub_download(name, file, revision=revision)
+    except OSError:  # there is no such file, or no network
+        return None
+
+
+def describe_training(name: str, revision: str | None = None) -> str:
+    """What a model was trained on, in a short sentence of its card; empty if that does not say it."""
+    try:
+        card = Path(find_file(name, "README.md", revision) or os.devnull).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # a file that somebody else wrote
+        return ""
+    found = re.search(r"^The data are ([^;\n]{1,300}?)(?:;|\.$)", card, re.MULTILINE)
+    return f"Trained on {found[1]}." if found else ""
+
+
 def find_examples(name: str, revision: str | None = None, *, are_files: bool = False) -> list[str]:
     """Inputs to begin with: of the model's results.json, else of its card.
 
@@ -297,15 +331,7 @@ def find_examples(name: str, revision: str | None = None, *, are_files: bool = F
     """
 
     def find(file: str) -> str | None:
-        path = os.path.join(name, file)
-        if Path(name).is_dir():
-            return path if is_file_below(path, name) else None
-        if os.path.isabs(file) or ".." in Path(file).parts:
-            return None
-        try:
-            return hf_hub_download(name, file, revision=revision)
-        except OSError:  # there is no such file, or no network
-            return None
+        return find_file(name, file, revision)
 
     def is_usable(example: str) -> bool:
         try:
@@ -350,6 +376,16 @@ def load_model(name: str, revision: str | None = None) -> Translator | Classifie
     if "AutoModelForImageClassification" in tasks:
         return Classifier(name, config, options)
     raise ValueError(f"{name}: neither a translation model nor an image classifier of reluformers")
+
+
+def unknown_characters(tokenizer: Any, text: str) -> list[str]:
+    """Characters of a text that a tokenizer does not know, each once; those that cannot be seen by their numbers."""
+    if not tokenizer.is_fast:  # which does not say where its tokens come from
+        return []
+    encoding = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    found = "".join(text[slice(*span)] for token, span in pairs if token == tokenizer.unk_token_id)
+    return [one if one.isprintable() else f"U+{ord(one):04X}" for one in dict.fromkeys(found) if not one.isspace()]
 
 
 def check_text(text: Any) -> str:

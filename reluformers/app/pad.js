@@ -24,4 +24,7 @@ canvas.addEventListener("pointermove", (event) => {
   pen.stroke();
 });
 canvas.addEventListener("pointerup", () => trigger("submit", { picture: canvas.toDataURL("image/png") }));
-element.querySelector("button").addEventListener("click", clear);
+element.querySelector("button").addEventListener("click", () => {
+  clear();
+  trigger("clear");
+});

@@ -16,6 +16,7 @@ from models import (
     Classifier,
     Translation,
     Translator,
+    describe_training,
     find_examples,
     load_model,
     open_image,
@@ -30,13 +31,14 @@ TOP_CLASSES = 5
 BEAMS = 4
 # white in the dark, too: it is the picture that the model gets
 PAD = """<canvas width="280" height="280" role="img" aria-label="Draw here with the mouse or a finger"
-style="touch-action: none; cursor: crosshair; border: 1px solid var(--border-color-primary); max-width: 100%"></canvas>
+style="touch-action: none; cursor: crosshair; border: 1px solid var(--border-color-primary); width: 216px"></canvas>
 <br><button type="button">Clear</button>"""
 SITES = {
     "cross (target to source)": "cross",
     "encoder (source to source)": "encoder",
     "decoder (target to target)": "decoder",
 }
+WHOLE_LABEL = 260  # pixels of a dropdown that does not cut the names of SITES
 # one request at a time has the model, whatever is asked
 QUEUE = {"concurrency_id": "model", "concurrency_limit": 1}
 # of events that the page has for itself: what it is for others has a name of its own
@@ -48,16 +50,23 @@ LAUNCH = {
     "state_session_capacity": 200,
     "ssr_mode": False,
     "footer_links": [],
+    "css": ".tiny img { width: 100%; object-fit: contain; image-rendering: pixelated }",
+    "quiet": True,
+    # without the check of Gradio that gives up where a busy computer takes more than 3 seconds for the page: it has
+    # asked the server before, and waited for the answer as long as it takes
+    "_frontend": False,
 }
+BLOCKS = {"title": "Attention", "analytics_enabled": False, "delete_cache": CACHE_SECONDS}
 FOLDER = Path(__file__).parent
 
 
-def explain(function: Callable, *, keep: bool) -> Callable:
+def explain(function: Callable, *cleared: Any, fails: bool = False) -> Callable:
     """Tell the visitor what was wrong with the input; anything else goes to the log.
 
     Args:
         function: an event's.
-        keep: say it in passing and leave the old answer where it is, else fail, as a program that called expects.
+        cleared: what the event's outputs become, so that no old answer stands beside a new input.
+        fails: as a program that called expects.
     """
 
     @functools.wraps(function)
@@ -69,16 +78,15 @@ def explain(function: Callable, *, keep: bool) -> Callable:
         except Exception:
             logger.exception("the model failed")
             message = "The model failed; the log of the app says why."
-        if not keep:
+        if fails:
             raise gr.Error(message, print_exception=False)
-        gr.Warning(message, title="Nothing changed")
-        return gr.skip()
+        gr.Warning(message, title="No answer")
+        return cleared if len(cleared) > 1 else cleared[0]
 
     return wrapped
 
 
-keep_answer = functools.partial(explain, keep=True)
-fail = functools.partial(explain, keep=False)
+fail = functools.partial(explain, fails=True)
 
 
 def display_name(name: str) -> str:
@@ -100,7 +108,7 @@ def heading(name: str, revision: str | None, config: Any) -> str:
     """Which model this is, in Markdown."""
     title = f"`{display_name(name)}`" if Path(name).is_dir() else f"[{name}](https://huggingface.co/{name})"
     pinned = f", revision `{revision}`" if revision else ""
-    return f"# Attention of {title}{pinned}\nPreset: **{preset_name(config)}**"
+    return f"## Attention of {title}{pinned}\nPreset: **{preset_name(config)}**"
 
 
 def uploaded_path(file: Any) -> str | None:
@@ -118,10 +126,24 @@ def site_layers(translator: Translator, site: str) -> gr.Dropdown:
     return layer_choices([str(number + 1) for number in range(translator.layers(site))])
 
 
-def attention_html(value: str | None) -> gr.HTML:
+def answer_box(translation: Translation | None) -> gr.Textbox:
+    """A translation, and which characters of its text the model does not know."""
+    unknown = (
+        f"The model does not know {', '.join(translation.unknown)}" if translation and translation.unknown else ""
+    )
+    return gr.Textbox(
+        translation.text if translation else None,
+        label="Translation",
+        info=f"{unknown}: what it writes for that is invented." if unknown else None,
+        interactive=False,
+        elem_id="answer",
+    )
+
+
+def attention_html(value: str | None, elem_id: str) -> gr.HTML:
     """The place of `text_view` or `image_view`."""
     css, js = ((FOLDER / name).read_text(encoding="utf-8") for name in ("view.css", "view.js"))
-    return gr.HTML(value, css_template=css, js_on_load=js, elem_id="attention", label="Attention")
+    return gr.HTML(value, css_template=css, js_on_load=js, elem_id=elem_id, label="Attention")
 
 
 def translation_app(models: dict[str, Translator], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
@@ -138,10 +160,9 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
         first = translator.translate(text, beams)
         return [first, *(other.read(text, first.text) for other in others)]
 
-    @keep_answer
-    def answer(text: str, beams: float, site: str, layer: int) -> tuple[str, str, list[Translation], str]:
+    def answer(text: str, beams: float, site: str, layer: int) -> tuple[str, gr.Textbox, list[Translation], str]:
         translations = tell(text, beams)
-        return text, translations[0].text, translations, draw(translations, site, layer)
+        return text, answer_box(translations[0]), translations, draw(translations, site, layer)
 
     def draw(translations: list[Translation] | None, site: str, layer: int) -> str | None:
         """The picture; a model of fewer layers shows its last."""
@@ -161,7 +182,6 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             else None
         )
 
-    @keep_answer
     def change_site(translations: list[Translation] | None, site: str) -> tuple[gr.Dropdown, str | None]:
         return site_layers(translator, site), draw(translations, site, translator.layers(site) - 1)
 
@@ -174,7 +194,8 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
 
         `site` is "cross", "encoder" or "decoder", `layer` counts from 1. The answer holds the translation, the words
         of both sides, weights[head][query][key] and, by head, the shares of weights that are exactly zero and of null
-        rows; of "cross" also the word alignment, pairs of a target word and its source word or null.
+        rows; of "cross" also the word alignment, pairs of a target word and its source word or null. "unknown" are
+        the characters of the text that the model does not know.
         """
         translation = translator.translate(text, BEAMS)
         shown = translator.attend(translation, site, layer - 1 if isinstance(layer, int | float) else layer)
@@ -186,10 +207,11 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
             "zeros": shown.zeros.by_head,
             "null_rows": shown.zeros.nulls,
             "alignment": shown.alignment,
+            "unknown": translation.unknown,
         }
 
-    opened = tell(examples[0], BEAMS) if examples else None
-    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
+    opened, first_site = tell(examples[0], BEAMS) if examples else None, translator.site_to_open()
+    with gr.Blocks(**BLOCKS) as page:
         gr.Markdown(title)
         last = gr.State(opened)
         with gr.Row():
@@ -205,22 +227,23 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
                 )
                 button = gr.Button("Translate", variant="primary", elem_id="run")
             with gr.Column():
-                translated = gr.Textbox(
-                    opened[0].text if opened else None, label="Translation", interactive=False, elem_id="answer"
-                )
+                translated = answer_box(opened[0] if opened else None)
                 with gr.Row(elem_id="examples"):
                     buttons = [gr.Button(example, size="sm", min_width=140) for example in examples]
         with gr.Row():
-            site = gr.Dropdown(list(SITES.items()), value="cross", label="Attention", elem_id="site")
-            layer = site_layers(translator, "cross")
+            site = gr.Dropdown(
+                list(SITES.items()), value=first_site, label="Attention", elem_id="site", min_width=WHOLE_LABEL
+            )
+            layer = site_layers(translator, first_site)
             beams = gr.Slider(1, MAX_BEAMS, value=BEAMS, step=1, label="Beams")
-        picture = attention_html(draw(opened, "cross", translator.layers("cross") - 1))
+        picture = attention_html(draw(opened, first_site, translator.layers(first_site) - 1), "attention")
         outputs = [text, translated, last, picture]
+        answer = explain(answer, gr.skip(), gr.update(value="", info=None), None, None)
         gr.on([button.click, text.submit], answer, [text, beams, site, layer], outputs, **OWN)
         for example in buttons:
             example.click(answer, [example, beams, site, layer], outputs, **OWN)
-        site.input(change_site, [last, site], [layer, picture], **OWN)
-        layer.input(keep_answer(draw), [last, site, layer], picture, **OWN)
+        site.input(explain(change_site, gr.skip(), None), [last, site], [layer, picture], **OWN)
+        layer.input(explain(draw, None), [last, site, layer], picture, **OWN)
         gr.api(fail(translate_text), api_name="translate", **QUEUE)
         gr.api(fail(attention), api_name="attention", **QUEUE)
     return page
@@ -259,46 +282,53 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
         """Classify an image: classes with their probabilities."""
         return classifier.classify(open_image(path, image.GRADIO_CACHE))[0]
 
-    def sketch(layer: int, drawing: gr.EventData) -> tuple[dict[str, float], list[Any], str]:
+    def sketch(layer: int, drawing: gr.EventData) -> tuple[None, dict[str, float], list[Any], str]:
         sent = drawing._data  # by whoever asks, so not always with a picture
-        return look(open_sketch(sent.get("picture") if isinstance(sent, dict) else None), layer)
+        return None, *look(open_sketch(sent.get("picture") if isinstance(sent, dict) else None), layer)
+
+    def show(path: str) -> tuple[str, gr.Tabs]:
+        return path, gr.Tabs(selected="image")
 
     last_layer = len(classifier.layer_names()) - 1
     scores, seen, opened = look(open_image(examples[0]), last_layer) if examples else (None, None, None)
-    with gr.Blocks(title="Attention", analytics_enabled=False, delete_cache=CACHE_SECONDS) as page:
+    with gr.Blocks(**BLOCKS) as page:
         gr.Markdown(title)
         last = gr.State(seen)
         with gr.Row():
-            with gr.Column(), gr.Tabs():
+            # what is shown first is what has been classified
+            with gr.Column(), gr.Tabs(selected="image" if examples else None) as tabs:
                 if classifier.takes_sketches():
                     with gr.Tab("Draw"):
                         pad = gr.HTML(PAD, js_on_load=(FOLDER / "pad.js").read_text(encoding="utf-8"), elem_id="pad")
-                with gr.Tab("Upload"):
+                with gr.Tab("Image", id="image"):
                     image = gr.Image(
                         examples[0] if examples else None,
                         show_label=False,
                         sources=["upload", "clipboard"],
-                        height=280,
+                        height=216,
                         elem_id="image",
+                        elem_classes="tiny" if classifier.takes_sketches() else None,
                     )
                     # the file as it is: `open_image` is to say what is wrong with it, and where it may lie, not Gradio
                     image.preprocess = uploaded_path
-                    button = gr.Button("Classify", variant="primary", elem_id="run")
             with gr.Column():
-                classes = gr.Label(scores, label="Classes", num_top_classes=TOP_CLASSES, elem_id="answer")
-                with gr.Row(elem_id="examples"):
+                classes = gr.Label(scores, label="Classes", num_top_classes=TOP_CLASSES, elem_id="classes")
+                with gr.Row(elem_id="images"):
                     buttons = [gr.Button(Path(example).stem, icon=example, size="sm") for example in examples]
         layer = layer_choices(classifier.layer_names())
-        picture = attention_html(opened)
-        outputs = [classes, last, picture]
-        button.click(keep_answer(answer), [image, layer], outputs, **OWN)
+        picture = attention_html(opened, "patches")
+        outputs, nothing = [classes, last, picture], (None, None, None)
+        answer = explain(answer, *nothing)
+        image.upload(answer, [image, layer], outputs, **OWN)
         for example, path in zip(buttons, examples, strict=True):
-            example.click(functools.partial(str, path), None, image, **OWN).then(
-                keep_answer(answer), [image, layer], outputs, **OWN
+            example.click(functools.partial(show, path), None, [image, tabs], **OWN).then(
+                answer, [image, layer], outputs, **OWN
             )
         if classifier.takes_sketches():
-            pad.submit(keep_answer(sketch), layer, outputs, **OWN)
-        layer.input(keep_answer(draw), [last, layer], picture, **OWN)
+            pad.submit(explain(sketch, gr.skip(), *nothing), layer, [image, *outputs], **OWN)
+            pad.clear(lambda: nothing, None, outputs, **OWN)
+        image.clear(lambda: nothing, None, outputs, **OWN)
+        layer.input(explain(draw, None), [last, layer], picture, **OWN)
         # not an event that a visitor sees: a program gets an error where the page keeps its answer
         gr.Button(visible=False).click(fail(classify_image), image, classes, api_name="classify", **QUEUE)
     return page
@@ -329,4 +359,23 @@ def build_app(
     build = translation_app if isinstance(model, Translator) else classification_app
     if examples is None:
         examples = find_examples(name, revision, are_files=isinstance(model, Classifier))
-    return build(models, heading(name, revision, model.config), examples).queue(max_size=MAX_WAITING)
+    title = f"{heading(name, revision, model.config)}. {describe_training(name, revision)}"
+    return build(models, title, examples).queue(max_size=MAX_WAITING)
+
+
+def build_tabs(names: Sequence[str]) -> gr.Blocks:
+    """The pages of several models, a tab each, with one queue."""
+    apps = {display_name(name): build_app(name) for name in names}
+    with gr.Blocks(**BLOCKS) as page, gr.Tabs():
+        for label, app in apps.items():
+            with gr.Tab(label):
+                app.render()
+    return page.queue(max_size=MAX_WAITING)
+
+
+def serve(page: gr.Blocks, port: int, *, in_browser: bool) -> None:
+    """Serve a page until interrupted, and say on the terminal when it is there."""
+    print("Starting the page and waiting until it answers", flush=True)
+    page.launch(server_port=port, inbrowser=in_browser, prevent_thread_lock=True, **LAUNCH)
+    print(f"The page is at {page.local_url}; Ctrl+C ends it", flush=True)
+    page.block_thread()

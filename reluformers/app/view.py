@@ -99,18 +99,18 @@ def _text_map(name: str, attention: AttentionMap) -> str:
     ]
     titles = [f"head {number + 1}, {key} across, {query} down" for number in range(len(pictures))]
     return f"""<section class="map" data-head="{head}" data-map="{escape(json.dumps(data))}">
-{_figures(name, attention.zeros)}
-<p class="hint">Point at a word, or step to it with Tab.</p>
-{"".join(lines)}{_alignment(attention.alignment)}
-<output aria-live="polite"></output>
-<div class="looks">{_heads(pictures, attention.zeros, head, titles, attention.weights.shape[1:])}
-<div class="scroll" tabindex="0" role="group" aria-label="weights of the chosen head, word by word"><div class="matrix"
-style="--rows:{len(attention.queries)};--columns:{len(attention.keys)}">
+<div class="looks">{_figures(name, attention.zeros)}
+{_heads(pictures, attention.zeros, head, titles, attention.weights.shape[1:])}
+<div class="shown"><div class="scroll" tabindex="0" role="group" aria-label="weights of the chosen head, word by word">
+<div class="matrix" style="--rows:{len(attention.queries)};--columns:{len(attention.keys)}">
 <div class="across">{_words(attention.keys, "k", focusable=False)}</div>
 <div class="down">{_words(attention.queries, "q", focusable=False)}</div>
 <img class="large" src="{pictures[head]}" alt="Weights of {titles[head]}: {_share(attention.zeros, head)}">
-</div></div></div>
+</div></div>
 {_legend(bool(max(attention.zeros.nulls)), not attention.visible.all(), ",".join(map(str, POSITIVE)))}
+<p class="hint">Point at a word, or step to it with Tab.</p>
+<output aria-live="polite"></output></div></div>
+{"".join(lines)}{_alignment(attention.alignment)}
 </section>"""
 
 
@@ -123,15 +123,15 @@ def _patch_map(name: str, patches: PatchMap) -> str:
     titles = [f"head {number + 1} over the image" for number in range(len(overlays))]
     behind = f'<img class="{size}" src="{picture}" alt="">'
     return f"""<section class="map patches" data-head="{head}" style="{ratio}">
-{_figures(name, patches.zeros)}
-<div class="pair"><figure><div class="stack"><img class="{size}" src="{picture}"
+<div class="looks">{_figures(name, patches.zeros)}
+{_heads(overlays, patches.zeros, head, titles, patches.weights.shape[1:], behind)}
+<div class="shown"><div class="pair"><figure><div class="stack"><img class="{size}" src="{picture}"
 alt="The image as the model sees it"></div>
 <figcaption>as the model sees it</figcaption></figure>
 <figure><div class="stack">{behind}<img class="large"
 src="{overlays[head]}" alt="Weights of {titles[head]}: {_share(patches.zeros, head)}"></div>
 <figcaption>{escape(patches.title)}</figcaption></figure></div>
-{_heads(overlays, patches.zeros, head, titles, patches.weights.shape[1:], behind)}
-{_legend(False, False, ",".join(map(str, PATCH)))}
+{_legend(False, False, ",".join(map(str, PATCH)))}</div></div>
 </section>"""
 
 
@@ -141,12 +141,13 @@ def _figures(name: str, zeros: Zeros) -> str:
     if share:
         note = "What has weight zero is not looked at, at all; softmax gives everything at least a little."
         if len(zeros.by_head) > 1:
-            note += f" The mean of the heads hides it: {percent(zeros.in_mean)}."
+            note += f" In the mean of the heads {percent(zeros.in_mean)} are left."
     else:
         note = "Everything counts at least a little: that is how softmax gives weights."
     row = f"<p>{percent(nulls)} of the rows are null rows, all zeros: there a head adds nothing.</p>" if nulls else ""
     title = f"<h3>{escape(name)}</h3>" if name else ""
-    return f'{title}<p class="figure"><b>{percent(share)}</b> of these weights are exactly zero</p><p>{note}</p>{row}'
+    figure = f'<p class="figure"><b>{percent(share)}</b> of these weights are exactly zero</p>'
+    return f'<div class="figures">{title}{figure}<p>{note}</p>{row}</div>'
 
 
 def _heads(

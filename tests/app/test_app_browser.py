@@ -23,6 +23,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.pictures import picture
 from builders.saved_models import SPACE, save_classifier, save_translator
+from reluformers.modeling.pipeline_translation import longest_translation
 
 pytest.importorskip("gradio")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -42,6 +43,9 @@ THREE = [(-45, -75), (-10, -90), (30, -75), (35, -40), (0, -10), (35, 15), (45, 
 IS_WHITE = """const [{width, height}] = arguments, pen = arguments[0].getContext("2d");
 const {data} = pen.getImageData(0, 0, width, height);
 return data.every((value) => value === 255);"""
+
+CUT_LABELS = """return [...document.querySelectorAll("#site input, #attention .matrix .word, #attention button")]
+.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.value || one.textContent);"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,7 +107,7 @@ def value(browser, element: str) -> str:
 
 def weights_source(browser) -> str:
     """The large picture of the weights, as an address that holds it."""
-    return browser.find_element(By.CSS_SELECTOR, "#attention img.large").get_attribute("src")
+    return browser.find_element(By.CSS_SELECTOR, ".map img.large").get_attribute("src")
 
 
 def lit_words(browser, side: str) -> set[int]:
@@ -207,23 +211,36 @@ def test_words_light_up_where_weights_are_not_zero(browser, translation_page):
     assert lit_words(browser, "q") == set(np.flatnonzero(weights[other, :, 2]))
 
 
-def test_an_error_keeps_the_answer(browser, translation_page):
-    before = value(browser, "answer"), weights_source(browser)
+def test_an_error_leaves_no_old_answer(browser, translation_page):
     box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
     box.clear()
     box.send_keys("   ")
     browser.find_element(By.ID, "run").click()
     until(browser, lambda page: "There is nothing to translate" in page.find_element(By.TAG_NAME, "body").text)
-    assert (value(browser, "answer"), weights_source(browser)) == before
-    assert browser.find_element(By.CSS_SELECTOR, "#attention img.large").is_displayed()
+    until(browser, lambda page: value(page, "answer") == "")
+    assert not browser.find_elements(By.CSS_SELECTOR, "#attention img.large")
+
+    box.send_keys("\u2603", Keys.ENTER)
+    until(browser, weights_source)
+    assert "\u2603" in browser.find_element(By.ID, "answer").text
+
+
+def test_the_map_stands_beside_the_heads_above_the_fold(browser, translation_page):
+    set_size(browser, 1280, 900)
+    browser.get(browser.current_url)
+    until(browser, weights_source)
+    large, heads = (browser.find_element(By.CSS_SELECTOR, f"#attention {one}").rect for one in (".scroll", ".heads"))
+    assert large["x"] >= heads["x"] + heads["width"]
+    assert large["y"] < heads["y"] + heads["height"]
+    assert large["y"] + large["height"] <= 900
 
 
 def test_page_is_light_dark_and_narrow_and_asks_nobody_else(browser, translation_page, tmp_path):
     colours = {}
     for scheme, width, name in (
-        ("light", 1200, "app.png"),
-        ("dark", 1200, "app_dark.png"),
-        ("light", 400, "app_narrow.png"),
+        ("light", 1280, "app.png"),
+        ("dark", 1280, "app_dark.png"),
+        ("light", 390, "app_narrow.png"),
     ):
         set_scheme(browser, scheme)
         set_size(browser, width, 900)
@@ -236,6 +253,7 @@ def test_page_is_light_dark_and_narrow_and_asks_nobody_else(browser, translation
             ".map((style, place) => place ? style.color : style.backgroundColor)"
         )
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert browser.execute_script(CUT_LABELS) == []
     assert [colour != colours["dark"][place] for place, colour in enumerate(colours["light"])] == [True, True]
     assert requested_hosts(browser) == {"127.0.0.1"}
 
@@ -252,7 +270,7 @@ def translate(folder: Path, text: str) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     inputs = tokenizer(text, return_tensors="pt")
-    limit = min(inputs["input_ids"].shape[1] + 50, model.config.max_position_embeddings - 1)
+    limit = longest_translation(inputs["input_ids"].shape[1], model.config)
     return tokenizer.decode(model.generate(**inputs, num_beams=4, max_new_tokens=limit)[0], skip_special_tokens=True)
 
 
@@ -261,12 +279,10 @@ def test_an_image_is_classified_and_its_attention_shown(browser, serve, tmp_path
     file = tmp_path / "image.png"
     picture(64, 64).save(file)
     browser.get(serve(folder))
-    until(browser, lambda page: page.find_element(By.XPATH, "//button[@role='tab'][contains(., 'Upload')]")).click()
+    until(browser, lambda page: page.find_element(By.XPATH, "//button[@role='tab'][contains(., 'Image')]")).click()
     until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#image input[type=file]")).send_keys(str(file))
-    until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#image img"))
-    browser.find_element(By.ID, "run").click()
     until(browser, weights_source)
-    shown = browser.find_element(By.ID, "answer").text
+    shown = browser.find_element(By.ID, "classes").text
     assert sum(label in shown for label in ("cat", "dog", "horse")) >= 2
 
 
@@ -281,9 +297,10 @@ def test_a_drawing_is_classified_stroke_by_stroke(browser, serve, tmp_path):
     actions.release().perform()
     until(browser, weights_source)
     assert not browser.execute_script(IS_WHITE, canvas)
-    answer = until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#answer h2").text)
+    answer = until(browser, lambda page: page.find_element(By.CSS_SELECTOR, "#classes h2").text)
     if "APP_IMAGE_MODEL" in os.environ:
         assert answer == "3"
     take_screenshot(browser, tmp_path, "app_digit.png")
     browser.find_element(By.CSS_SELECTOR, "#pad button").click()
     until(browser, lambda page: page.execute_script(IS_WHITE, canvas))
+    until(browser, lambda page: not page.find_elements(By.CSS_SELECTOR, ".map img.large"))

@@ -287,8 +287,10 @@ def test_programs_open_what_they_have_uploaded(classification_client, image_file
 def test_image_page_opens_with_its_first_example(classifier, image_file):
     page = pages.classification_app({"one": classifier}, "# Title", [image_file])
     values = {block.elem_id: block.value for block in page.blocks.values() if hasattr(block, "value")}
-    assert values["answer"]["label"] in {"cat", "dog", "horse"}
-    assert "over the image" in values["attention"]
+    assert values["classes"]["label"] in {"cat", "dog", "horse"}
+    assert "over the image" in values["patches"]
+    [tabs] = [block for block in page.blocks.values() if isinstance(block, gr.Tabs)]
+    assert tabs.selected == "image"
 
 
 def test_small_images_can_be_drawn(classifier, tmp_path):
@@ -310,9 +312,124 @@ def test_a_drawing_that_is_none_is_refused(classifier, caplog, monkeypatch, data
     monkeypatch.setattr(gr, "Warning", lambda message, **options: said.append(message))
     page = pages.classification_app({"one": classifier}, "# Title")
     (sketch,) = [event.fn for event in page.fns.values() if event.api_name == "sketch"]
-    sketch(0, gr.EventData(None, data))
+    _, *answer = sketch(0, gr.EventData(None, data))
+    assert answer == [None, None, None]
     assert not caplog.records
     assert len(said) == 1
+
+
+def event_of(page: gr.Blocks, name: str):
+    """What an event of a page runs."""
+    return next(event.fn for event in page.fns.values() if event.api_name == name)
+
+
+@pytest.mark.parametrize("text", ["", " ", "a" * 2_001, "é " * 40])
+def test_a_refused_text_leaves_no_old_answer_beside_it(translator, monkeypatch, text):
+    said = []
+    monkeypatch.setattr(gr, "Warning", lambda message, **options: said.append(message))
+    answer = event_of(pages.translation_app({"one": translator}, "# Title", TEXTS[:1]), "answer")
+    typed, translated, last, picture = answer(text, 1, "cross", 0)
+    assert "value" not in typed  # the text stays, to be mended
+    assert (translated["value"], last, picture) == ("", None, None)
+    assert len(said) == 1
+
+
+def test_a_refused_image_leaves_no_old_answer_beside_it(classifier, monkeypatch, image_file):
+    monkeypatch.setattr(gr, "Warning", lambda *_, **__: None)
+    page = pages.classification_app({"one": classifier}, "# Title", [image_file])
+    assert event_of(page, "answer")("/none.png", 0) == (None, None, None)
+
+
+def test_characters_that_the_model_does_not_know_are_named(translator):
+    translation = translator.translate("A man 漢字 rides\u200b 漢 & ☃", 1)
+    assert translation.unknown == ["漢", "字", "U+200B", "☃"]
+    assert all(one in pages.answer_box(translation).info for one in translation.unknown)
+    assert pages.answer_box(translator.translate(TEXTS[0], 1)).info is None
+    page = pages.translation_app({"one": translator}, "# Title", TEXTS[:1])
+    assert event_of(page, "attention")("Ж", "cross", 1)["unknown"] == ["Ж"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "site"),
+    [
+        ({}, "cross"),
+        ({"cross_attention": {"preset": "softmax"}}, "encoder"),
+        ({"attention": {"preset": "softmax"}}, "cross"),
+    ],
+)
+def test_page_opens_with_a_site_that_has_zeros(tmp_path, attention, site):
+    model = models.load_model(str(save_translator(tmp_path, **attention)))
+    page = pages.translation_app({"one": model}, "# Title", TEXTS[:1])
+    values = {block.elem_id: block.value for block in page.blocks.values() if hasattr(block, "value")}
+    assert values["site"] == site
+    zeros = model.attend(model.translate(TEXTS[0], pages.BEAMS), site, model.layers(site) - 1).zeros
+    assert f"<b>{view.percent(np.mean(zeros.by_head))}</b>" in values["attention"]
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("# A\n\nThe data are Pairs (2018): short ones; 2,000 each.\n", "Trained on Pairs (2018): short ones."),
+        ("The data are 3.5 digits.\n\nMore.", "Trained on 3.5 digits."),
+        ("No word.", ""),
+        (b"\xff", ""),
+        (None, ""),
+    ],
+)
+def test_training_is_told_as_by_the_card(tmp_path, card, said):
+    if card:
+        (tmp_path / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
+    assert models.describe_training(str(tmp_path)) == said
+
+
+def test_cards_of_the_repository_tell_the_training():
+    folders = [folder for folder in app.CLONED_MODELS if os.path.isdir(folder)]
+    assert all(10 < len(models.describe_training(folder)) < 200 for folder in folders)
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch) -> list[str]:
+    """Folders that are opened where no model is named."""
+    folders = [str(save_translator(tmp_path / "text")), str(save_classifier(tmp_path / "image"))]
+    monkeypatch.setattr(app, "CLONED_MODELS", [*folders, str(tmp_path / "none")])
+    monkeypatch.delenv("MODEL_ID", raising=False)
+    return folders
+
+
+def test_models_of_a_clone_are_opened_where_none_is_named(serve, clone, image_file):
+    assert app.cloned_models() == clone
+    Path(clone[0], "README.md").write_text("The data are short pairs.\n")
+    page = pages.build_tabs(clone)
+    assert any("short pairs" in block.value for block in page.blocks.values() if isinstance(block, gr.Markdown))
+    client = serve(page)
+    endpoints = client.view_api(return_format="dict")["named_endpoints"]
+    assert set(endpoints) == {"/translate", "/attention", "/classify"}
+    assert client.predict(TEXT, 2, api_name="/translate")
+    answer = client.predict(handle_file(image_file), api_name="/classify")
+    assert {row["label"] for row in answer["confidences"]} == {"cat", "dog", "horse"}
+
+
+@pytest.mark.parametrize("arguments", [("--revision", "v1"), ("--compare", "org/name"), ("--example", "a")])
+def test_an_option_of_a_model_needs_the_model(clone, capsys, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        app.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_slow_server_is_waited_for(monkeypatch, capsys):
+    """As on a busy computer, where Gradio's own check would have given up."""
+    monkeypatch.setattr("gradio.networking.url_ok", lambda address: False)
+    with gr.Blocks() as page:
+        gr.Markdown("text")
+    monkeypatch.setattr(page, "block_thread", lambda: None)
+    pages.serve(page, app.free_port({}), in_browser=False)
+    try:
+        assert httpx.get(page.local_url).status_code == 200
+        assert page.local_url in capsys.readouterr().out
+    finally:
+        page.close(verbose=False)
 
 
 def test_models_of_two_kinds_are_not_compared(tmp_path):
@@ -341,6 +458,7 @@ def test_unexpected_errors_are_not_shown():
 def test_command_says_in_one_line_that_there_is_no_model(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.setattr(sys, "argv", ["app.py", *(argument.format(empty=tmp_path) for argument in arguments)])
     monkeypatch.delenv("MODEL_ID", raising=False)
+    monkeypatch.setattr(app, "CLONED_MODELS", [])
     with pytest.raises(SystemExit) as caught:
         app.main()
     assert caught.value.code == 2

@@ -39,7 +39,7 @@ def test_null_rows_and_masked_cells_are_marked():
 def test_mean_of_the_heads_hides_zeros():
     html = view.text_view([("one", attention([[[1, 0]], [[0, 1]]]))])
     assert "<b>50\u00a0%</b> of these weights are exactly zero" in html
-    assert "The mean of the heads hides it: 0\u00a0%" in html
+    assert "In the mean of the heads 0\u00a0% are left" in html
     assert html.count("50\u00a0% zeros") >= 4  # what is seen and what is read out, of each head
     softmax = view.text_view([("one", attention([[[0.9, 0.1]]]))])
     assert "<b>0\u00a0%</b>" in softmax
