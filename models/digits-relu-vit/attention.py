@@ -895,6 +895,8 @@ SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPA
 
 def is_fused(activation: str, statistics: str) -> bool:
     """Whether the installed library computes an attention with this φ and these statistics."""
+    if kernels is None:
+        return False
     return activation in SHARED_ACTIVATIONS or (activation in SPARSE_DISTRIBUTIONS and statistics == "none")
 
 

@@ -8,6 +8,7 @@ and opening a folder registers none of the library's classes. Each function here
 good: the caller then computes what it asked for.
 """
 
+from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, activate
 from .dropout import dropout
 from .fused_attention import attention, rectified_attention
@@ -24,6 +25,7 @@ __all__ = [
     "activate",
     "attention",
     "dropout",
+    "interface",
     "norm",
     "rectified_attention",
 ]
