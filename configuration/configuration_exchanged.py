@@ -13,7 +13,8 @@ class ExchangedConfig(PreTrainedConfig):
     r"""A model of transformers, and what its attention modules compute instead of softmax.
 
     Args:
-        base: the model's own configuration, as a dict.
+        base: the model's own configuration, as a dict without its `model_type`.
+        base_type: its `model_type`, by another name: transformers would take `base` for the whole.
         base_class: name of its class in transformers, such as `"LlamaForCausalLM"`.
         attention: a preset's name, a dict or an `AttentionConfig`.
         modules: name of each exchanged module → number of heads, width of a head, width of all outputs.
@@ -27,15 +28,18 @@ class ExchangedConfig(PreTrainedConfig):
     def __init__(
         self,
         base: dict[str, Any] | None = None,
+        base_type: str = "",
         base_class: str = "",
         attention: str | dict[str, Any] | AttentionConfig = "softmax",
         modules: dict[str, list[int]] | None = None,
         **kwargs: Any,
     ):
         self.base = {} if base is None else base
-        self.base_class = base_class
+        self.base_type, self.base_class = base_type, base_class
         self.attention = AttentionConfig.parse(attention).to_dict()
         self.modules = {} if modules is None else modules
+        if not isinstance(self.modules, dict) or not isinstance(self.base, dict):
+            raise ValueError(f"ExchangedConfig.modules is {self.modules!r}, but must be a dict, as base must")
         for name, sizes in self.modules.items():
             if not isinstance(sizes, list) or len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
                 raise ValueError(
@@ -49,5 +53,4 @@ class ExchangedConfig(PreTrainedConfig):
         Raises:
             ValueError: transformers has no such model.
         """
-        fields = dict(self.base)
-        return AutoConfig.for_model(fields.pop("model_type", None), **fields)
+        return AutoConfig.for_model(self.base_type, **self.base)

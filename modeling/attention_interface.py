@@ -162,8 +162,8 @@ def make_mask(
         config: of the model; some compute with the mask, so that they get it whole.
         others: whatever else transformers passes to functions of this kind.
     """
-    if isinstance(attention_mask, AttentionMask):  # `generate` has it made before it calls the model
-        return attention_mask
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        return attention_mask  # `generate` has it made before it calls the model
     device = torch.device(device)
     padding = attention_mask
     if padding is not None:
@@ -280,7 +280,7 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
         if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
             continue
         if name == "cu_seq_lens_q":
-            if isinstance(mask, AttentionMask) and mask.first_keys is None:
+            if not isinstance(mask, Tensor) and getattr(mask, "first_keys", None) is None:
                 raise ValueError(
                     "cu_seq_lens_q without position_ids: rows are packed, but the mask does not say where"
                 )
@@ -293,7 +293,7 @@ def _read_mask(
 ) -> tuple[AttentionMask, Tensor | None]:
     """The mask, and what an additive one adds to scores that it does not hide."""
     query_len, key_len = query.shape[2], key.shape[2]
-    if isinstance(mask, AttentionMask):
+    if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
         return mask, None
     if mask is None:
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -307,6 +307,8 @@ def _read_mask(
     mask = mask[..., :key_len]
     if mask.dtype == torch.bool:
         return AttentionMask.of(mask, query_len, key_len, query.device), None
+    if not mask.is_floating_point():
+        raise ValueError(f"an attention mask of 4 dimensions is {mask.dtype}, but must be bool or additive")
     return AttentionMask.of(mask > _LOWEST, query_len, key_len, query.device), mask.clamp_min(_LOWEST)
 
 

@@ -7,12 +7,14 @@ folder has a configuration around the model's own, so that it opens as what it w
 """
 
 import functools
+import inspect
 from pathlib import PurePath
 from typing import Any, ClassVar
 
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 
 from ..configuration.configuration_exchanged import ExchangedConfig
 from .attention_interface import InterfaceAttention, register
@@ -31,6 +33,8 @@ class ExchangeableAttention(InterfaceAttention):
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
+BEING_MADE: list[bool] = []  # not empty while an exchanged model is made: its parts may take that name
+_ANOTHER = "attn_implementation is {!r}, but the attention of this model is exchanged: restore_attention takes it off"
 
 
 class ExchangedModel(PreTrainedModel):
@@ -53,8 +57,10 @@ class ExchangedModel(PreTrainedModel):
             config: an `ExchangedConfig`; None for that of the folder.
 
         Raises:
-            ValueError: its configuration is of something else.
+            ValueError: its configuration is of something else, or another attention is asked for.
         """
+        if keywords.get("attn_implementation", IMPLEMENTATION) != IMPLEMENTATION:
+            raise ValueError(_ANOTHER.format(keywords["attn_implementation"]))
         if config is None:
             names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
             config = ExchangedConfig.from_pretrained(
@@ -85,9 +91,26 @@ class ExchangedModel(PreTrainedModel):
             config = self.exchanged_config()
             if self.payload_writer is not None:
                 self.payload_writer(config, save_directory)
+            elif ExchangedModel._auto_class is not None:  # the code came with the model, and goes with it
+                ExchangedConfig.register_for_auto_class()
+                custom_object_save(ExchangedModel.__new__(ExchangedModel), save_directory, config=config)
             config.save_pretrained(save_directory)
         if push_to_hub:
             self.push_to_hub(repo_id or PurePath(save_directory).name)
+
+    def set_attn_implementation(self, attn_implementation: str | dict, *arguments: Any, **keywords: Any) -> None:
+        """Refuse every attention but the exchanged one."""
+        if attn_implementation != IMPLEMENTATION:
+            raise ValueError(_ANOTHER.format(attn_implementation))
+        BEING_MADE.append(True)
+        try:
+            super().set_attn_implementation(attn_implementation, *arguments, **keywords)
+        finally:
+            BEING_MADE.pop()
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Pickle the model by the class that it was made of."""
+        return _empty_model, (self.base_class,), self.__dict__
 
     def exchanged_config(self) -> ExchangedConfig:
         """The configuration that is saved."""
@@ -95,12 +118,14 @@ class ExchangedModel(PreTrainedModel):
         exchanged = base.pop("exchanged")
         base.pop("attn_implementation", None)
         return ExchangedConfig(
+            base_type=base.pop("model_type"),
             base=base,
             base_class=self.base_class.__name__,
             attention=exchanged["attention"],
             modules=exchanged["modules"],
             architectures=[self.base_class.__name__],
             dtype=base.get("dtype"),
+            attn_implementation=IMPLEMENTATION,  # a stock class that opens the folder must not compute softmax
         )
 
 
@@ -110,26 +135,55 @@ def exchanged_class(base_class: type[PreTrainedModel]) -> type[ExchangedModel]:
 
     def build(self, config: PreTrainedConfig, *arguments: Any, **keywords: Any) -> None:
         config._attn_implementation = IMPLEMENTATION
-        base_class.__init__(self, config, *arguments, **keywords)
+        BEING_MADE.append(True)
+        try:
+            base_class.__init__(self, config, *arguments, **keywords)
+        finally:
+            BEING_MADE.pop()
         attach(self)
 
     fields = {"__init__": build, "__module__": base_class.__module__, "base_class": base_class}
-    fields["config_class"] = base_class.config_class
+    fields |= {"config_class": base_class.config_class, "_auto_class": None}
     return type(f"Exchanged{base_class.__name__}", (ExchangedModel, base_class), fields)
 
 
+def _empty_model(base_class: type[PreTrainedModel]) -> ExchangedModel:
+    model_class = exchanged_class(base_class)
+    return model_class.__new__(model_class)
+
+
+def calls_interface(module_class: type[nn.Module]) -> bool:
+    """Whether a module calls the attention interface of transformers itself."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(module_class.forward)
+    except (OSError, TypeError):
+        return False
+
+
 def attach(model: PreTrainedModel) -> None:
-    """Hang the attentions that `model.config.exchanged` describes on the modules of a model."""
+    """Hang the attentions that `model.config.exchanged` describes on the modules of a model.
+
+    Raises:
+        ValueError: it names no module, or one that is no attention module.
+    """
     exchanged = model.config.exchanged
+    modules = dict(model.named_modules())
+    for name in exchanged["modules"] or [""]:
+        if name not in modules or not calls_interface(type(modules[name])):
+            raise ValueError(f"ExchangedConfig.modules has {name!r}, which is no attention module of this model")
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)
         model.get_submodule(name).add_module(SUBMODULE, attention)
 
 
 def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
-    found = getattr(transformers, config.base_class, None)
-    if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
-        raise ValueError(f"ExchangedConfig.base_class is {config.base_class!r}, but must be a model of transformers")
+    found = getattr(transformers, str(config.base_class), None)
+    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+    if not is_model or found.config_class is not type(config.base_config()):
+        raise ValueError(
+            f"ExchangedConfig.base_class is {config.base_class!r}, but must be a model of transformers of the type "
+            f"{config.base_type!r}"
+        )
     return found
 
 

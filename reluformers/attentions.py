@@ -7,7 +7,7 @@ model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="relu_atten
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention_interface import InterfaceAttention, register
+from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION
 
 # what has a name from the start: attentions without parameters
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
@@ -49,6 +50,9 @@ REFUSED: dict[str, str] = {
         ("git", "gemma4_audio", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
         "its own code computes with the mask",
     ),
+    **dict.fromkeys(
+        ("swin", "clap", "clap_audio_model"), "it hides keys by a score of -100, which only softmax does not see"
+    ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
 }
 
@@ -72,7 +76,7 @@ def register_attention(
     if (
         not isinstance(name, str)
         or not name
-        or name in known | {"eager"}
+        or name in known | {"eager", IMPLEMENTATION}
         or any(part in name for part in _NAMES_OF_OTHERS)
     ):
         raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
@@ -136,64 +140,81 @@ def _source_of(model_class: type) -> str:
         return ""
 
 
-def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """A configuration and those in it."""
-    yield config
-    for part in config.sub_configs:
-        if isinstance(found := getattr(config, part, None), PreTrainedConfig):
-            yield from _configs(found)
+def is_ours(name: Any) -> bool:
+    """Whether an attention of this library has this name."""
+    return _ours(name) is not None
 
 
-def _write_down(config: PreTrainedConfig) -> None:
-    """Name attentions of ours in config.json, which else leaves them out: a model must not reopen with softmax."""
-    for part in _configs(config):
-        if _ours(part._attn_implementation):
-            part.attn_implementation = part._attn_implementation
-        elif "attn_implementation" in part.__dict__:
-            del part.attn_implementation
+def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+    """What `attn_implementation` gives a configuration the attentions of ours that it has; None if it has none."""
+    parts = {
+        name: _names_of_ours(part)
+        for name in config.sub_configs
+        if isinstance(part := getattr(config, name, None), PreTrainedConfig)
+    }
+    own = config._attn_implementation
+    if not _is_ours_anywhere(own, parts):
+        return None
+    found = {name: part for name, part in parts.items() if part is not None and part != own}
+    return {"": own, **found} if found or (parts and not is_ours(own)) else own
+
+
+def _is_ours_anywhere(own: Any, parts: dict[str, Any]) -> bool:
+    return is_ours(own) or any(part is not None for part in parts.values())
 
 
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
-    transformers only warns where a model takes no attention by name, and saves none. So three of its methods are
-    wrapped: where a model is built or given another attention, and where it is saved.
+    transformers only warns where a model takes no attention by name, and saves none. So three methods are wrapped:
+    where a model is built or given another attention, and where a configuration is saved.
     """
     if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
         return
-    check, give, save = (
-        getattr(PreTrainedModel, name)
-        for name in ("get_correct_attn_implementation", "set_attn_implementation", "save_pretrained")
-    )
+    check, give = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
+    save = PreTrainedConfig.save_pretrained
+
+    def check_model(model: PreTrainedModel, name: Any) -> None:
+        attention = _ours(name)
+        if attention is None:
+            return
+        if name == IMPLEMENTATION and not BEING_MADE:
+            raise ValueError(f"{type(model).__name__} does not take {name}, which is what exchange_attention gives")
+        check_attention(type(model), model.config, attention.attention, name)
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, *args, **keywords):
-        attention = _ours(requested_attention)
-        if attention is not None:
-            check_attention(type(self), self.config, attention.attention, requested_attention)
+        check_model(self, requested_attention)
         return check(self, requested_attention, *args, **keywords)
 
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
-        attention = _ours(attn_implementation)
-        if attention is not None:
+        is_name_of_ours = is_ours(attn_implementation)
+        if is_name_of_ours:
             for part in self.modules():
                 if isinstance(part, PreTrainedModel):
-                    check_attention(type(part), part.config, attention.attention, attn_implementation)
+                    check_model(part, attn_implementation)
         give(self, attn_implementation, *args, **keywords)
-        if attention is not None:  # transformers 5.17 forgets the copies of a configuration that parts may have
+        if is_name_of_ours:  # transformers 5.17 forgets the copies of a configuration that parts may have
             for part in self.modules():
                 if isinstance(part, PreTrainedModel):
                     part.config._attn_implementation = attn_implementation
 
     @functools.wraps(save)
     def save_pretrained(self, *args, **keywords):
-        _write_down(self.config)
-        return save(self, *args, **keywords)
+        # config.json leaves names of attentions out: the model would reopen with softmax
+        names = _names_of_ours(self)
+        if names is None:
+            return save(self, *args, **keywords)
+        self.attn_implementation = names
+        try:
+            return save(self, *args, **keywords)
+        finally:
+            del self.attn_implementation
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
     PreTrainedModel.set_attn_implementation = set_attn_implementation
-    PreTrainedModel.save_pretrained = save_pretrained
+    PreTrainedConfig.save_pretrained = save_pretrained
 
 
 def register_attentions() -> None:

@@ -11,21 +11,29 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .attentions import check_attention
+from .attentions import check_attention, is_ours
 from .configuration.configuration_attention import AttentionConfig
 from .families import FAMILIES
 from .modeling.attention_interface import InterfaceAttention
-from .modeling.modeling_exchanged import IMPLEMENTATION, SUBMODULE, ExchangedModel, attach, exchanged_class
+from .modeling.modeling_exchanged import (
+    IMPLEMENTATION,
+    SUBMODULE,
+    ExchangedModel,
+    attach,
+    calls_interface,
+    exchanged_class,
+)
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "exchanged_attention.json", "exchanged_attention.safetensors"
 # where modules of transformers hold their number of heads and the width of one
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_local_heads")
-_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+_HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "proj", "out")
 
 
@@ -50,6 +58,8 @@ def exchange_attention(
     """
     if isinstance(model, ExchangedModel):
         raise ValueError("the attention of this model is exchanged already: call restore_attention first")
+    if not isinstance(model, PreTrainedModel) or getattr(transformers, type(model).__name__, None) is not type(model):
+        raise ValueError(f"the model is a {type(model).__name__}, but must be of a class of transformers itself")
     if type(model.config) in FAMILIES:
         raise ValueError(f"{type(model).__name__} is of this library: give its configuration another attention")
     config = AttentionConfig.parse(attention)
@@ -65,20 +75,25 @@ def exchange_attention(
                 f"sites has {pattern!r}, which fits no attention module, such as {next(iter(modules), '-')}"
             )
     chosen = {name: part for name, part in modules.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    configs = _configs_of(model)
+    if sites is not None and any(is_ours(part._attn_implementation) for part in configs):
+        raise ValueError(
+            "the model has an attention by name, which other modules would lose: set 'sdpa' before, or no sites"
+        )
     model.config.exchanged = {
         "attention": config.to_dict(),
         "modules": {name: _sizes(name, module) for name, module in chosen.items()},
     }
+    before = [part._attn_implementation for part in configs]
     attach(model)
-    reference = next(model.parameters())
     for module in chosen.values():
-        added = getattr(module, SUBMODULE).to(reference)
+        added = getattr(module, SUBMODULE).to(next(module.parameters()))
         added.train(module.training)
-        if added.scale is not None and config.score == "dot" and getattr(module, "scaling", None) is not None:
-            init.constant_(added.scale, module.scaling)
-    model.config.exchanged["before"] = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+        if added.scale is not None and config.score == "dot":
+            init.constant_(added.scale, _scaling_of(module))
     model.__class__ = exchanged_class(type(model))
+    model.set_attn_implementation(IMPLEMENTATION)
+    model.attention_before = before
     return model
 
 
@@ -93,7 +108,9 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
     for name in model.config.exchanged["modules"]:
         delattr(model.get_submodule(name), SUBMODULE)
     model.__class__ = model.base_class
-    model.set_attn_implementation(model.config.exchanged.get("before", "sdpa"))
+    configs = _configs_of(model)
+    for part, name in zip(configs, getattr(model, "attention_before", ["sdpa"] * len(configs)), strict=True):
+        part._attn_implementation_internal = name
     del model.config.exchanged
     return model
 
@@ -122,19 +139,30 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     if saved["base_class"] != type(model).__name__:
         raise ValueError(f"{folder} belongs to a {saved['base_class']}, but the model is a {type(model).__name__}")
     exchange_attention(model, saved["attention"], saved["modules"])
-    found = model.load_state_dict(load_file(folder / ADAPTER_WEIGHTS), strict=False)
+    try:
+        found = model.load_state_dict(load_file(folder / ADAPTER_WEIGHTS), strict=False)
+    except RuntimeError as error:
+        restore_attention(model)
+        raise ValueError(f"{folder} does not fit the model: {error}") from error
     missing = [name for name in found.missing_keys if f".{SUBMODULE}." in name]
     if missing or found.unexpected_keys:
+        restore_attention(model)
         raise ValueError(f"{folder} does not fit the model: {', '.join([*missing, *found.unexpected_keys][:3])}")
     return model
 
 
-def calls_interface(module_class: type[nn.Module]) -> bool:
-    """Whether a module calls the attention interface of transformers itself."""
-    try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(module_class.forward)
-    except (OSError, TypeError):
-        return False
+def _configs_of(model: PreTrainedModel) -> list:
+    """The configurations of all parts of a model, each once."""
+    found = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    return list(found.values())
+
+
+def _scaling_of(module: nn.Module) -> float:
+    """What an attention module multiplies dot products by; 1 where it has scaled the queries itself."""
+    if "scaling=1.0" in inspect.getsource(type(module).forward):
+        return 1.0
+    scaling = getattr(module, "scaling", None)
+    return getattr(module, SUBMODULE).scale.item() if scaling is None else scaling
 
 
 def _sizes(name: str, module: nn.Module) -> list[int]:

@@ -68,7 +68,10 @@ MAY_LOAD = {
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
     "handler.py": {"from_pretrained", "pipeline"},
     "attention_interface.py": {"function.__code__"},  # the names of what a mask function of transformers knows
-    "modeling_exchanged.py": {"from_pretrained", "save_pretrained", "push_to_hub"},
+    "modeling_exchanged.py": {
+        *("from_pretrained", "save_pretrained", "push_to_hub"),
+        "from transformers.dynamic_module_utils import custom_object_save",
+    },
 }
 
 

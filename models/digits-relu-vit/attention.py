@@ -474,7 +474,7 @@ class AttentionMask:
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
-        if isinstance(mask, cls):
+        if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
             return mask
         if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])

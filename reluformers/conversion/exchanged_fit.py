@@ -33,10 +33,17 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
     """
     if not isinstance(model, ExchangedModel):
         raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
-    training = model.training
+    modes = {part: part.training for part in model.modules()}
     model.eval()
+    try:
+        recorded = _record(model, batches)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
     errors = {}
-    for name, calls in _record(model, batches).items():
+    for name, calls in recorded.items():
+        if not calls:  # of a part that these batches do not go through
+            continue
         attention = getattr(model.get_submodule(name), SUBMODULE)
         start, scales = None, [None]
         if attention.scale is not None:
@@ -48,7 +55,6 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
             found.append(_fit_gain(attention, calls))
         _set_scale(attention, scales[found.index(min(found))])
         errors[name] = _fit_gain(attention, calls)
-    model.train(training)
     return errors
 
 

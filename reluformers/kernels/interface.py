@@ -65,13 +65,14 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
         offset = key_len - query_len
         places = torch.arange(query_len, device=query.device)[None] + offset
         first_keys = None
-        if sliding_window is not None:
-            first_keys = places - sliding_window + 1
-            is_causal, offset = True, offset if is_causal else offset + sliding_window - 1
-        elif is_causal and offset == 0 and attention_mask is None and getattr(position_ids, "ndim", 0) == 2:
+        if is_causal and offset == 0 and attention_mask is None and getattr(position_ids, "ndim", 0) == 2:
             # pieces of a packed row begin where positions do not go on
             starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=1) != 1
             first_keys = torch.where(starts, places, 0).cummax(1).values
+        if sliding_window is not None:
+            window = places - sliding_window + 1
+            first_keys = window if first_keys is None else torch.maximum(window, first_keys)
+            is_causal, offset = True, offset if is_causal else offset + sliding_window - 1
         output = rectified_attention(
             query,
             key,

@@ -1,0 +1,209 @@
+"""What an attention of ours was, it stays or is an error: saved, opened, copied, exchanged and mistaken."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaForCausalLM
+
+from reluformers import (
+    exchange_attention,
+    fit_attention,
+    load_adapter,
+    register_attention,
+    restore_attention,
+    save_adapter,
+)
+from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
+
+from .test_by_name import LLAMA, MODELS, build, inputs, real_part
+
+WITHOUT_THE_LIBRARY = """
+import sys
+sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
+import torch
+from transformers import AutoModelForCausalLM
+first, second, copy = sys.argv[1:]
+ids = torch.arange(3, 12)[None]
+open_model = lambda folder: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+model, other = open_model(first), open_model(second)
+wanted = model(ids).logits
+assert torch.equal(open_model(first)(ids).logits, wanted)
+assert not torch.allclose(other(ids).logits, wanted, atol=1e-3)
+model.save_pretrained(copy)
+assert torch.equal(open_model(copy)(ids).logits, wanted)
+"""
+
+
+def logits(model, name="llama"):
+    batch = inputs(name)
+    return real_part(model(**batch).logits, batch).detach()
+
+
+def llava(**attention):
+    text = {**LLAMA, "model_type": "llama"}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision |= {"image_size": 16, "patch_size": 8, "model_type": "clip_vision_model"}
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=98)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration._from_config(config, **attention)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def test_a_part_of_a_model_keeps_its_attention(tmp_path):
+    names = {"text_config": "relu_attention", "vision_config": "sdpa"}
+    model = llava(attn_implementation=names)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+    assert {name: getattr(again.config, name)._attn_implementation for name in names} == names
+    torch.testing.assert_close(logits(again), logits(model))
+
+
+def test_restoring_gives_each_part_what_it_had():
+    model = llava(attn_implementation={"text_config": "relu_attention", "vision_config": "sdpa"})
+    before = logits(model)
+    exchange_attention(model, "qknorm")
+    assert not torch.allclose(logits(model), before, atol=1e-3)
+    assert torch.equal(logits(restore_attention(model)), before)
+
+
+def test_a_fit_leaves_out_parts_that_its_batches_do_not_reach():
+    model = exchange_attention(llava(), "qknorm").train()
+    model.model.vision_tower.eval()
+    errors = fit_attention(model, [inputs("llama", "none")])
+    assert all("language_model" in name for name in errors)
+    assert errors
+    assert model.training
+    assert not model.model.vision_tower.training
+
+
+def test_a_stock_class_does_not_open_an_exchanged_folder(tmp_path):
+    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path)
+    with pytest.raises((ValueError, RuntimeError)):
+        LlamaForCausalLM.from_pretrained(tmp_path)
+    script = f"from transformers import LlamaForCausalLM; LlamaForCausalLM.from_pretrained({str(tmp_path)!r})"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert process.returncode != 0
+    assert "reluformers_exchanged" in process.stderr
+
+
+def test_its_configuration_builds_no_stock_model():
+    config = exchange_attention(build("llama", "eager"), "relu-vit").config
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def test_an_exchanged_model_takes_no_other_attention(tmp_path):
+    model = exchange_attention(build("llama", "eager"), "relu-vit")
+    before = logits(model)
+    with pytest.raises(ValueError, match="restore_attention"):
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(logits(model), before)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="restore_attention"):
+        ExchangedModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+
+
+def test_some_sites_of_a_model_by_name_are_refused():
+    with pytest.raises(ValueError, match="sites"):
+        exchange_attention(build("llama", "relu_attention"), "relu-vit", sites=["model.layers.0.*"])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "whisper"])
+def test_a_learned_scale_changes_nothing_at_the_start(name):
+    model = exchange_attention(build(name, "softmax_attention"), {"activation": "softmax", "learned_scale": True})
+    torch.testing.assert_close(
+        logits(model, name), logits(build(name, "softmax_attention"), name), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_masks_of_integers_are_refused():
+    model = build("llama", "relu_attention")
+    with pytest.raises(ValueError, match="int64"):
+        model(torch.arange(3, 12)[None], attention_mask=torch.ones(9, 9).tril().long()[None, None])
+
+
+def test_the_name_of_exchanged_models_is_taken():
+    with pytest.raises(ValueError, match="reluformers_exchanged"):
+        register_attention("reluformers_exchanged", "relu-vit")
+
+
+def test_a_configuration_names_the_attention_that_it_has_now(tmp_path):
+    model = build("llama", "relu_attention")
+    model.config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "relu_attention"
+    model.save_pretrained(tmp_path)
+    model.set_attn_implementation("sdpa")
+    model.config.save_pretrained(tmp_path)
+    assert "attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"modules": {}},
+        {"modules": {"model.norm": [4, 8, 32]}},
+        {"modules": {"nowhere": [4, 8, 32]}},
+        {"modules": [1]},
+        {"base_class": "PreTrainedModel"},
+        {"base_class": "BertModel"},
+        {"base_class": "pipeline"},
+        {"base_class": None},
+    ],
+    ids=str,
+)
+def test_a_changed_configuration_is_refused(change, tmp_path):
+    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=next(iter(change))):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_two_folders_live_in_one_process_without_the_library(tmp_path):
+    exchange_attention(build("llama", "eager"), "rela-g").save_pretrained(tmp_path / "first")
+    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path / "second")
+    folders = [str(tmp_path / name) for name in ("first", "second", "copy")]
+    process = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_LIBRARY, *folders], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+def test_an_exchanged_model_is_pickled():
+    model = exchange_attention(build("llama", "eager"), "rela-g")
+    assert torch.equal(logits(pickle.loads(pickle.dumps(model))), logits(model))
+
+
+class OwnLlama(LlamaForCausalLM):
+    """A user's class, which no folder could name."""
+
+
+def test_only_models_of_transformers_are_exchanged():
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(build("llama", "eager"), peft.LoraConfig(target_modules=["q_proj"]))
+    before = logits(wrapped)
+    with pytest.raises(ValueError, match="Peft"):
+        exchange_attention(wrapped, "rela-g")
+    assert torch.equal(logits(wrapped), before)
+    with pytest.raises(ValueError, match="OwnLlama"):
+        exchange_attention(OwnLlama(LlamaForCausalLM.config_class(**LLAMA)), "rela-g")
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
+    save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
+    torch.manual_seed(0)
+    wider = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, "hidden_size": 64})).eval()
+    before = logits(wider)
+    with pytest.raises(ValueError, match="does not fit"):
+        load_adapter(wider, tmp_path)
+    assert torch.equal(logits(wider), before)
+    assert not any(SUBMODULE in name for name, _ in wider.named_modules())
