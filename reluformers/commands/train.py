@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     report = partial(print, flush=True)
     recipe = read_recipe(options)
     if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
-        recipe.training.pop("disable_tqdm", None)  # recipes ask for lines because of files
+        recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
     try:
         task_named(recipe.task).train(
             recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report
