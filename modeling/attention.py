@@ -214,8 +214,7 @@ def softmax_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
-    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    is_causal = mask.is_triangle
     output = functional.scaled_dot_product_attention(
         query,
         repeat_heads(key, query),
@@ -250,8 +249,7 @@ def softmax1_attention(
     key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
     key[:, :, 0, -1] = 1
     value = functional.pad(value, (0, 1, 1, 0))
-    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
-    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    is_causal = mask.is_triangle
     dense = None if is_causal or mask.dense is None else functional.pad(mask.dense, (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
         functional.pad(query, (0, 0, 1, 0)) if is_causal else query,

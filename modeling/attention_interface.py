@@ -40,9 +40,11 @@ _DENSE_MASKS = {
     ),
     *("molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
 }
-# keywords of the models that the mask has said already, and those that are for other kernels or for the model
-_SAID_BY_THE_MASK = {"sliding_window", "position_ids", "max_length_q", "max_length_k", "cu_seq_lens_k"}
-_FOR_OTHERS = {  # and all that begins with output_
+# keywords of the models that change nothing here, and all that begins with output_
+_KNOWN = {
+    # which the mask has said already
+    *("sliding_window", "position_ids", "max_length_q", "max_length_k", "cu_seq_lens_k"),
+    # for other kernels or for the model
     *("use_cache", "cache_position", "return_dict", "deterministic"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
     *("grid_thw", "image_grid_thw"),
@@ -275,7 +277,7 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
         ValueError: a keyword is not known and not None.
     """
     for name, value in keywords.items():
-        if value is None or name in _FOR_OTHERS | _SAID_BY_THE_MASK or name.startswith("output_"):
+        if value is None or name in _KNOWN or name.startswith("output_"):
             continue
         if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
             continue

@@ -49,7 +49,7 @@ class AttentionMask:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """That of the mask made dense, with 1 for batch and heads."""
+        """Shape of the mask made dense, with 1 for batch and heads."""
         return 1, 1, self.query_len, self.key_len
 
     def contiguous(self) -> "AttentionMask":
@@ -106,6 +106,12 @@ class AttentionMask:
         if isinstance(self.causal_offset, Tensor):
             return True
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
+        is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
+        return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Make a value once, kept for the layers that ask for this name later.

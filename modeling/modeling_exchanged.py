@@ -8,6 +8,8 @@ folder has a configuration around the model's own, so that it opens as what it w
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -33,7 +35,7 @@ class ExchangeableAttention(InterfaceAttention):
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
-BEING_MADE: list[bool] = []  # not empty while an exchanged model is made: its parts may take that name
+BEING_MADE: list[bool] = []  # not empty while an exchanged model is made: see `being_made`
 _ANOTHER = "attn_implementation is {!r}, but the attention of this model is exchanged: restore_attention takes it off"
 
 
@@ -102,11 +104,8 @@ class ExchangedModel(PreTrainedModel):
         """Refuse every attention but the exchanged one."""
         if attn_implementation != IMPLEMENTATION:
             raise ValueError(_ANOTHER.format(attn_implementation))
-        BEING_MADE.append(True)
-        try:
+        with being_made():
             super().set_attn_implementation(attn_implementation, *arguments, **keywords)
-        finally:
-            BEING_MADE.pop()
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         """Pickle the model by the class that it was made of."""
@@ -129,17 +128,24 @@ class ExchangedModel(PreTrainedModel):
         )
 
 
+@contextmanager
+def being_made() -> Iterator[None]:
+    """Let parts of a model take the name of its exchanged attention."""
+    BEING_MADE.append(True)
+    try:
+        yield
+    finally:
+        BEING_MADE.pop()
+
+
 @functools.cache
 def exchanged_class(base_class: type[PreTrainedModel]) -> type[ExchangedModel]:
     """The class of a model of transformers with an exchanged attention: a subclass of its own."""
 
     def build(self, config: PreTrainedConfig, *arguments: Any, **keywords: Any) -> None:
         config._attn_implementation = IMPLEMENTATION
-        BEING_MADE.append(True)
-        try:
+        with being_made():
             base_class.__init__(self, config, *arguments, **keywords)
-        finally:
-            BEING_MADE.pop()
         attach(self)
 
     fields = {"__init__": build, "__module__": base_class.__module__, "base_class": base_class}
@@ -152,6 +158,7 @@ def _empty_model(base_class: type[PreTrainedModel]) -> ExchangedModel:
     return model_class.__new__(model_class)
 
 
+@functools.cache
 def calls_interface(module_class: type[nn.Module]) -> bool:
     """Whether a module calls the attention interface of transformers itself."""
     try:

@@ -133,6 +133,7 @@ def check_attention(model_class: type, config: PreTrainedConfig, attention: Atte
         )
 
 
+@functools.cache
 def _source_of(model_class: type) -> str:
     try:
         return inspect.getsource(sys.modules[model_class.__module__])
@@ -153,14 +154,10 @@ def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
         if isinstance(part := getattr(config, name, None), PreTrainedConfig)
     }
     own = config._attn_implementation
-    if not _is_ours_anywhere(own, parts):
+    if not is_ours(own) and not any(parts.values()):
         return None
     found = {name: part for name, part in parts.items() if part is not None and part != own}
     return {"": own, **found} if found or (parts and not is_ours(own)) else own
-
-
-def _is_ours_anywhere(own: Any, parts: dict[str, Any]) -> bool:
-    return is_ours(own) or any(part is not None for part in parts.values())
 
 
 def guard_models() -> None:

@@ -447,7 +447,7 @@ class AttentionMask:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """That of the mask made dense, with 1 for batch and heads."""
+        """Shape of the mask made dense, with 1 for batch and heads."""
         return 1, 1, self.query_len, self.key_len
 
     def contiguous(self) -> "AttentionMask":
@@ -504,6 +504,12 @@ class AttentionMask:
         if isinstance(self.causal_offset, Tensor):
             return True
         return self.causal_offset is not None and self.causal_offset < self.key_len - 1
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
+        is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
+        return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Make a value once, kept for the layers that ask for this name later.
@@ -925,8 +931,7 @@ def softmax_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
     """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
-    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    is_causal = mask.is_triangle
     output = functional.scaled_dot_product_attention(
         query,
         repeat_heads(key, query),
@@ -961,8 +966,7 @@ def softmax1_attention(
     key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
     key[:, :, 0, -1] = 1
     value = functional.pad(value, (0, 1, 1, 0))
-    is_plain = mask.is_structured and mask.key_padding_mask is None and mask.first_keys is None
-    is_causal = bool(is_plain and mask.is_causal and mask.causal_offset == 0 and mask.query_len == mask.key_len)
+    is_causal = mask.is_triangle
     dense = None if is_causal or mask.dense is None else functional.pad(mask.dense, (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
         functional.pad(query, (0, 0, 1, 0)) if is_causal else query,

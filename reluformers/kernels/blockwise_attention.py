@@ -77,7 +77,7 @@ class _Part:
     mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
 
     def first_keys(self, options: PassOptions) -> Tensor:
-        """Those of each query."""
+        """First key of each query."""
         return options.first_keys[self.batch.start if len(options.first_keys) > 1 else 0]
 
     def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:

@@ -78,7 +78,7 @@ def exchanged_auto_map(model_class: type[PreTrainedModel], config_class: type) -
     """Auto class → "file.Class", of the auto classes of transformers that open a model of this class."""
     found = {"AutoConfig": f"configuration_exchanged.{ExchangedConfig.__name__}"}
     for auto in _auto_classes():
-        if config_class in auto._model_mapping.keys():  # noqa: SIM118 (its `in` asks names of types)
+        if config_class in auto._model_mapping:
             classes = auto._model_mapping[config_class]
             if model_class in (classes if isinstance(classes, tuple) else (classes,)):
                 found[auto.__name__] = f"modeling_exchanged.{ExchangedModel.__name__}"

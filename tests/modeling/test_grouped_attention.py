@@ -106,7 +106,7 @@ def test_powers_that_are_none_are_refused():
 @pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
 @pytest.mark.parametrize("size", [0.0, 1.0, 100.0])
 def test_sparse_rows_sum_to_1(activation, size, computed_by):
-    """Of uniform rows too, and of large scores."""
+    """Weights of a row add up, of uniform rows too, and of large scores."""
     length = 97 if computed_by == "blocks" else 520
     query, key, value = (torch.randn(2, 2, length, 16) for _ in range(3))
     ones = torch.ones_like(value)
