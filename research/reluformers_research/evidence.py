@@ -32,7 +32,10 @@ class Evidence:
         self._rows: dict[str, list[RunRecord]] = defaultdict(list)
         for record in sorted(records, key=lambda record: record.seed):
             self._rows[row_key(record.to_recipe())].append(record)
-        self._schedules = {key: _schedule(rows[0]) for key, rows in self._rows.items()}
+        scored = {
+            key: next((record for record in rows if record.evaluation), None) for key, rows in self._rows.items()
+        }
+        self._schedules = {key: record and _schedule(record) for key, record in scored.items()}
         self._model, self._draws = cache(self._fit), cache(self._draw)
 
     @classmethod
@@ -122,9 +125,8 @@ def _machine(record: RunRecord) -> str:
 
 
 def _schedule(record: RunRecord) -> str:
-    """Data, batches and updates of a run: all of its recipe but the model, and what `_FREE` names."""
+    """Data, batches and updates of a run: its test set, and its recipe but for the model and what `_FREE` names."""
     sections = {name: value for name, value in record.to_recipe().to_dict().items() if name != "model"}
     for section, names in _FREE.items():
         sections[section] = {name: value for name, value in sections[section].items() if name not in names}
-    files = {split: (source or {}).get("sha256") for split, source in record.data.items()}
-    return json.dumps([sections, files], sort_keys=True, default=str)
+    return json.dumps([sections, record.evaluation.data.checksum], sort_keys=True, default=str)
