@@ -80,6 +80,11 @@ class Evidence:
             return RankDifference(*values)
         return model.difference(first, second, self._test_variance(first, second, measure))
 
+    def is_apart(self, key: str, measure: str) -> bool:
+        """Whether a row spreads more between seeds than those of its schedule, so that its variance is its own."""
+        model = self._model(self._schedules[key], measure)
+        return key in model.systems - model.steady
+
     def values(self, key: str, measure: str) -> list[float]:
         """Value of each run of a row that has one."""
         return [value for record in self.of_row(key) if (value := _value(record, measure)) is not None]

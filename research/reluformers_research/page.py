@@ -64,24 +64,31 @@ def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
 
 def claims_table(reports: Sequence[TableReport]) -> str:
     """How many claims hold; then a line for each, with its lead by loss and the verdict of each measure."""
-    lines, contradicted = [], []
-    counts = [Counter() for _ in range(2)]
+    lines, contradicted, totals = [], [], [Counter(), Counter()]
     for report in reports:
-        if own := judged(report):
-            lines.append([f"**{report.table.title}** (`{report.table.name}`, {report.setting})", *[""] * 4])
+        own = judged(report)
+        if not own:
+            continue
+        counts = [Counter(_kind(found[measure]) for found in own.values()) for measure in report.measures]
+        for total, count in zip(totals, counts, strict=False):
+            total.update(count)
+        main, *second = map(_marks, counts)
+        lines.append([f"**{report.table.title}** (`{report.table.name}`)", main, "", *[*second, MISSING][:2]])
         for claim, found in own.items():
             main, *second = (found[measure] for measure in report.measures)
             lead = MISSING if main.difference is None else report.difference_text(main.difference, LOSS)
             lines.append([claim.text, _mark(main), lead, *[*map(_mark, second), MISSING][:2]])
-            for count, verdict in zip(counts, (main, second[0]), strict=True):
-                count[_kind(verdict)] += 1
             if any({_kind(main), _kind(verdict)} == {HOLDS, FAILS} for verdict in second):
                 contradicted.append(f"`{claim.text}` ({report.table.name} {report.setting})")
-    by_loss, by_score = (f"{count[HOLDS]} hold, {count[FAILS]} do not and {count[OPEN]} are open" for count in counts)
-    said = f"By the loss, of {counts[0].total()} claims {by_loss}; by BLEU or accuracy {by_score}. "
-    said += f"Two measures decide the opposite of {len(contradicted)}{': ' if contradicted else ''}"
-    said += "; ".join(contradicted)
-    return f"{said}.\n\n{markdown_table(['claim', 'by loss', 'lead, nats', 'by BLEU or accuracy', 'by chrF'], lines)}"
+    by_loss, by_score = (f"{total[HOLDS]} hold, {total[FAILS]} do not and {total[OPEN]} are open" for total in totals)
+    said = f"By the loss, of {totals[0].total()} claims {by_loss}; by BLEU or accuracy {by_score}.\n"
+    if contradicted:
+        said += f"Two measures decide the opposite of {len(contradicted)}: {'; '.join(contradicted)}.\n"
+    return f"{said}\n{markdown_table(['claim', 'by loss', 'lead, nats', 'by BLEU or accuracy', 'by chrF'], lines)}"
+
+
+def _marks(count: Counter) -> str:
+    return f"{count[HOLDS]} ✓ {count[FAILS]} ✗ {count[OPEN]} ?"
 
 
 def _mark(verdict: Verdict) -> str:

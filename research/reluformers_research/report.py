@@ -163,8 +163,13 @@ class TableReport:
                 for claim in of_scores
             ]
             parts.append(markdown_table(["claim", *map(title, self.measures)], lines))
-        for claim in begun.keys() - set(of_scores):
-            parts.append(f"- `{claim.text}` {self.text(begun[claim][claim.measure], claim.measure)}.\n")
+        of_statistics = [claim for claim in begun if claim.measure != SCORE]
+        if of_statistics:
+            texts = (
+                f"- `{claim.text}` {self.text(begun[claim][claim.measure], claim.measure)}.\n"
+                for claim in of_statistics
+            )
+            parts.append("".join(texts))
         left = [claim for claim in self.verdicts if claim not in begun]
         if left:
             parts.append(f"Claims of rows without a run: {', '.join(f'`{claim.text}`' for claim in left)}.\n")
@@ -243,6 +248,9 @@ class TableReport:
                 f"loss on the validation set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
                 "95 % interval over seeds"
             )
+        apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
+        if apart:
+            notes.append(f"set apart by the loss, with a variance of their own: {', '.join(apart)}")
         signature = records[0].evaluation.scores[self.task.main_metric].signature
         if signature:
             notes.append(f"signature `{signature}`")
