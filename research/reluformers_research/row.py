@@ -1,6 +1,7 @@
 """One row of a table with one seed: train, score, write the record. A process of its own: `python -m … JOB.json`."""
 
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ from reluformers.training.run import LOG_FILE
 from .records import RunRecord, has_record
 from .tables import public_sections
 
+_MANY = 100  # files of a folder, of which more have one checksum together
 RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL
 
 
@@ -144,7 +146,9 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
         return None
     if data.path is not None:
         known = {"name": source_name(data.path), "split": source, "config": data.name, "revision": data.revision}
-        return {name: value for name, value in known.items() if value is not None}
+        files = _files(Path(os.path.expanduser(data.path)))
+        known["sha256"] = [_checksum(file) for file in files] if len(files) <= _MANY else [_sum_of_sums(files)]
+        return {name: value for name, value in known.items() if value not in (None, [])}
     files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
     return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
 
@@ -166,6 +170,18 @@ def check_data(job: Job, record: RunRecord) -> None:
         sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
         if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
             raise UserError(f"{path}: its data.{split} is another file of that name; give --records another folder")
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    """Files of a folder on this machine, or the file itself; none of a data set of the Hub."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple(file for file in files if file.is_file() and not file.name.startswith("."))
+
+
+@functools.cache
+def _sum_of_sums(files: tuple[Path, ...]) -> str:
+    """One checksum of a folder with a file for each image."""
+    return hashlib.sha256("".join(map(_checksum, files)).encode()).hexdigest()
 
 
 @functools.cache

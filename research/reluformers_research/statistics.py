@@ -1,133 +1,265 @@
 """Differences between systems, each trained with several seeds and scored on the same rows.
 
-A score is a function of sums over rows (BLEU of n-gram counts, accuracy of hits), so that a draw of rows is scored
-without looking at a text again.
+docs/research/tables.md says which procedures, and why.
 """
 
-import zlib
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
-from sacrebleu.metrics.base import Score, Signature
-from sacrebleu.significance import PairedTest
+from scipy import special, stats
 
 from reluformers.evaluation.scorer import ScoreOfSums
 
 ROW_DRAWS = 2_000  # of test rows
-DRAWS = 10 * ROW_DRAWS  # of the seeds
 LEVEL = 0.95  # of intervals
-POWER = 0.8  # with which `smallest_effect` would have been found
+POWER = 0.8  # with which `Difference.smallest_effect` would have been found
+APART = 0.25  # level of the tests of the largest variance, which is that for tests before pooling
+
+
+class Run(NamedTuple):
+    """One training run.
+
+    Args:
+        system: what was trained.
+        seed: of the training.
+        machine: by name.
+        value: what it scored.
+    """
+
+    system: str
+    seed: int
+    machine: str
+    value: float
 
 
 @dataclass(frozen=True)
-class SeedVariance:
-    """Variance of a score between the seeds of one system, s² = Σ_i Σ_k (x_ik − x̄_i)² / f with f = Σ_i (m_i − 1).
-
-    Two or three seeds say little of their variance: it is taken to be the same for all systems i of a table.
-
-    Args:
-        value: s².
-        degrees: f, its degrees of freedom.
-    """
+class Variance:
+    """Variance s² of one run and its degrees of freedom."""
 
     value: float
-    degrees: int
-
-    @classmethod
-    def of(cls, scores: Iterable[Sequence[float]]) -> "SeedVariance":
-        """Pool the variance of the scores of each system; systems of one seed say nothing.
-
-        Raises:
-            ValueError: no system has two seeds.
-        """
-        groups = [np.asarray(group, dtype=float) for group in scores if len(group) > 1]
-        degrees = sum(len(group) - 1 for group in groups)
-        if degrees == 0:
-            raise ValueError("A variance of seeds needs a system with two.")
-        return cls(sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / degrees, degrees)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A system's mean score over its seeds, and how sure it is.
-
-    Args:
-        value: in the unit of the score.
-        draws: what it might be for other test rows and other seeds.
-    """
-
-    value: float
-    draws: np.ndarray
-
-    @classmethod
-    def of(cls, name: str, runs: Sequence[np.ndarray], score: ScoreOfSums, variance: SeedVariance) -> "Mean":
-        """Test rows are drawn with replacement, the same ones for all systems; of seeds the variance is known.
-
-        A draw adds z·s·√(f/χ²)/√m to the mean over m seeds: z is the system's own and normal, χ² of f degrees of
-        freedom the same for all systems. So the seeds' part of a difference has Student's t distribution.
-
-        Args:
-            name: of the system, which decides on its z.
-            runs: of each seed the statistics of its rows [rows, columns]; the same rows in all.
-            score: of sums over rows.
-            variance: s² and f.
-
-        Raises:
-            ValueError: the runs differ in their number of rows.
-        """
-        rows = {len(run) for run in runs}
-        if len(rows) != 1:
-            raise ValueError(f"The runs were scored on {sorted(rows)} rows, but must be on the same ones.")
-        (number,) = rows
-        of_rows = np.mean([_scores(run, _row_weights(number), score) for run in runs], axis=0)
-        normal = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS)
-        chi_square = np.random.default_rng(variance.degrees).chisquare(variance.degrees, DRAWS)
-        spread = np.sqrt(variance.value * variance.degrees / chi_square / len(runs))
-        value = float(np.mean([score(run.sum(0)) for run in runs]))
-        return cls(value, np.tile(of_rows, DRAWS // ROW_DRAWS) + spread * normal)
+    degrees: float
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much a system is ahead of another, and how sure that is.
+    """How much a system is ahead of another, by Student's t.
 
     Args:
-        value: mean over the seeds of the one minus that of the other, in the unit of the score.
-        draws: the same of each draw.
+        value: in the unit of the score.
+        error: its standard error.
+        degrees: of freedom.
     """
 
     value: float
-    draws: np.ndarray
-
-    @classmethod
-    def of(cls, system: Mean, baseline: Mean) -> "Difference":
-        """Subtract two means of the same test rows."""
-        return cls(system.value - baseline.value, system.draws - baseline.draws)
+    error: float
+    degrees: float
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the percentile interval that holds `LEVEL` of the draws."""
-        low, high = np.quantile(self.draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return float(low), float(high)
-
-    @property
-    def smallest_effect(self) -> float:
-        """The smallest true difference that these runs find with probability `POWER` by a two-sided test.
-
-        q_LEVEL(|δ|) + q_POWER(δ), quantiles of the deviations δ of the draws from their mean.
-        """
-        deviations = self.draws - self.draws.mean()
-        return float(np.quantile(np.abs(deviations), LEVEL) + np.quantile(deviations, POWER))
+        """Ends of the interval of `LEVEL`."""
+        half = self.error * stats.t.ppf((1 + LEVEL) / 2, self.degrees)
+        return float(self.value - half), float(self.value + half)
 
     def chance_below(self, bound: float) -> float:
-        """p-value of "the difference is at most `bound`": the share of draws that say so, never quite 0."""
-        return (1 + int((self.draws <= bound).sum())) / (1 + len(self.draws))
+        """p-value of "the difference is at most `bound`"."""
+        return float(stats.t.sf((self.value - bound) / self.error, self.degrees))
 
     def chance_above(self, bound: float) -> float:
         """p-value of "the difference is at least `bound`"."""
-        return (1 + int((self.draws >= bound).sum())) / (1 + len(self.draws))
+        return float(stats.t.cdf((self.value - bound) / self.error, self.degrees))
+
+    def smallest_effect(self, level: float) -> float:
+        """The smallest distance from a bound that a one-sided test of that level finds with probability `POWER`."""
+        critical = stats.t.isf(level, self.degrees)
+        return float(self.error * special.nctdtrinc(self.degrees, 1 - POWER, critical))
+
+
+@dataclass(frozen=True)
+class RankDifference:
+    """The same by exact ranks (Mann and Whitney 1947), for runs of any distribution.
+
+    Args:
+        first, second: values of the runs of the two systems.
+    """
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @staticmethod
+    def can_decide(first: int, second: int, level: float) -> bool:
+        """Whether so many runs of each can give a p-value below `level`."""
+        return 1 / math.comb(first + second, first) < level
+
+    @property
+    def value(self) -> float:
+        """Median of the differences of all pairs (Hodges and Lehmann 1963)."""
+        return float(np.median(self._pairs))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the widest interval whose level is `LEVEL` or more (Hodges and Lehmann 1963)."""
+        # pairs that the first system wins, in every order of the runs
+        size, places = len(self.first), range(len(self.first) + len(self.second))
+        wins = [sum(chosen) - size * (size - 1) // 2 for chosen in combinations(places, size)]
+        outside = 0
+        while np.mean(np.array(wins) <= outside) <= (1 - LEVEL) / 2:
+            outside += 1
+        if outside == 0:
+            return -math.inf, math.inf
+        return float(self._pairs[outside - 1]), float(self._pairs[-outside])
+
+    def chance_below(self, bound: float) -> float:
+        """p-value of "the difference is at most `bound`"."""
+        return self._chance(bound, "greater")
+
+    def chance_above(self, bound: float) -> float:
+        """p-value of "the difference is at least `bound`"."""
+        return self._chance(bound, "less")
+
+    def smallest_effect(self, level: float) -> None:
+        """None: it depends on a distribution that is not known."""
+        return None
+
+    @cached_property
+    def _pairs(self) -> np.ndarray:
+        return np.sort(np.subtract.outer(self.first, self.second), axis=None)
+
+    def _chance(self, bound: float, alternative: str) -> float:
+        shifted = np.array(self.first) - bound
+        return float(stats.mannwhitneyu(shifted, self.second, alternative=alternative, method="exact").pvalue)
+
+
+class SeedModel:
+    """value = system + seed + machine + rest, of runs of the same data and schedule.
+
+    Systems share the variance of the rest but for those that spread more, which have their own.
+
+    Args:
+        runs: systems of one run are left out, as they say nothing of a variance.
+    """
+
+    def __init__(self, runs: Sequence[Run]):
+        systems = Counter(run.system for run in runs)
+        runs = [run for run in runs if systems[run.system] > 1]
+        self._systems = np.array([run.system for run in runs])
+        self._values = np.array([run.value for run in runs], dtype=float)
+        self._rows = _indicators(self._systems)
+        blocks = [_indicators(np.array([getattr(run, name) for run in runs])) for name in ("seed", "machine")]
+        self._design = np.concatenate([self._rows, *blocks], axis=1)
+        self.steady = self.systems = frozenset(self._systems.tolist())
+        self._variances: dict[str, Variance] = {}
+        if not runs:
+            return
+        if self._residuals(np.ones(len(runs)))[1].sum() < 1 - 1e-6:
+            self._design = self._rows  # no two systems share two seeds
+        self.steady -= self._apart()
+        self._variances = self._estimate()
+        if not self._variances:
+            return
+        weights = np.array([self._variances[system].value for system in self._systems]) ** -0.5
+        weights /= weights.max(initial=0)
+        self._solution = np.linalg.pinv(self._design * weights[:, None]) * weights  # coefficients from values
+
+    def values(self, system: str) -> tuple[float, ...]:
+        """Values of the runs of a system."""
+        return tuple(self._values[self._systems == system].tolist())
+
+    def difference(self, first: str, second: str, test_variance: float = 0.0) -> Difference | None:
+        """Compare two systems by weighted least squares; None where one has less than two runs.
+
+        Args:
+            first, second: systems.
+            test_variance: of their difference, over draws of test rows.
+        """
+        if not {first, second} <= self._variances.keys():
+            return None
+        (one, *_), (other, *_) = (np.flatnonzero(self._systems == name) for name in (first, second))
+        contrast = np.zeros(self._design.shape[1])
+        columns = self._rows.shape[1]
+        contrast[:columns] = self._rows[one] - self._rows[other]
+        influence = contrast @ self._solution
+        if not np.allclose(influence @ self._design, contrast, atol=1e-6):
+            return None  # no chain of shared seeds leads from one to the other
+        parts: dict[Variance, float] = defaultdict(float)
+        for system, share in zip(self._systems, influence**2, strict=True):
+            parts[self._variances[system]] += share * self._variances[system].value
+        total = sum(parts.values()) + test_variance
+        degrees = total**2 / sum(part**2 / variance.degrees for variance, part in parts.items())
+        return Difference(float(influence @ self._values), math.sqrt(total), degrees)
+
+    def _residuals(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Residuals of least squares, and how many degrees of freedom each has left."""
+        fit = self._design @ (np.linalg.pinv(self._design * weights[:, None]) * weights)
+        return self._values - fit @ self._values, 1 - np.diag(fit)
+
+    def _spread(self, systems: frozenset[str]) -> tuple[np.ndarray, dict[str, tuple[float, float]]]:
+        """Residuals from seeds and machines of `systems`; sum of squares and degrees of freedom of each of these."""
+        # the others say next to nothing of seeds and machines, unless nobody else does
+        residuals, degrees = self._residuals(np.where(np.isin(self._systems, list(systems)), 1.0, 1e-5))
+        sums = {}
+        for system in sorted(systems):
+            own = self._systems == system
+            sums[system] = float((residuals[own] ** 2).sum()), float(degrees[own].sum())
+        return residuals, sums
+
+    def _apart(self) -> frozenset[str]:
+        """Systems that spread more than the others.
+
+        The largest variance is tested against the rest by F, with Bonferroni's correction, and put aside, until half
+        are left; those up to the last one that was told apart are it, as a wide one hides another (Rosner 1983).
+        """
+        left, aside, found = self.systems, [], 0
+        while len(left) > max(2, len(self.systems) // 2):
+            _, sums = self._spread(left)
+            worst = max(sums, key=lambda system: sums[system][0])
+            square, degrees = (sum(part) for part in zip(*sums.values(), strict=True))
+            own, free = sums[worst]
+            if degrees - free < 1 - 1e-6:
+                break
+            ratio = own / free / max((square - own) / (degrees - free), 1e-300)
+            left -= {worst}
+            aside.append(worst)
+            if stats.f.sf(ratio, free, degrees - free) < APART / (len(left) + 1):
+                found = len(aside)
+        return frozenset(aside[:found])
+
+    def _estimate(self) -> dict[str, Variance]:
+        """The variance of each system."""
+        residuals, sums = self._spread(self.steady)
+        square, degrees = (sum(part) for part in zip(*sums.values(), strict=True))
+        if degrees < 1 - 1e-6:
+            return {}
+        # values that agree to rounding would have infinite weight
+        floor = 1e-30 + float(np.abs(self._values).max() * 1e-9) ** 2
+        found = dict.fromkeys(self.steady, Variance(max(square / degrees, floor), degrees))
+        for system in self.systems - self.steady:
+            own = residuals[self._systems == system]
+            found[system] = Variance(float((own**2).sum()) / (len(own) - 1), len(own) - 1)
+        return found
+
+
+def _indicators(names: np.ndarray) -> np.ndarray:
+    """A column of 0 and 1 for each name    [runs, names]."""
+    return (names[:, None] == np.unique(names)).astype(float)
+
+
+def row_draws(run: np.ndarray, score: ScoreOfSums) -> np.ndarray:
+    """Scores of a run on `ROW_DRAWS` draws of its test rows, the same ones for all runs    [draws].
+
+    Args:
+        run: statistics of its rows [rows, columns].
+        score: of sums over rows.
+    """
+    weights = _row_weights(len(run))
+    parts = np.array_split(weights, max(1, weights.size // 2**22))  # as floats all at once take gigabytes
+    sums = np.concatenate([part.astype(float) @ run.astype(float) for part in parts]).astype(run.dtype)
+    return np.array([score(row) for row in sums])
 
 
 @lru_cache(maxsize=2)
@@ -137,13 +269,6 @@ def _row_weights(rows: int) -> np.ndarray:
     return np.stack([random.multinomial(rows, shares).astype(np.uint8) for _ in range(ROW_DRAWS)])
 
 
-def _scores(run: np.ndarray, weights: np.ndarray, score: ScoreOfSums) -> np.ndarray:
-    """The score of each draw of rows    [draws]."""
-    parts = np.array_split(weights, max(1, weights.size // 2**22))  # as floats all at once take gigabytes
-    sums = np.concatenate([part.astype(float) @ run.astype(float) for part in parts]).astype(run.dtype)
-    return np.array([score(row) for row in sums])
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction: p-values that may be held against one level although they are many (Holm 1979)."""
     adjusted, largest = [0.0] * len(p_values), 0.0
@@ -151,32 +276,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = largest
     return adjusted
-
-
-def paired_p_value(system: np.ndarray, baseline: np.ndarray, score: ScoreOfSums) -> float:
-    """p-value of sacreBLEU's paired approximate randomisation of two runs: 10,000 trials, two-sided.
-
-    Args:
-        system, baseline: statistics of the rows [rows, columns] of one run each.
-        score: of sums over rows.
-    """
-    # sacreBLEU takes rows for its hypotheses, as the metric reads no text
-    test = PairedTest([("baseline", baseline), ("system", system)], {"score": _CountedMetric(score)}, None, "ar")
-    _, results = test()
-    return results["score"][1].p_value
-
-
-class _CountedMetric:
-    """What sacreBLEU's test asks of a metric, with statistics of rows for hypotheses."""
-
-    def __init__(self, score: ScoreOfSums):
-        self.score = score
-
-    def _extract_corpus_statistics(self, hypotheses, references):
-        return hypotheses
-
-    def _aggregate_and_compute(self, statistics):
-        return Score("score", self.score(np.sum(statistics, axis=0)))
-
-    def get_signature(self):
-        return Signature({"num_refs": 1})

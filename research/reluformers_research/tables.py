@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# statistics of all attention, and the loss on the validation set; None where a run has no value
-MEASURES = ("zeros", "null_rate", "entropy", "row_sum", "loss")
+# statistics of all attention; None where a run has no value
+MEASURES = ("zeros", "null_rate", "entropy", "row_sum")
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
 _SPLITS = ("train", "validation", "test")
@@ -36,7 +36,7 @@ class Claim:
         first, second: names of rows.
         relation: `">"`, first is better (of a measure: greater); `">="`, first is worse by less than the table's
             margin; `"~"`, they differ by less than the margin.
-        measure: `SCORE`, the task's main metric, or one of `MEASURES`, or by `by` another metric.
+        measure: `SCORE`, the validation loss and beside it the task's metrics, or one of `MEASURES`.
         text: the claim as it is written.
     """
 
@@ -45,10 +45,6 @@ class Claim:
     relation: str
     measure: str
     text: str
-
-    def by(self, metric: str) -> "Claim":
-        """Make the claim one of another metric, where it is one of the score."""
-        return replace(self, measure=metric) if self.measure == SCORE else self
 
     @classmethod
     def parse(cls, text: str) -> "Claim":
@@ -113,7 +109,7 @@ class Table:
         rows: by name.
         settings: by name; `"paper"` is the source's own.
         claims: what the source says of the rows.
-        margin: the smallest difference that matters, in the unit of the score; of measures a tenth of the value.
+        margin: the smallest difference of the metrics that matters, in their unit.
         baseline: the row that others are compared with; rows "GROUP/NAME" are with "GROUP/BASELINE".
         evaluate: further options of `reluformers evaluate`.
         axis: what the numbers in the names of the rows are, where the source has a figure.

@@ -29,9 +29,11 @@ from reluformers.evaluation.results import METRICS
 from reluformers.files import check_output_files, write_text
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override, read_fields
+from reluformers_research.evidence import Evidence
 from reluformers_research.forest import plot_claims
+from reluformers_research.page import replace_claims, replace_tables, tables_in
 from reluformers_research.records import RunRecord, gather, load_records
-from reluformers_research.report import TableReport, records_by_row, replace_tables, tables_in
+from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data
 from reluformers_research.runner import run_here, submit
 from reluformers_research.tables import Table, list_tables, row_key, run_name
@@ -139,7 +141,7 @@ def run(options: argparse.Namespace) -> None:
             unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
         )
     report = TableReport.of_records(
-        table, options.setting, records_by_row(records), rows=options.rows, overrides=options.overrides
+        table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
     if options.plot:
@@ -187,7 +189,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         if one.score is None:
             print(f"no scores to compare: {one.name} diverged ({one.diverged})")
             return
-    others = records_by_row(options.again.parent)[row_key(record.to_recipe())]
+    others = Evidence.load(options.again.parent).of_row(row_key(record.to_recipe()))
     scores = [other.score for other in others if other.score is not None]
     print(
         f"{metric.title} {metric.format(again.score)}; the record has {metric.format(record.score)}, its row "
@@ -207,15 +209,17 @@ def write_page(page: Path, records: Path) -> list[TableReport]:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page}: cannot be read ({error.strerror})") from error
-    by_row = records_by_row(records)
-    if not by_row:
+    evidence = Evidence.load(records)
+    if not evidence:
         raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
     reports = {
-        (name, setting): TableReport.of_records(Table.load(name), setting, by_row) for name, setting in tables_in(text)
+        (name, setting): TableReport.of_records(Table.load(name), setting, evidence)
+        for name, setting in tables_in(text)
     }
     tables = {key: report.markdown(explain=False) for key, report in reports.items()}
-    write_text(page, replace_tables(text, tables))
-    return list(reports.values())
+    found = list(reports.values())
+    write_text(page, replace_claims(replace_tables(text, tables), found))
+    return found
 
 
 def _seed(text: str) -> int:

@@ -1,7 +1,6 @@
 """What docs/research/results.md says of the papers' claims follows from the records in research/records."""
 
 import re
-import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from datasets import load_dataset
 
 from reluformers.tasks import TASKS, task_named
 from reluformers_research.commands.table import write_page
-from reluformers_research.report import TableReport, records_by_row, tables_in
-from reluformers_research.tables import SCORE, Table, list_tables, row_key
+from reluformers_research.evidence import Evidence
+from reluformers_research.page import tables_in
+from reluformers_research.tables import Table, list_tables, row_key
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "research" / "records"
@@ -34,10 +34,10 @@ def test_every_record_is_of_a_row_that_the_page_shows():
         for table in [Table.load(name)]
         for row in table.rows_of(setting)
     }
-    records = records_by_row(RECORDS)
-    assert records
-    assert records.keys() <= keys.keys()
-    for record in (record for of_row in records.values() for record in of_row):
+    evidence = Evidence.load(RECORDS)
+    assert evidence
+    assert set(evidence.rows()) <= keys.keys()
+    for record in (record for key in evidence.rows() for record in evidence.of_row(key)):
         if record.evaluation is not None:
             for metric, counts in record.counts.items():
                 assert len(counts) == record.evaluation.data.rows
@@ -62,32 +62,14 @@ def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
     named = {
         row["name"]: row["tables"] for split in splits.values() for row in split.select_columns(["name", "tables"])
     }
-    found = records_by_row(RECORDS)
-    assert named == {record.name: rows[key] for key, records in found.items() for record in records}
+    evidence = Evidence.load(RECORDS)
+    assert named == {record.name: rows[key] for key in evidence.rows() for record in evidence.of_row(key)}
     assert splits.keys() == {task.replace("-", "_") for task in TASKS}
     shown = set(splits["translation"].column_names) | {"table", "row", "setting", "circumstances", "null"}
     assert shown >= set(re.findall(r"`(\w+)`[^|]*\|", (RECORDS / "README.md").read_text(encoding="utf-8"))) - {
         "translation"
     }
     assert all(path.stat().st_size < 20_000_000 for path in RECORDS.iterdir())
-
-
-def test_every_claim_of_a_score_is_judged_by_chrf_too():
-    table = Table.load("reluformer/t2")
-    rows = ["softmax", "scale", "reluformer"]
-    report = TableReport.of_records(table, "small", records_by_row(RECORDS), rows=rows)
-    by_chrf = report.second_verdicts["chrf"]
-    chosen = [claim for claim in table.claims if {claim.first, claim.second} <= set(rows)]
-    assert list(by_chrf) == [claim for claim in chosen if claim.measure == SCORE]
-    assert len(by_chrf) == 3
-    claim = next(claim for claim in table.claims if claim.text == "scale < reluformer")
-    means = [
-        statistics.mean(record.evaluation.scores["chrf"].value for record in report.runs[name].records)
-        for name in ("reluformer", "scale")
-    ]
-    assert by_chrf[claim].difference.value == pytest.approx(means[0] - means[1])
-    assert f"| {claim.text} |" in report.markdown()
-    assert "| by chrF |" in report.markdown()
 
 
 def test_numbers_in_the_words_are_those_of_the_tables():

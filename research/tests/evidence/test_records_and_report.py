@@ -13,18 +13,11 @@ from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers_research.evidence import LOSS, Evidence
 from reluformers_research.forest import plot_claims
+from reluformers_research.page import claims_table, replace_claims, replace_tables, tables_in
 from reluformers_research.records import RunRecord, gather, has_record, load_records
-from reluformers_research.report import (
-    FAILS,
-    HOLDS,
-    OPEN,
-    Runs,
-    TableReport,
-    records_by_row,
-    replace_tables,
-    tables_in,
-)
+from reluformers_research.report import _FAILS, DIFFERS, HOLDS, OPEN, REVERSED, TOO_SMALL, TableReport, _chances
 from reluformers_research.statistics import Difference
 from reluformers_research.tables import Claim, Table, public_sections, run_name
 
@@ -60,9 +53,19 @@ def table(tmp_path):
 
 
 def save_run(
-    table, folder: Path, name: str, seed: int, share: float, *, zeros=0.0, diverged=None, checksum="1", train="1"
+    table,
+    folder: Path,
+    name: str,
+    seed: int,
+    share: float,
+    *,
+    loss=None,
+    zeros=0.0,
+    diverged=None,
+    checksum="1",
+    train="1",
 ):
-    """A record of a run that was right in a share of the rows."""
+    """A record of a run that was right in a share of the rows, and had a loss of 2 − that share, about."""
     recipe = table.recipe("small", table.rows[name], seed)
     hits = np.random.default_rng(seed + 100 * len(name)).random(ROWS) < share
     rows = np.stack([hits, np.ones(ROWS)], 1).astype(np.int64)
@@ -79,6 +82,7 @@ def save_run(
         recipe=public_sections(recipe),
         evaluation=None if diverged else evaluation,
         diverged=diverged,
+        results={} if diverged else {"validation_loss": 2 - hits.mean() if loss is None else loss},
         data={"train": {"name": "a.parquet", "sha256": [train]}},
         counts={} if diverged else {"accuracy": rows},
     )
@@ -87,11 +91,15 @@ def save_run(
 
 
 def report_of(table, folder, **options):
-    return TableReport.of_records(table, "small", records_by_row(folder), **options)
+    return TableReport.of_records(table, "small", Evidence.load(folder), **options)
 
 
-def verdicts(report):
-    return {verdict.claim.text: verdict.verdict for verdict in report.verdicts}
+def verdicts(report, measure="accuracy"):
+    """By one measure, of a statistic by itself."""
+    return {
+        claim.text: found[measure if measure in found else claim.measure].verdict
+        for claim, found in report.verdicts.items()
+    }
 
 
 def test_a_record_comes_back_as_it_was(table, tmp_path):
@@ -228,21 +236,55 @@ def test_translations_are_kept_line_by_line(table, tmp_path):
     assert (tmp_path / f"{record.name}.txt.gz").read_bytes() == first
 
 
-def test_a_claim_of_the_loss(table, tmp_path):
-    """Which is what training measured, with a margin of a hundredth of the second row's."""
+def test_the_loss_decides(table, tmp_path):
+    """It is better where it is lower; its margin is a hundredth of the second row's, here 0.02."""
     for seed in (1, 2, 3):
         for name, loss in (("one", 2.0), ("two", 1.9), ("three", 2.0)):
-            record = save_run(table, tmp_path, name, seed, 0.5)
-            record.results["validation_loss"] = loss + seed / 1000
-            record.save(tmp_path)
-    texts = ("loss: two < one", "loss: one < two", "loss: one ~ three", "loss: two ~ one", "loss: one ~ two")
-    claims = [Claim.parse(text) for text in texts]
-    report = report_of(replace(table, claims=claims), tmp_path)
-    assert [verdict.verdict for verdict in report.verdicts] == [HOLDS, FAILS, HOLDS, FAILS, FAILS]
-    assert [report._margin(claim) for claim in claims[-2:]] == pytest.approx([0.02002, 0.01902])
-    assert "| dev loss |" in report.markdown()
-    assert "| 1.902 |" in report.markdown()
-    assert "dev loss" not in report_of(table, tmp_path).markdown()
+            save_run(table, tmp_path, name, seed, 0.5, loss=loss + seed / 100 + (len(name) * seed) % 4 / 500)
+    texts = ("one < two", "two < one", "three ~ one", "one ~ two", "three > one", "three >= one", "one >= two")
+    report = report_of(replace(table, claims=[Claim.parse(text) for text in texts]), tmp_path)
+    expected = [HOLDS, REVERSED, HOLDS, DIFFERS, TOO_SMALL, HOLDS, REVERSED]
+    assert verdicts(report, LOSS) == dict(zip(texts, expected, strict=True))
+    assert report.verdicts[Claim.parse("one < two")][LOSS].margin == pytest.approx(0.0203, abs=1e-4)
+    text = report.markdown()
+    assert "| claim | dev loss | accuracy |" in text
+    assert "| two | – | 3 | 1.92" in text
+    assert "| one < two | **holds** +0.100 [" in text
+    assert "| ✗ reversed | −0.100 [" in claims_table([report])
+
+
+def test_two_rows_have_one_difference_in_every_table(table, tmp_path):
+    for seed in (1, 2, 3):
+        for name, loss in (("one", 2.0), ("two", 1.9), ("three", 2.2)):
+            save_run(table, tmp_path, name, seed, 0.5, loss=loss + (7 * seed * len(name)) % 5 / 100)
+    whole = report_of(table, tmp_path)
+    alone = report_of(table, tmp_path, rows=["one", "two"])
+    assert whole.difference("one", "two") == alone.difference("one", "two")
+
+
+def test_rows_of_other_schedules_are_not_compared(table, tmp_path):
+    text = (tmp_path / "t.yaml").read_text().replace("two: {", "two: {training: {num_train_epochs: 7}, ")
+    (tmp_path / "t.yaml").write_text(text)
+    table = Table.load(str(tmp_path / "t.yaml"))
+    for seed in (1, 2):
+        for name in ("one", "two"):
+            save_run(table, tmp_path, name, seed, 0.5)
+    found = report_of(table, tmp_path).verdicts[Claim.parse("one < two")][LOSS]
+    assert (found.verdict, found.difference) == (OPEN, None)
+    assert "schedule" in found.reason
+
+
+def test_a_row_of_failed_runs_is_judged_by_ranks(table, tmp_path):
+    shift = {seed: (3 * seed) % 5 / 100 for seed in range(1, 6)}
+    for seed in range(1, 6):
+        save_run(table, tmp_path, "one", seed, 0.5, loss=2.0 + shift[seed])
+        save_run(table, tmp_path, "two", seed, 0.5, loss=1.9 + shift[seed] + (2 * seed) % 5 / 1000)
+        save_run(table, tmp_path, "three", seed, 0.5, loss=2.1 if seed == 2 else 4.0 + shift[seed])
+    report = report_of(replace(table, claims=[Claim.parse("three < one")]), tmp_path)
+    found = report.verdicts[Claim.parse("three < one")][LOSS]
+    assert found.verdict == HOLDS
+    assert found.difference.chance_below(0) == pytest.approx(1 / 252)
+    assert isinstance(report.difference("one", "two"), Difference)
 
 
 def test_a_damaged_record_is_named(table, tmp_path):
@@ -250,14 +292,14 @@ def test_a_damaged_record_is_named(table, tmp_path):
     path = tmp_path / f"{record.name}.json"
     path.write_text(path.read_text()[:-30])
     with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
-        records_by_row(tmp_path)
+        Evidence.load(tmp_path)
     for recipe, message in (({}, "task is None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
         path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
         with pytest.raises(UserError, match=f"{record.name}: {message}"):
-            records_by_row(tmp_path)
+            Evidence.load(tmp_path)
     path.write_text(json.dumps({"format_version": 99}))
     with pytest.raises(UserError, match="is no record of a run, or one of a newer"):
-        records_by_row(tmp_path)
+        Evidence.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut short", "cut in half"])
@@ -280,7 +322,7 @@ def test_verdicts_follow_from_the_runs(table, tmp_path):
     assert found["two > three"] == HOLDS
     assert found["zeros: two > one"] == HOLDS
     text = report.markdown()
-    assert "| two | – | 3 | 8" in text
+    assert "| two | – | 3 | 1." in text
     assert "- tiny." in text
     assert "abc" in text
 
@@ -304,9 +346,9 @@ def test_what_is_worse_does_not_hold(table, tmp_path):
         save_run(table, tmp_path, "two", seed, 0.60)
         save_run(table, tmp_path, "three", seed, 0.60)
     found = verdicts(report_of(table, tmp_path))
-    assert found["one < two"] == FAILS
-    assert found["three >= one"] == FAILS
-    assert found["three ~ one"] == FAILS
+    assert found["one < two"] == REVERSED
+    assert found["three >= one"] == REVERSED
+    assert found["three ~ one"] == DIFFERS
 
 
 def test_wide_seeds_decide_nothing(table, tmp_path):
@@ -314,13 +356,12 @@ def test_wide_seeds_decide_nothing(table, tmp_path):
         save_run(table, tmp_path, "one", seed, share)
         save_run(table, tmp_path, "two", seed, share + 0.03)
     report = report_of(table, tmp_path)
-    found = {verdict.claim.text: verdict for verdict in report.verdicts}
-    assert found["one < two"].verdict == OPEN
-    assert "would have been found" in found["one < two"].reason
-    assert found["two > three"].reason == "needs two seeds of both, has 2 and 0"
-    low, high = report.difference("two", "one").interval
-    assert f"[−{-low:.2%}, +{high:.2%}] | not decided |" in report.markdown()
-    assert "| one | 0.7 | 2 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
+    found = {claim.text: found for claim, found in report.verdicts.items()}
+    assert found["one < two"]["accuracy"].verdict == OPEN
+    assert found["one < two"]["accuracy"].found_from > 0.03
+    assert found["two > three"][LOSS].reason == "needs two seeds of both, has 2 and 0"
+    assert ", found from " in report.markdown()
+    assert "| one | 0.7 | 2 | 1.500 ± 0.707 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
 
 
 def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
@@ -334,7 +375,8 @@ def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5)
     text = report_of(table, tmp_path).markdown()
-    assert "| one < two | – | not decided | needs two seeds of both, has 0 and 2 |" in text
+    reason = "open: needs two seeds of both, has 0 and 2"
+    assert f"| one < two | {reason} | {reason} |" in text
     assert "three" not in text, "a row of no run of this setting"
     assert "| four" not in text
     assert text.endswith("Claims of rows without a run: `four ~ five`.\n")
@@ -345,16 +387,12 @@ def test_rows_that_were_asked_for_are_shown_alone(table, tmp_path):
         for name, share in (("one", 0.5), ("two", 0.7), ("three", 0.5)):
             save_run(table, tmp_path, name, seed, share)
     text = report_of(table, tmp_path, rows=["one", "two"]).markdown()
-    assert "- differences to `one` with 95 % intervals" in text
-    assert "p < 0.001 that it is false" in text
-    assert "p = 0.000" not in text
+    assert "lead on `one`" in text
     unexplained = report_of(table, tmp_path, rows=["one", "two"]).markdown(explain=False)
-    assert set(text.splitlines()) - set(unexplained.splitlines()) == {
-        line for line in text.splitlines() if line.startswith(("- differences to", "- found from:", "- p by seed:"))
-    }
+    (line,) = set(text.splitlines()) - set(unexplained.splitlines())
+    assert line.startswith("- loss on the validation set")
     without_baseline = report_of(table, tmp_path, rows=["two", "three"]).markdown()
-    assert "differences to" not in without_baseline
-    assert "found from" not in without_baseline
+    assert "lead on one" not in without_baseline
     assert "| two > three |" in without_baseline
 
 
@@ -370,50 +408,46 @@ def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5)
     report = report_of(table, tmp_path)
-    assert verdicts(report)["three >= one"] == verdicts(report)["three ~ one"] == FAILS
-    assert report.verdicts[2].reason == "all 2 runs of three diverged"
+    assert (verdicts(report)["three >= one"], verdicts(report)["three ~ one"]) == (REVERSED, DIFFERS)
+    assert report.verdicts[table.claims[2]][LOSS].reason == "all 2 runs of three diverged"
 
 
 @pytest.mark.parametrize(
     ("relation", "value", "verdict"),
     [
         (">", 0.004, HOLDS),
-        (">", -0.004, FAILS),
+        (">", -0.004, REVERSED),
         (">", 0.03, HOLDS),
         (">=", -0.015, HOLDS),
-        (">=", -0.03, FAILS),
+        (">=", -0.03, REVERSED),
         (">=", 0.03, HOLDS),
         ("~", -0.015, HOLDS),
         ("~", 0.015, HOLDS),
-        ("~", -0.03, FAILS),
-        ("~", 0.03, FAILS),
-        (">=", -0.02093, FAILS),
-        ("~", -0.02093, OPEN),
-        ("~", 0.02093, OPEN),
+        ("~", -0.03, DIFFERS),
+        ("~", 0.03, DIFFERS),
     ],
 )
-def test_a_claim_fails_beyond_its_margin_alone(table, relation, value, verdict):
-    """With a margin of 0.02 and no doubt about the difference, but of 0.02093: 3.5 % of its draws are within.
+def test_a_claim_fails_beyond_its_margin_alone(relation, value, verdict):
+    """With a margin of 0.02 and little doubt about the difference."""
+    false, true, reverse = _chances(relation, Difference(value, 5e-4, 20), 0.02)
+    found = HOLDS if false < 0.05 else REVERSED if reverse < 0.05 else _FAILS[relation] if true < 0.05 else OPEN
+    assert found == verdict
 
-    That is the p-value of a claim that has one side; of one with two sides it is twice as much.
-    """
-    report = TableReport(table, "small", [Runs(row, [], []) for row in table.rows.values()])
-    claim = Claim.parse(f"one {relation} two")
-    false, true = report._chances(claim, Difference(value, np.linspace(value - 1e-3, value + 1e-3, 20_000)))
-    assert (HOLDS if false < 0.05 else FAILS if true < 0.05 else OPEN) == verdict
+
+def test_a_claim_of_two_sides_fails_at_twice_the_chance():
+    found = Difference(0.025, 0.002, 20)
+    assert _chances("~", found, 0.02)[1] == pytest.approx(2 * found.chance_below(0.02))
 
 
 def test_what_is_tested_often_is_corrected_for(table, tmp_path, monkeypatch):
-    """Holm's correction makes 0.1 of 0.02 for the first of five claims, and 0.04 of 0.01 for the four p by seed."""
+    """Holm's correction makes 0.08 of 0.02 for the first of four claims about the score."""
     for seed in (1, 2):
         for name in table.rows:
             save_run(table, tmp_path, name, seed, 0.5)
-    monkeypatch.setattr("reluformers_research.report.paired_p_value", lambda system, baseline, score: 0.01)
-    for chances in ((0.02, 0.9), (0.9, 0.02)):
-        monkeypatch.setattr(TableReport, "_chances", lambda *_, chances=chances: chances)
-        report = report_of(table, tmp_path)
-        assert set(verdicts(report).values()) == {OPEN}
-    assert list(report.p_values.values()) == pytest.approx([0.04] * 4)
+    for chances in ((0.02, 0.9, 0.9), (0.9, 0.02, 0.9), (0.9, 0.9, 0.02)):
+        monkeypatch.setattr("reluformers_research.report._chances", lambda *_, chances=chances: chances)
+        found = verdicts(report_of(table, tmp_path))
+        assert {found[text] for text in found if ":" not in text} == {OPEN}
 
 
 def test_rows_of_other_data_are_not_compared(table, tmp_path):
@@ -475,6 +509,21 @@ words
 <!-- table: source/t2 small -->
 <!-- end of table -->
 """
+
+
+def test_the_list_of_claims_is_written_anew(table, tmp_path):
+    for seed in (1, 2, 3):
+        for name, share in (("one", 0.6), ("two", 0.8)):
+            save_run(table, tmp_path, name, seed, share)
+    page = "before\n<!-- claims -->\nold\n<!-- end of claims -->\nafter\n"
+    written = replace_claims(page, [report_of(table, tmp_path)])
+    assert "\nold" not in written
+    assert "| one < two | ✓ holds |" in written
+    assert "of 1 claims 1 hold, 0 do not and 0 are open" in written
+    assert "three" not in written, "which has no runs"
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
+    assert replace_claims("nothing", []) == "nothing"
 
 
 def test_blocks_of_a_page_are_written_anew():

@@ -16,10 +16,11 @@ from sacrebleu.metrics import BLEU, CHRF
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
+from reluformers.tasks import task_named
 from reluformers.translation.evaluation import score_of_sums
 from reluformers_research import runner
 from reluformers_research.records import RunRecord, gather
-from reluformers_research.row import Job, run_job
+from reluformers_research.row import Job, _source, run_job
 from reluformers_research.runner import run_here
 from reluformers_research.tables import list_tables, public_sections, run_name
 
@@ -76,6 +77,23 @@ def test_a_row_leaves_a_record(files, tmp_path):
     changed = (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns
     run_job(tmp_path / "job.json")
     assert (tmp_path / "records" / f"{job.name}.json").stat().st_mtime_ns == changed
+
+
+@pytest.mark.parametrize("many", [100, 1], ids=["by file", "together"])
+def test_images_of_a_folder_have_a_checksum(tmp_path, monkeypatch, many):
+    monkeypatch.setattr("reluformers_research.row._MANY", many)
+    recipe = task_named("image-classification").recipe_class.from_sections(
+        {"task": "image-classification", "data": {"path": str(tmp_path), "train": "train[10:]", "test": "test"}}, "x"
+    )
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.parquet").write_text(name)
+    before = _source(recipe, "train")
+    assert before["name"] == tmp_path.name
+    assert len(before["sha256"]) == (2 if many == 100 else 1)
+    assert before["sha256"] == _source(recipe, "test")["sha256"]
+    (tmp_path / "b.parquet").rename(tmp_path / "c.parquet")
+    (tmp_path / "c.parquet").write_text("another")
+    assert _source(recipe, "train")["sha256"] != before["sha256"]
 
 
 def test_a_row_is_done_by_one_process(files, tmp_path, capsys):

@@ -1,0 +1,132 @@
+"""The records of a folder, and what they say of the difference of two rows, whatever tables these stand in."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from reluformers.tasks import task_named
+
+from .records import RunRecord, load_records
+from .statistics import Difference, RankDifference, Run, SeedModel, row_draws
+from .tables import row_key
+
+LEVEL = 0.05  # of verdicts
+LOSS = "loss"  # on the validation set: the measure that decides
+# what may differ between rows whose seeds are those of the same batches in the same order
+_FREE = {"training": ("seed", "learning_rate"), "data": ("scale_length_percentile",)}
+
+
+class Evidence:
+    """Finished runs by row.
+
+    Args:
+        records: of one folder.
+    """
+
+    def __init__(self, records: Sequence[RunRecord]):
+        self._rows: dict[str, list[RunRecord]] = defaultdict(list)
+        for record in sorted(records, key=lambda record: record.seed):
+            self._rows[row_key(record.to_recipe())].append(record)
+        scored = {
+            key: next((record for record in rows if record.evaluation), None) for key, rows in self._rows.items()
+        }
+        self._schedules = {key: record and _schedule(record) for key, record in scored.items()}
+        self._model, self._draws = cache(self._fit), cache(self._draw)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Evidence":
+        """Read the records of a folder.
+
+        Raises:
+            UserError: one cannot be read, or is of a recipe that this version does not know.
+        """
+        return cls(load_records(folder))
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def rows(self) -> list[str]:
+        """Keys of all rows with a run, as `row_key` makes them."""
+        return list(self._rows)
+
+    def of_row(self, key: str) -> list[RunRecord]:
+        """Runs of a row by seed, those that diverged too."""
+        return self._rows.get(key, [])
+
+    def difference(self, first: str, second: str, measure: str) -> Difference | RankDifference | None:
+        """How much the first row is ahead by a measure; of the loss, how much lower it is.
+
+        Exact ranks where one of the two spreads more than most and both have runs enough for them; else Student's t.
+
+        Args:
+            first, second: keys of rows.
+            measure: a metric of the task, `LOSS`, or a statistic of the attention.
+
+        Returns:
+            None unless both have two runs with a value, by one schedule.
+        """
+        if not {first, second} <= self._rows.keys() or self._schedules[first] != self._schedules[second]:
+            return None
+        model = self._model(self._schedules[first], measure)
+        if not {first, second} <= model.systems:
+            return None
+        values = model.values(first), model.values(second)
+        if not {first, second} <= model.steady and RankDifference.can_decide(*map(len, values), LEVEL):
+            return RankDifference(*values)
+        return model.difference(first, second, self._test_variance(first, second, measure))
+
+    def values(self, key: str, measure: str) -> list[float]:
+        """Value of each run of a row that has one."""
+        return [value for record in self.of_row(key) if (value := _value(record, measure)) is not None]
+
+    def _fit(self, schedule: str, measure: str) -> SeedModel:
+        """The model of all rows of one schedule."""
+        sign = -1.0 if measure == LOSS else 1.0
+        return SeedModel(
+            [
+                Run(key, record.seed, _machine(record), sign * value)
+                for key, rows in self._rows.items()
+                if self._schedules[key] == schedule
+                for record in rows
+                if (value := _value(record, measure)) is not None
+            ]
+        )
+
+    def _test_variance(self, first: str, second: str, measure: str) -> float:
+        """Variance of the difference of two rows over draws of the test rows; 0 of what has one value a run."""
+        draws = [self._draws(key, measure) for key in (first, second)]
+        return 0.0 if draws[0] is None else float(np.var(draws[0] - draws[1]))
+
+    def _draw(self, key: str, measure: str) -> np.ndarray | None:
+        """Mean score of a row's runs for each draw of test rows."""
+        scored = [record for record in self.of_row(key) if measure in record.counts]
+        if not scored:
+            return None
+        score = task_named(scored[0].recipe["task"]).scorer.scores_of_sums()[measure]
+        return np.mean([row_draws(record.counts[measure], score) for record in scored], axis=0)
+
+
+def _value(record: RunRecord, measure: str) -> float | None:
+    """What a run has of a measure; nothing of one that diverged."""
+    if record.evaluation is None:
+        return None
+    value = record.evaluation.scores[measure].value if measure in record.metrics else record.measure(measure)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _machine(record: RunRecord) -> str:
+    known = record.evaluation.circumstances
+    return str(known.processor if known.device in (None, "cpu") else known.device)
+
+
+def _schedule(record: RunRecord) -> str:
+    """Data, batches and updates of a run: its test set, and its recipe but for the model and what `_FREE` names."""
+    sections = {name: value for name, value in record.to_recipe().to_dict().items() if name != "model"}
+    for section, names in _FREE.items():
+        sections[section] = {name: value for name, value in sections[section].items() if name not in names}
+    return json.dumps([sections, record.evaluation.data.checksum], sort_keys=True, default=str)
