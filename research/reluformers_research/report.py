@@ -11,12 +11,12 @@ from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.plotting import plot_scores
 from reluformers.evaluation.results import METRICS, listed, markdown_table
-from reluformers.tasks import Task, task_named
 
 from .evidence import LEVEL, LOSS, Evidence
 from .records import RunRecord
 from .statistics import Difference, RankDifference, holm
 from .tables import SCORE, Claim, Row, Table, row_key
+from .tasks import Task, task_named
 
 HOLDS, OPEN = "holds", "open"
 # the ways in which a claim does not hold
@@ -88,7 +88,7 @@ class TableReport:
         self.runs = {one.row.name: one for one in runs}
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
-        self.measures = (LOSS, *self.task.scorer.scores_of_sums())
+        self.measures = tuple(dict.fromkeys((LOSS, *self.task.scorer.scores_of_sums())))
         claims = [claim for claim in table.claims if {claim.first, claim.second} <= self.runs.keys()]
         self.verdicts: dict[Claim, dict[str, Verdict]] = {claim: {} for claim in claims}
         for measure in (*self.measures, *sorted({claim.measure for claim in claims} - {SCORE})):
@@ -211,12 +211,7 @@ class TableReport:
         if baseline in self.runs:
             found = None if runs.row.name == baseline else self.difference(runs.row.name, baseline)
             line[f"lead on {self.table.baseline}"] = MISSING if found is None else self.difference_text(found, LOSS)
-        for measure, heading, form in (
-            ("zeros", "zeros", ".1%"),
-            ("null_rate", "null rows", ".1%"),
-            ("entropy", "entropy", ".2f"),
-            ("row_sum", "row sum", ".2f"),
-        ):
+        for measure, (heading, form) in self.task.columns.items():
             values = self._values(runs, measure)
             line[heading] = format(statistics.mean(values), form) if values else MISSING
         return line

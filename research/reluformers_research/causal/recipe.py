@@ -18,8 +18,7 @@ class TextSection:
 
     Args:
         path: stays None: the splits are files.
-        train, validation, test: Parquet files of `reluformers_research.causal.text`.
-        tokenizer: its tokenizer.json.
+        train, validation, test: Parquet files of `reluformers_research.causal.text`, beside its tokenizer.json.
         length: of a row of training, in tokens.
     """
 
@@ -27,7 +26,6 @@ class TextSection:
     train: str | None = None
     validation: str | None = None
     test: str | None = None
-    tokenizer: str | None = None
     length: int = 256
 
     def __post_init__(self):

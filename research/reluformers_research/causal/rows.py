@@ -13,14 +13,15 @@ from reluformers.errors import UserError
 from .text import END
 
 
-def load_tokenizer(path: str | Path | None) -> Tokenizer:
-    """The tokenizer of a recipe.
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder of text, or of a model.
 
     Raises:
         UserError: there is none.
     """
-    if path is None or not Path(path).is_file():
-        raise UserError(f"data.tokenizer is {path!r}, but must be the tokenizer.json beside the text")
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; it stands beside the text")
     return Tokenizer.from_file(str(path))
 
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reluformers.errors import UserError
 from reluformers.modeling.regularization import ENTROPY, NORMALIZATION, ROWS, RowStatistics, regularizer_sums
 from reluformers.training.meter import median_speed
 from reluformers.training.run import TaskRun
@@ -98,7 +99,9 @@ class _CausalRun(TaskRun):
     def prepare(self, checkpoint: Path | None) -> None:
         """Rows of both splits."""
         data = self.recipe.data
-        self.tokenizer = load_tokenizer(data.tokenizer)
+        if data.train is None:
+            raise UserError("data.train is not given; add data.train=train.parquet of the text")
+        self.tokenizer = load_tokenizer(Path(data.train).parent)
         self.train = as_dataset(windows(load_stream(data.train, "train", self.tokenizer, shuffled=True), data.length))
         self.held_out = load_stream(data.validation, "validation", self.tokenizer)
         self.validation = as_dataset(windows(self.held_out, data.length))

@@ -56,7 +56,7 @@ class CausalScorer(Scorer):
         folder = Path(self.options.model)
         self.model = open_model(folder)
         file = self.options.data["test"] if isinstance(self.options.data, dict) else self.options.data
-        self.rows = windows(load_stream(file, "test", load_tokenizer(folder / "tokenizer.json")), self.options.length)
+        self.rows = windows(load_stream(file, "test", load_tokenizer(folder)), self.options.length)
         return ScoredData(
             split=self.options.split,
             source=self.options.data,

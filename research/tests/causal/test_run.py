@@ -21,7 +21,6 @@ def text(tmp_path):
     train_tokenizer(lines, 300).save(str(tmp_path / "tokenizer.json"))
     return {
         **{split: str(tmp_path / f"{split}.parquet") for split in ("train", "validation", "test")},
-        "tokenizer": str(tmp_path / "tokenizer.json"),
         "length": 16,
     }
 
@@ -74,7 +73,7 @@ def test_what_a_recipe_cannot_be(section, values):
 
 
 def test_missing_text_is_named(text, tmp_path):
-    for name in ("train", "tokenizer"):
-        recipe = CausalRecipe.from_dict(sections({**text, name: "nowhere"}))
-        with pytest.raises(UserError, match=f"data.{name}"):
+    for name, value in (("train", None), ("train", "nowhere"), ("validation", "nowhere")):
+        recipe = CausalRecipe.from_dict(sections({**text, name: value}))
+        with pytest.raises(UserError, match=r"data\.train|nowhere|tokenizer\.json"):
             train_causal(recipe, tmp_path / "run", report=print)
