@@ -162,7 +162,7 @@ class TableReport:
                 [claim.text, *(self.text(begun[claim][measure], measure) for measure in self.measures)]
                 for claim in of_scores
             ]
-            parts.append(markdown_table(["claim", *map(title, self.measures)], lines))
+            parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
         for claim in begun.keys() - set(of_scores):
             parts.append(f"- `{claim.text}` {self.text(begun[claim][claim.measure], claim.measure)}.\n")
         left = [claim for claim in self.verdicts if claim not in begun]
@@ -201,12 +201,17 @@ class TableReport:
         heading, axis = self.table.title, self.table.axis
         return plot_scores(scores, path, label=self.metric.title, is_share=is_share, x=axis, title=heading)
 
+    def heading(self, measure: str) -> str:
+        """Heading of a measure; the loss is that of the validation set unless the task is scored by it."""
+        is_of_dev = measure == LOSS and self.task.main_metric != LOSS
+        return "dev loss" if is_of_dev else METRICS[measure].title
+
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
         if runs.diverged:
             line["seeds"] += f" + {len(runs.diverged)} diverged"
         for measure in self.measures:
-            line[title(measure)] = _mean_text(self._values(runs, measure), self._form(measure))
+            line[self.heading(measure)] = _mean_text(self._values(runs, measure), self._form(measure))
         baseline = self.table.baseline_of(runs.row.name)
         if baseline in self.runs:
             found = None if runs.row.name == baseline else self.difference(runs.row.name, baseline)
@@ -235,7 +240,7 @@ class TableReport:
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
         if explain:
             notes.append(
-                f"loss on the validation set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
+                f"dev loss: on the validation set, in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
                 "95 % interval over seeds"
             )
         signature = records[0].evaluation.scores[self.task.main_metric].signature
@@ -305,11 +310,6 @@ def _found_from(relation: str, found: Difference | RankDifference, margin: float
     """The lead at which a claim would have been found to hold; of `~` the difference at which not."""
     effect = found.smallest_effect(LEVEL / claims / (2 if relation == "~" else 1))
     return None if effect is None else effect + {">": 0.0, ">=": -margin, "~": margin}[relation]
-
-
-def title(measure: str) -> str:
-    """Heading of a measure."""
-    return "dev loss" if measure == LOSS else METRICS[measure].title
 
 
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
