@@ -240,7 +240,7 @@ class TableReport:
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
         if explain:
             notes.append(
-                f"dev loss: on the validation set, in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
+                f"loss on the validation set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
                 "95 % interval over seeds"
             )
         signature = records[0].evaluation.scores[self.task.main_metric].signature
