@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reluformers.tasks import task_named
-
 from .records import RunRecord, load_records
 from .statistics import Difference, RankDifference, Run, SeedModel, row_draws
 from .tables import row_key
+from .tasks import task_named
 
 LEVEL = 0.05  # of verdicts
 LOSS = "loss"  # on the validation set: the measure that decides

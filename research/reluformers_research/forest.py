@@ -15,7 +15,7 @@ from reluformers.evaluation.plotting import check_picture_path
 from reluformers.files import atomic_write
 
 from .page import FAILS, judged
-from .report import HOLDS, OPEN, TableReport, Verdict, title
+from .report import HOLDS, OPEN, TableReport, Verdict
 from .tables import Claim
 
 # colours that colour-blind readers tell apart, and markers that need none
@@ -50,7 +50,9 @@ def plot_claims(reports: Sequence[TableReport], path: str | Path) -> Path:
         figure = Figure(figsize=(9.5, 1.2 + _LINE_INCHES * len(lines)), layout="constrained")
         axes = figure.subplots(1, len(columns), squeeze=False, sharey=True, sharex=True)[0]
         for place, axis in enumerate(axes):
-            headings = (title(report.measures[place]) for report, _, _ in lines if place < len(report.measures))
+            headings = (
+                report.heading(report.measures[place]) for report, _, _ in lines if place < len(report.measures)
+            )
             _prepare(axis, " or ".join(dict.fromkeys(headings)))
             for line, (report, _, verdicts) in enumerate(lines):
                 if verdicts and place < len(report.measures):

@@ -20,10 +20,10 @@ from reluformers.data.checked_fields import check_fields, check_mapping
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import Evaluation
 from reluformers.files import atomic_write, write_json
-from reluformers.tasks import TASKS, task_named
 from reluformers.training.recipe import Recipe
 
 from .tables import Table, list_tables, row_key
+from .tasks import TASKS, task_named
 
 FORMAT_VERSION = 1
 # columns of text: `datasets.Json` rounds numbers to 15 digits when it reads them
@@ -99,11 +99,11 @@ class RunRecord:
         return self.evaluation.scores[task_named(self.recipe["task"]).main_metric].value
 
     def measure(self, name: str) -> float | None:
-        """A statistic of the whole attention, or the validation loss; None where it was not measured."""
+        """The validation loss, a statistic of the whole attention or another result; None of what was not measured."""
         if name == "loss":
             return self.results.get("validation_loss")
         attention = self.evaluation.attention if self.evaluation else None
-        return getattr(attention.overall, name) if attention else None
+        return getattr(attention.overall, name, None) if attention else self.results.get(name)
 
     def save(self, folder: Path) -> None:
         """Write `NAME.npz` for the counts, `NAME.txt.gz` for the translations, and `NAME.json` for the rest.

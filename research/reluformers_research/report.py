@@ -11,12 +11,12 @@ from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.plotting import plot_scores
 from reluformers.evaluation.results import METRICS, listed, markdown_table
-from reluformers.tasks import Task, task_named
 
 from .evidence import LEVEL, LOSS, Evidence
 from .records import RunRecord
 from .statistics import Difference, RankDifference, holm
 from .tables import SCORE, Claim, Row, Table, row_key
+from .tasks import Task, task_named
 
 HOLDS, OPEN = "holds", "open"
 # the ways in which a claim does not hold
@@ -88,7 +88,7 @@ class TableReport:
         self.runs = {one.row.name: one for one in runs}
         self.task: Task = task_named(table.recipe(setting, runs[0].row, seed=1).task)
         self.metric = METRICS[self.task.main_metric]
-        self.measures = (LOSS, *self.task.scorer.scores_of_sums())
+        self.measures = tuple(dict.fromkeys((LOSS, *self.task.scorer.scores_of_sums())))
         claims = [claim for claim in table.claims if {claim.first, claim.second} <= self.runs.keys()]
         self.verdicts: dict[Claim, dict[str, Verdict]] = {claim: {} for claim in claims}
         for measure in (*self.measures, *sorted({claim.measure for claim in claims} - {SCORE})):
@@ -162,7 +162,7 @@ class TableReport:
                 [claim.text, *(self.text(begun[claim][measure], measure) for measure in self.measures)]
                 for claim in of_scores
             ]
-            parts.append(markdown_table(["claim", *map(title, self.measures)], lines))
+            parts.append(markdown_table(["claim", *map(self.heading, self.measures)], lines))
         of_statistics = [claim for claim in begun if claim.measure != SCORE]
         if of_statistics:
             texts = (
@@ -206,22 +206,22 @@ class TableReport:
         heading, axis = self.table.title, self.table.axis
         return plot_scores(scores, path, label=self.metric.title, is_share=is_share, x=axis, title=heading)
 
+    def heading(self, measure: str) -> str:
+        """Heading of a measure; the loss is that of the validation set unless the task is scored by it."""
+        is_of_dev = measure == LOSS and self.task.main_metric != LOSS
+        return "dev loss" if is_of_dev else METRICS[measure].title
+
     def _line(self, runs: Runs) -> dict[str, str]:
         line = {"row": runs.row.name, "paper": _paper_text(runs.row.paper), "seeds": str(len(runs.records))}
         if runs.diverged:
             line["seeds"] += f" + {len(runs.diverged)} diverged"
         for measure in self.measures:
-            line[title(measure)] = _mean_text(self._values(runs, measure), self._form(measure))
+            line[self.heading(measure)] = _mean_text(self._values(runs, measure), self._form(measure))
         baseline = self.table.baseline_of(runs.row.name)
         if baseline in self.runs:
             found = None if runs.row.name == baseline else self.difference(runs.row.name, baseline)
             line[f"lead on {self.table.baseline}"] = MISSING if found is None else self.difference_text(found, LOSS)
-        for measure, heading, form in (
-            ("zeros", "zeros", ".1%"),
-            ("null_rate", "null rows", ".1%"),
-            ("entropy", "entropy", ".2f"),
-            ("row_sum", "row sum", ".2f"),
-        ):
+        for measure, (heading, form) in self.task.columns.items():
             values = self._values(runs, measure)
             line[heading] = format(statistics.mean(values), form) if values else MISSING
         return line
@@ -318,11 +318,6 @@ def _found_from(relation: str, found: Difference | RankDifference, margin: float
     """The lead at which a claim would have been found to hold; of `~` the difference at which not."""
     effect = found.smallest_effect(LEVEL / claims / (2 if relation == "~" else 1))
     return None if effect is None else effect + {">": 0.0, ">=": -margin, "~": margin}[relation]
-
-
-def title(measure: str) -> str:
-    """Heading of a measure."""
-    return "dev loss" if measure == LOSS else METRICS[measure].title
 
 
 def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:

@@ -20,7 +20,6 @@ from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
-from reluformers.tasks import Task, task_named
 from reluformers.training.checkpoints import checkpoints_of
 from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
@@ -28,6 +27,7 @@ from reluformers.training.run import LOG_FILE
 
 from .records import RunRecord, has_record
 from .tables import public_sections
+from .tasks import Task, task_named
 
 _MANY = 100  # files of a folder, of which more have one checksum together
 RUNS_ELSEWHERE = 75  # exit status of a row that another process works on: EX_TEMPFAIL

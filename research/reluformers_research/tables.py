@@ -16,12 +16,11 @@ from typing import Any
 from reluformers.data.checked_fields import build, check_mapping, check_name
 from reluformers.data.names import source_name
 from reluformers.errors import UserError
-from reluformers.tasks import task_named
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
+from .tasks import MEASURES, task_named
+
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-# statistics of all attention; None where a run has no value
-MEASURES = ("zeros", "null_rate", "entropy", "row_sum")
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
 _SPLITS = ("train", "validation", "test")

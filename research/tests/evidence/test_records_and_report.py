@@ -293,7 +293,7 @@ def test_a_damaged_record_is_named(table, tmp_path):
     path.write_text(path.read_text()[:-30])
     with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
         Evidence.load(tmp_path)
-    for recipe, message in (({}, "task is None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
+    for recipe, message in (({}, "unknown task None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
         path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
         with pytest.raises(UserError, match=f"{record.name}: {message}"):
             Evidence.load(tmp_path)

@@ -50,7 +50,8 @@ def test_a_row_that_names_an_activation_says_its_whole_formula(name, setting):
         stated = row.sections.get("model", {}).get("attention", {})
         if "activation" not in stated or "preset" in stated:
             continue
-        attention = asdict(table.recipe(setting, row, 1).model_config().attention)
+        recipe = table.recipe(setting, row, 1)
+        attention = asdict(getattr(recipe, "attention", None) or recipe.model_config().attention)
         usual = asdict(AttentionConfig(activation=attention["activation"], scale_length=attention["scale_length"]))
         kept = {field for field in attention if attention[field] != usual[field]} - set(stated)
         assert not kept, row.name

@@ -1,0 +1,186 @@
+"""What is measured of a trained causal model, beside its loss.
+
+| name | what |
+|---|---|
+| loss_1 … loss_16 | nats a token on windows of 1 to 16 times the training length |
+| growth_16 | loss_16 − loss_1 |
+| sink_rate | share of heads that give the first token more than 0.3 of Σ_j |w_ij|, on average over queries |
+| sink_rate_absolute | the same of w_i0 itself |
+| zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
+| survivors, survivor_growth | weights of a row that are not 0; how many times as many at 8 times the length |
+| kurtosis | E[(x−μ)⁴]/σ⁴ over channels of the residual stream, mean over tokens, of the layer with the highest |
+| loss_int8 | loss_1 with weights of linear maps and their inputs rounded to int8, a scale a channel and a tensor |
+| recall_64 … | nats a token that a sentence gains when it stood so many tokens before |
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+LENGTHS = (1, 2, 4, 8, 16)
+DISTANCES = (64, 256, 1024)
+TOKENS = 65_536  # that each length is measured on
+_SINK = 0.3
+_BATCH_TOKENS = 4096
+_SENTENCE = 32  # tokens of what is recalled
+_RECALLED = 64  # sentences
+
+
+@torch.no_grad()
+def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
+    """Nats of each token after the first of its row [rows, length − 1]."""
+    found = []
+    for part in rows.split(max(1, _BATCH_TOKENS // rows.shape[1])):
+        logits = model(input_ids=part, use_cache=False).logits[:, :-1].float()
+        found.append(nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none"))
+    return torch.cat(found)
+
+
+def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
+    """Mean loss on windows of a length."""
+    usable = stream[: len(stream) // length * length].view(-1, length)
+    return token_losses(model, usable).mean().item()
+
+
+@torch.no_grad()
+def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]:
+    """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads, and the kurtosis."""
+    with attention_written_out(model):
+        sums: dict[str, Tensor] = {}
+        for part in rows.split(max(1, _BATCH_TOKENS // rows.shape[1])):
+            outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
+            for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
+                sums[name] = sums.get(name, 0) + value
+    queries = sums["queries"]
+    return {
+        "sink_rate": (sums["share"] / sums["used"].clamp_min(1) > _SINK).double().mean().item(),
+        "sink_rate_absolute": (sums["first"] / queries > _SINK).double().mean().item(),
+        "zeros": (sums["zeros"].sum() / sums["pairs"]).item(),
+        "null_rate": (1 - sums["used"].sum() / (queries * sums["used"].numel())).item(),
+        "entropy": (sums["entropy"].sum() / sums["used"].sum().clamp_min(1)).item(),
+        "survivors": (sums["survivors"].sum() / (queries * sums["used"].numel())).item(),
+        "kurtosis": (sums["kurtosis"] / sums["tokens"]).max().item(),
+    }
+
+
+def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Sums over rows, for each layer and head where they differ [layers, heads]."""
+    found: dict[str, list[Tensor]] = {}
+    length = attentions[0].shape[-1]
+    visible = torch.ones(length, length, dtype=torch.bool).tril()[1:]  # the first query has no choice
+    for layer in attentions:
+        weights = layer[:, :, 1:].double().where(visible, 0.0)
+        sizes = weights.abs()
+        total = sizes.sum(-1)
+        shares = sizes / total.clamp_min(torch.finfo(torch.double).tiny)[..., None]
+        for name, value in {
+            "share": shares[..., 0].sum((0, 2)),
+            "first": weights[..., 0].sum((0, 2)),
+            "used": (total > 0).sum((0, 2)).double(),
+            "zeros": ((weights == 0) & visible).sum((0, 2, 3)).double(),
+            "survivors": (weights != 0).sum((0, 2, 3)).double(),
+            "entropy": -torch.special.xlogy(shares, shares).sum((0, 2, 3)),
+        }.items():
+            found.setdefault(name, []).append(value)
+    sums = {name: torch.stack(values) for name, values in found.items()}
+    sums["queries"] = torch.tensor(float(len(attentions[0]) * (length - 1)))
+    sums["pairs"] = visible.sum().double() * len(attentions[0]) * sums["used"].numel()
+    states = [state.double() for state in hidden_states[1:-1]]  # the last one is normalised
+    sums["kurtosis"] = torch.stack([_kurtosis(state).sum() for state in states or [hidden_states[-1].double()]])
+    sums["tokens"] = torch.tensor(float(hidden_states[0].shape[0] * length))
+    return sums
+
+
+def _kurtosis(states: Tensor) -> Tensor:
+    """E[(x−μ)⁴]/σ⁴ over the last dimension."""
+    centred = states - states.mean(-1, keepdim=True)
+    return (centred**4).mean(-1) / (centred**2).mean(-1) ** 2
+
+
+@contextmanager
+def attention_written_out(model: PreTrainedModel) -> Iterator[None]:
+    """Let a stock attention write its weights out; an exchanged one does when it is asked."""
+    before = model.config._attn_implementation
+    if before in ("sdpa", "flash_attention_2", "flex_attention"):
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def rounded_to_int8(model: nn.Module) -> Iterator[None]:
+    """Round the weights of linear maps, a scale for each output, and their inputs, a scale for each tensor."""
+
+    def rounded(values: Tensor, largest: Tensor) -> Tensor:
+        scale = largest.clamp_min(torch.finfo(values.dtype).tiny) / 127
+        return (values / scale).round() * scale
+
+    modules = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    weights = [part.weight for part in modules]
+    hooks = [
+        part.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0], inputs[0].abs().amax()),))
+        for part in modules
+    ]
+    for part in modules:
+        part.weight = nn.Parameter(rounded(part.weight.data, part.weight.data.abs().amax(1, keepdim=True)))
+    try:
+        yield
+    finally:
+        for part, weight, hook in zip(modules, weights, hooks, strict=True):
+            part.weight = weight
+            hook.remove()
+
+
+def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
+    """Nats a token that a sentence gains when it is read again `distance` tokens after its beginning.
+
+    A row is the sentence, what follows it elsewhere in the text, and the sentence.
+    """
+    span = _SENTENCE + distance
+    starts = torch.linspace(0, len(stream) - span, _RECALLED).long()
+    rows = torch.stack(
+        [
+            torch.cat(
+                [
+                    stream[start : start + _SENTENCE],
+                    stream[(start + span + torch.arange(distance - _SENTENCE)) % len(stream)],
+                    stream[start : start + _SENTENCE],
+                ]
+            )
+            for start in starts
+        ]
+    )
+    losses = token_losses(model, rows)
+    again = losses[:, -(_SENTENCE - 1) :]
+    return (losses[:, : _SENTENCE - 1] - again).mean().item()
+
+
+def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[str, float]:
+    """All measures of the table above.
+
+    Args:
+        model: trained on rows of `length` tokens.
+        stream: tokens that it has not seen.
+        length: of the rows.
+    """
+    model.eval()
+    stream = stream[:TOKENS]
+    found = {
+        f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= len(stream)
+    }
+    if f"loss_{LENGTHS[-1]}" in found:
+        found[f"growth_{LENGTHS[-1]}"] = found[f"loss_{LENGTHS[-1]}"] - found["loss_1"]
+    rows = stream[: len(stream) // length * length].view(-1, length)
+    found |= attention_measures(model, rows[:64])
+    if len(stream) >= 8 * length:
+        long = attention_measures(model, stream[: 8 * length].view(1, -1))
+        found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
+    with rounded_to_int8(model):
+        found["loss_int8"] = loss_at(model, stream, length)
+    found |= {f"recall_{far}": recall_at(model, stream, far) for far in DISTANCES if len(stream) > 2 * far}
+    return found

@@ -1,0 +1,90 @@
+"""Recipes of causal models: their sections and checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from transformers import LlamaConfig
+
+from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.errors import UserError
+from reluformers.training.arguments import TaskTrainingArguments
+from reluformers.training.recipe import Recipe
+
+
+@dataclass
+class TextSection:
+    """Which text.
+
+    Args:
+        path: stays None: the splits are files.
+        train, validation, test: Parquet files of `reluformers_research.causal.text`, beside its tokenizer.json.
+        length: of a row of training, in tokens.
+    """
+
+    path: str | None = None
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    length: int = 256
+
+    def __post_init__(self):
+        if self.path is not None:
+            raise UserError(f"data.path is {self.path!r}, but the splits of text are files: leave it out")
+        if self.length < 2:
+            raise UserError(f"data.length is {self.length}, but must be 2 or more")
+
+
+@dataclass
+class CausalRecipe(Recipe):
+    """Everything that defines the training of a causal model.
+
+    Args:
+        model: `attention` (a preset's name or fields of `AttentionConfig`), the weights of ReLUFormer's regulariser
+            (`normalization_loss_weight`, `entropy_loss_weight`, `entropy_bound`), and fields of `LlamaConfig`.
+        data: see the section.
+        training: fields of `TaskTrainingArguments`, all but `output_dir`.
+    """
+
+    task: ClassVar[str] = "text-generation"
+    arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
+    regularizer: ClassVar[dict[str, float]] = {
+        "normalization_loss_weight": 0.0,
+        "entropy_loss_weight": 0.0,
+        "entropy_bound": 0.7,
+    }
+    model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "attention", *regularizer)
+    decided_fields: ClassVar[dict[str, str]] = {
+        "start": "has no meaning here: models start from nothing",
+        "vocab_size": "follows from the tokenizer: leave it out",
+    }
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: TextSection = field(default_factory=TextSection)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def config_class(preset: str) -> type[LlamaConfig]:
+        """Configuration class of all of them."""
+        return LlamaConfig
+
+    @staticmethod
+    def make_config(preset: str, **fields: Any) -> LlamaConfig:
+        """Configuration with some fields, whatever the attention."""
+        AttentionConfig.parse(fields.pop("attention", preset))
+        return LlamaConfig(**{name: value for name, value in fields.items() if name not in CausalRecipe.regularizer})
+
+    @staticmethod
+    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
+        """What evaluations measure."""
+        return ("loss",)
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The mathematics of the attention."""
+        return AttentionConfig.parse(self.model.get("attention", self.model.get("preset", "softmax")))
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The regulariser's weights and bound."""
+        return {name: self.model.get(name, value) for name, value in self.regularizer.items()}

@@ -1,0 +1,56 @@
+"""Text as rows of tokens."""
+
+import random
+from pathlib import Path
+
+import torch
+from datasets import Dataset, load_dataset
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from reluformers.errors import UserError
+
+from .text import END
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder of text, or of a model.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; it stands beside the text")
+    return Tokenizer.from_file(str(path))
+
+
+def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: bool = False) -> Tensor:
+    """All tokens of a split, an end token behind each document.
+
+    Args:
+        file: Parquet with a column `text`.
+        name: of the split, for messages.
+        shuffled: documents in an order of their own, always the same.
+
+    Raises:
+        UserError: the file is missing.
+    """
+    if file is None or not Path(file).is_file():
+        raise UserError(f"data.{name} is {file!r}, but must be a Parquet file of text")
+    texts = load_dataset("parquet", data_files=file, split="train")["text"][:]
+    if shuffled:
+        random.Random(0).shuffle(texts)
+    end = tokenizer.token_to_id(END)
+    return torch.tensor([number for encoded in tokenizer.encode_batch(texts) for number in (*encoded.ids, end)])
+
+
+def windows(stream: Tensor, length: int, tokens: int | None = None) -> Tensor:
+    """Windows that follow one another [count, length], of the first so many tokens."""
+    stream = stream if tokens is None else stream[:tokens]
+    return stream[: len(stream) // length * length].view(-1, length)
+
+
+def as_dataset(rows: Tensor) -> Dataset:
+    """Rows as the trainer takes them."""
+    return Dataset.from_dict({"input_ids": rows.numpy()}).with_format("torch")

@@ -1,0 +1,159 @@
+"""Makes the text that causal models are compared on: cleaned, without repetitions, held out by document.
+
+python -m reluformers_research.causal.text train.jsonl.gz talks.jsonl.gz … --output runs/causal_text
+
+A row of the files is `{"translation": {"en": …, "de": …}}`, with `doc_id` where sentences follow one another; any
+number of languages. Written are train.parquet, validation.parquet and test.parquet with a document a row, the
+byte-level BPE tokenizer.json, and a card.
+"""
+
+import argparse
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset, load_dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from reluformers.errors import UserError, run_main
+from reluformers.files import write_text
+
+END = "<end>"
+_HELD_OUT = {"validation": 0.03, "test": 0.03}  # of the documents that have an id
+_LEAST_SENTENCES = 5  # of a held-out document
+_CARD = """---
+pretty_name: text of sentence pairs
+license: other
+language: [{languages}]
+---
+
+Both sides of {files} as documents, a sentence a line. White space is
+squeezed; a sentence that stood before in the same language is left out, and so is in the training set one that is held
+out. A document is held out by the hash of its name, in all its languages alike. Each source keeps its own licence.
+
+| split | documents | sentences | tokens |
+|---|---|---|---|
+{counts}
+
+Columns: `text`, `language`, `document`. `tokenizer.json`: byte-level BPE of {vocab_size} tokens of the training set.
+"""
+
+
+@dataclass
+class Document:
+    """Sentences that follow one another in one language."""
+
+    name: str
+    language: str
+    sentences: list[str]
+
+    @property
+    def split(self) -> str:
+        """Where it belongs: by the hash of its name, so for all languages alike."""
+        if not self.name or len(self.sentences) < _LEAST_SENTENCES:
+            return "train"
+        place = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big") / 2**32
+        bounds = itertools.accumulate(_HELD_OUT.values())
+        return next((split for split, bound in zip(_HELD_OUT, bounds, strict=True) if place < bound), "train")
+
+
+def clean(text: str) -> str:
+    """A sentence in NFC, with single blanks and without characters of control."""
+    text = unicodedata.normalize("NFC", " ".join(text.split()))
+    return "".join(letter for letter in text if unicodedata.category(letter) != "Cc")
+
+
+def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
+    """Documents of the rows of one file; each sentence without `doc_id` is one of its own, without a name.
+
+    Raises:
+        UserError: a row has no translation.
+    """
+
+    def name_of(row: dict) -> str:
+        return "" if row.get("doc_id") is None else f"{source}/{row['doc_id']}"
+
+    for name, group in itertools.groupby(rows, name_of):
+        sentences: dict[str, list[str]] = {}
+        for row in group:
+            pair = row.get("translation")
+            if not isinstance(pair, dict):
+                raise UserError(f"{source}: a row has the keys {', '.join(row)}, but must have translation")
+            for language, text in pair.items():
+                if text and (cleaned := clean(text)):
+                    sentences.setdefault(language, []).append(cleaned)
+        for language, texts in sentences.items():
+            yield from [Document(name, language, texts)] if name else (Document("", language, [one]) for one in texts)
+
+
+def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
+    """Documents by split, without what stood before; held-out ones first, so that no training sentence is held out."""
+    splits: dict[str, list[Document]] = {"validation": [], "test": [], "train": []}
+    for document in documents:
+        splits[document.split].append(document)
+    seen: set[tuple[str, str]] = set()
+    for split, found in splits.items():
+        kept = []
+        for document in found:
+            fresh = [one for one in dict.fromkeys(document.sentences) if (document.language, one) not in seen]
+            seen.update((document.language, one) for one in fresh)
+            if len(fresh) >= (1 if split == "train" else _LEAST_SENTENCES):
+                kept.append(Document(document.name, document.language, fresh))
+        splits[split] = kept
+    return splits
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with `END` as token 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="rows of sentence pairs")
+    parser.add_argument("--output", type=Path, required=True, help="folder")
+    parser.add_argument("--vocab_size", type=int, default=4096)
+    options = parser.parse_args()
+    documents = (
+        document
+        for file in options.files
+        for document in read_documents(load_dataset("json", data_files=file, split="train"), Path(file).parent.name)
+    )
+    splits = split_documents(documents)
+    if not splits["validation"] or not splits["test"]:
+        raise UserError("no document is held out: give files whose rows have doc_id, and more of them")
+    options.output.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(
+        (one for document in splits["train"] for one in document.sentences), options.vocab_size
+    )
+    tokenizer.save(str(options.output / "tokenizer.json"))
+    counts = []
+    for split, found in splits.items():
+        rows = [{"text": "\n".join(one.sentences), "language": one.language, "document": one.name} for one in found]
+        Dataset.from_list(rows).to_parquet(options.output / f"{split}.parquet")
+        tokens = sum(len(encoded.ids) + 1 for encoded in tokenizer.encode_batch([row["text"] for row in rows]))
+        sentences = sum(len(one.sentences) for one in found)
+        counts.append(f"| {split} | {len(found):,} | {sentences:,} | {tokens:,} |")
+    languages = sorted({one.language for found in splits.values() for one in found})
+    card = _CARD.format(
+        languages=", ".join(languages),
+        files=", ".join(dict.fromkeys(Path(file).parent.name for file in options.files)),
+        counts="\n".join(counts),
+        vocab_size=tokenizer.get_vocab_size(),
+    )
+    write_text(options.output / "README.md", card)
+    print("\n".join(counts))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,83 @@
+"""The tasks whose rows are compared: those of the library, and causal models."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reluformers import tasks as library
+from reluformers.data.checked_fields import check_name
+from reluformers.evaluation.scorer import Scorer
+from reluformers.training.recipe import Recipe
+
+from .causal.recipe import CausalRecipe
+from .causal.run import train_causal
+from .causal.scoring import CausalScorer
+
+# statistic of the attention → heading and format in a table
+ATTENTION_COLUMNS = {
+    "zeros": ("zeros", ".1%"),
+    "null_rate": ("null rows", ".1%"),
+    "entropy": ("entropy", ".2f"),
+    "row_sum": ("row sum", ".2f"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the tables have to know of a task; the fields are those of `reluformers.tasks.Task`.
+
+    Args:
+        columns: measure of a run → heading and format in a table.
+    """
+
+    name: str
+    recipe_class: type[Recipe]
+    train: Callable[..., dict[str, Any]]
+    scorer: type[Scorer]
+    main_metric: str
+    speeds: tuple[str, ...]
+    columns: Mapping[str, tuple[str, str]] = field(default_factory=lambda: ATTENTION_COLUMNS)
+
+    def __str__(self) -> str:
+        return self.name.replace("-", " ")
+
+
+def _of_library(task: library.Task) -> Task:
+    return Task(task.name, task.recipe_class, task.train, task.scorer, task.main_metric, task.speeds)
+
+
+TASKS = {name: _of_library(task) for name, task in library.TASKS.items()} | {
+    CausalRecipe.task: Task(
+        name=CausalRecipe.task,
+        recipe_class=CausalRecipe,
+        train=train_causal,
+        scorer=CausalScorer,
+        main_metric="loss",
+        speeds=("tokens_per_second",),
+        columns={
+            "loss_4": ("loss at 4×", ".3f"),
+            "loss_16": ("loss at 16×", ".3f"),
+            "loss_int8": ("loss in int8", ".3f"),
+            "recall_256": ("recall, 256", ".2f"),
+            "sink_rate": ("sinks", ".0%"),
+            "sink_rate_absolute": ("sinks by weight", ".0%"),
+            "kurtosis": ("kurtosis", ".1f"),
+            "zeros": ("zeros", ".1%"),
+            "null_rate": ("null rows", ".1%"),
+            "entropy": ("entropy", ".2f"),
+            "survivor_growth": ("survivors, 8× to 1×", ".1f"),
+        },
+    )
+}
+# what claims may be about, beside the score
+MEASURES = dict.fromkeys(measure for task in TASKS.values() for measure in (*task.columns, "growth_16"))
+
+
+def task_named(name: Any) -> Task:
+    """The task of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    check_name(name, TASKS, "task")
+    return TASKS[name]

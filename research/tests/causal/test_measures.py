@@ -1,0 +1,156 @@
+"""Measures of causal models, against what is known beforehand."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers_research.causal.measures import (
+    _kurtosis,
+    _sums,
+    attention_measures,
+    loss_at,
+    measure_model,
+    recall_at,
+    rounded_to_int8,
+)
+from reluformers_research.causal.models import build_model
+from reluformers_research.causal.run import regularization_loss
+
+
+def config(**fields):
+    return LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **fields,
+    )
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config()).eval()
+
+
+def written(weights):
+    """What is measured of one layer [heads, length, length]."""
+    return _sums((weights[None],), (torch.zeros(1, weights.shape[-1], 2), torch.ones(1, weights.shape[-1], 2)))
+
+
+def test_a_sink_is_seen_by_share_and_by_weight():
+    length = 8
+    sink, even = torch.zeros(length, length), torch.ones(length, length).tril()
+    sink[:, 0] = 0.2  # all that there is, but little
+    sums = written(torch.stack([sink, even / even.sum(-1, keepdim=True)]))
+    shares = (sums["share"] / sums["used"])[0]
+    assert shares[0] == 1
+    assert shares[1] == pytest.approx(sum(1 / n for n in range(2, 9)) / 7)
+    assert (sums["first"] / sums["queries"])[0, 0] == pytest.approx(0.2)
+
+
+def test_zeros_null_rows_and_entropy_are_those_below_the_diagonal():
+    weights = torch.zeros(1, 4, 4)
+    weights[0, 1, :2] = 0.5
+    weights[0, 2, 1] = 3.0  # the last row has none
+    sums = written(weights)
+    assert sums["pairs"] == 2 + 3 + 4
+    assert sums["zeros"].item() == 9 - 3
+    assert sums["used"].item() == 2
+    assert sums["survivors"].item() == 3
+    assert sums["entropy"].item() == pytest.approx(math.log(2))
+
+
+def test_kurtosis_of_an_outlier():
+    assert _kurtosis(torch.randn(20_000, dtype=torch.double, generator=torch.Generator().manual_seed(0))) == (
+        pytest.approx(3, abs=0.1)
+    )
+    outlier = torch.zeros(100)
+    outlier[0] = 1.0
+    assert _kurtosis(outlier) == pytest.approx(100, rel=0.02)  # n − 2 + 1/(n − 1)
+
+
+def test_int8_changes_the_loss_a_little_and_is_taken_back(model):
+    stream = torch.randint(50, (512,), generator=torch.Generator().manual_seed(1))
+    before, weights = loss_at(model, stream, 32), [part.clone() for part in model.parameters()]
+    with rounded_to_int8(model):
+        assert 0 < abs(loss_at(model, stream, 32) - before) < 0.05
+    assert loss_at(model, stream, 32) == before
+    assert all(torch.equal(one, two) for one, two in zip(weights, model.parameters(), strict=True))
+
+
+def test_the_loss_is_that_of_the_model(model):
+    rows = torch.randint(50, (4, 32), generator=torch.Generator().manual_seed(1))
+    assert loss_at(model, rows.flatten(), 32) == pytest.approx(model(input_ids=rows, labels=rows).loss.item())
+
+
+def test_recall_is_what_a_repeated_sentence_gains():
+    class Copies(torch.nn.Module):
+        """Knows a token for certain if what it follows stood before."""
+
+        def forward(self, input_ids, use_cache):
+            logits = torch.zeros(*input_ids.shape, 5000)
+            for row, tokens in enumerate(input_ids.tolist()):
+                seen = {}
+                for place, token in enumerate(tokens):
+                    if token in seen:
+                        logits[row, place, seen[token]] = 100.0
+                    if place:
+                        seen[tokens[place - 1]] = token
+            return type("Output", (), {"logits": logits})
+
+    assert recall_at(Copies(), torch.arange(1000), 64) == pytest.approx(math.log(5000), rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "reluformer", {"output_gate": "sigmoid"}])
+def test_all_measures_are_finite(attention):
+    torch.manual_seed(0)
+    stream = torch.randint(50, (520,), generator=torch.Generator().manual_seed(1))
+    found = measure_model(build_model(config(), AttentionConfig.parse(attention)), stream, 16)
+    assert all(math.isfinite(value) for value in found.values())
+    assert {"loss_16", "growth_16", "survivor_growth", "recall_64"} <= found.keys()
+
+
+def test_written_out_weights_are_those_of_the_name(model):
+    rows = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(1))
+    before = model.config._attn_implementation
+    assert attention_measures(model, rows)["zeros"] == 0
+    assert model.config._attn_implementation == before
+
+
+def test_a_gate_of_zeros_halves_the_attention():
+    torch.manual_seed(0)
+    gated = build_model(config(), AttentionConfig(output_gate="sigmoid")).eval()
+    plain = LlamaForCausalLM(gated.config).eval()
+    plain.load_state_dict(gated.state_dict(), strict=False)
+    for layer in gated.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.output_gate.weight)
+    for layer in plain.model.layers:
+        layer.self_attn.o_proj.weight.data /= 2
+    tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(gated(input_ids=tokens).logits, plain(input_ids=tokens).logits)
+
+
+def test_other_gates_are_refused():
+    with pytest.raises(ValueError, match="output_gate"):
+        build_model(config(), AttentionConfig(output_gate="silu"))
+
+
+def test_the_regulariser_is_the_formula():
+    torch.manual_seed(0)
+    weights = torch.rand(2, 2, 3, 5, 5, dtype=torch.double).tril()  # two layers
+    weights[0, 0, 0, 3] = 0  # a null row
+    expected = torch.zeros(())
+    for row, place in ((row, place) for part in weights.flatten(0, 2) for place, row in enumerate(part)):
+        if row.sum() == 0:
+            continue
+        shares = row[: place + 1] / row.sum()
+        entropy = -(shares * shares.log()).sum()
+        expected = expected + 0.1 * row.sum().log().abs() + 0.02 * max(entropy - 0.7 * math.log(place + 1), 0)
+    found = regularization_loss(tuple(weights), 0.1, 0.02, 0.7)
+    assert found.item() == pytest.approx(expected.item() / (2 * 2 * 3 * 5), rel=1e-9)

@@ -1,0 +1,79 @@
+"""A causal row from text to score, and again from its folder."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from reluformers.errors import UserError
+from reluformers_research.causal.recipe import CausalRecipe
+from reluformers_research.causal.run import train_causal
+from reluformers_research.causal.scoring import CausalScorer, CausalScoring
+from reluformers_research.causal.text import train_tokenizer
+
+
+@pytest.fixture
+def text(tmp_path):
+    lines = [f"the {one} sees the {two}" for one in ("cat", "dog", "bird") for two in ("tree", "house", "sea")]
+    for split in ("train", "validation", "test"):
+        Dataset.from_list([{"text": "\n".join(lines * 20)}]).to_parquet(tmp_path / f"{split}.parquet")
+    train_tokenizer(lines, 300).save(str(tmp_path / "tokenizer.json"))
+    return {
+        **{split: str(tmp_path / f"{split}.parquet") for split in ("train", "validation", "test")},
+        "length": 16,
+    }
+
+
+def sections(text, **model):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return {
+        "task": "text-generation",
+        "model": {**sizes, **model},
+        "data": text,
+        "training": {
+            **{"max_steps": 6, "per_device_train_batch_size": 4, "save_steps": 3, "logging_steps": 2, "seed": 1},
+            **{"learning_rate": 1e-2, "report_to": "none", "use_cpu": True, "dataloader_pin_memory": False},
+        },
+    }
+
+
+@pytest.mark.parametrize("attention", ["rela-g", {"output_gate": "sigmoid"}])
+def test_a_row_is_trained_saved_and_scored(text, tmp_path, attention):
+    recipe = CausalRecipe.from_dict(sections(text, attention=attention))
+    results = train_causal(recipe, tmp_path / "run", report=print)
+    assert results["validation_loss"] < np.log(300)
+    scorer = CausalScorer(CausalScoring(model=tmp_path / "run", data={"test": text["test"]}, length=16))
+    evaluation = scorer.run()
+    counted = scorer.row_statistics(scorer.answers)["loss"].sum(0)
+    assert scorer.scores_of_sums()["loss"](counted) == pytest.approx(evaluation.scores["loss"].value, rel=1e-4)
+    # the splits are the same text here
+    assert evaluation.scores["loss"].value == pytest.approx(results["validation_loss"], rel=1e-4)
+
+
+def test_the_regulariser_is_in_the_log(text, tmp_path):
+    recipe = CausalRecipe.from_dict(sections(text, attention="reluformer", normalization_loss_weight=0.1))
+    train_causal(recipe, tmp_path / "run", report=print)
+    log = json.loads((tmp_path / "run" / "log_history.json").read_text())
+    assert any(entry.get("regularization_loss", 0) > 0 for entry in log)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("model", {"attention": {"activation": "nonsense"}}),
+        ("model", {"vocab_size": 10}),
+        ("data", {"length": 1}),
+        ("data", {"path": "somewhere"}),
+    ],
+)
+def test_what_a_recipe_cannot_be(section, values):
+    with pytest.raises(UserError):
+        CausalRecipe.from_dict({"task": "text-generation", section: values})
+
+
+def test_missing_text_is_named(text, tmp_path):
+    for name, value in (("train", None), ("train", "nowhere"), ("validation", "nowhere")):
+        recipe = CausalRecipe.from_dict(sections({**text, name: value}))
+        with pytest.raises(UserError, match=r"data\.train|nowhere|tokenizer\.json"):
+            train_causal(recipe, tmp_path / "run", report=print)

@@ -1,0 +1,54 @@
+"""Text of the causal table: cleaned, once, and held out by document."""
+
+import pytest
+
+from reluformers.errors import UserError
+from reluformers_research.causal.text import END, clean, read_documents, split_documents, train_tokenizer
+
+
+def rows(name, count, text="sentence {} of {}"):
+    return [
+        {"doc_id": name, "translation": {"en": text.format(number, name), "de": "Satz " + text.format(number, name)}}
+        for number in range(count)
+    ]
+
+
+def documents(*groups):
+    return [document for group in groups for document in read_documents(group, "source")]
+
+
+def test_a_sentence_is_cleaned():
+    assert clean("  a\u0301 \t b\x00\u200a c ") == "á b c"
+
+
+def test_both_languages_of_a_document_go_to_one_split():
+    splits = split_documents(documents(*(rows(f"talk {number}", 6) for number in range(200))))
+    where = {}
+    for split, found in splits.items():
+        for document in found:
+            where.setdefault(document.name, []).append((split, document.language))
+    assert all(len(places) == 2 and len({split for split, _ in places}) == 1 for places in where.values())
+    assert len(where) == 200
+    assert len(splits["validation"]) > 2
+    assert len(splits["test"]) > 2
+
+
+def test_no_training_sentence_is_held_out_or_stands_twice():
+    groups = [rows(f"talk {number}", 6) for number in range(100)]
+    single = [{"translation": row["translation"]} for group in groups for row in group]
+    splits = split_documents(documents(single, single, *groups))
+    of = {split: [(one.language, text) for one in found for text in one.sentences] for split, found in splits.items()}
+    assert len(of["train"]) == len(set(of["train"]))
+    assert not set(of["train"]) & set(of["validation"] + of["test"])
+    assert sum(map(len, of.values())) == 1200
+
+
+def test_a_row_without_a_translation_is_named():
+    with pytest.raises(UserError, match="translation"):
+        list(read_documents([{"text": "a"}], "source"))
+
+
+def test_the_end_is_token_0_and_all_bytes_come_back():
+    tokenizer = train_tokenizer(["some text", "some more"], 300)
+    assert tokenizer.token_to_id(END) == 0
+    assert tokenizer.decode(tokenizer.encode("ñ 漢 \x07").ids) == "ñ 漢 \x07"
