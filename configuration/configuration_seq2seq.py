@@ -5,7 +5,6 @@
 import copy
 from typing import Any, ClassVar, Literal
 
-from .configuration_attention import ATTENTION_PRESETS
 from .configuration_base import (
     MOST_CHANNELS,
     MOST_INNER_CHANNELS,
@@ -15,7 +14,7 @@ from .configuration_base import (
     FeedForwardActivation,
     TransformerConfig,
 )
-from .field_checks import check_choice, check_number, strict_fields
+from .field_checks import check_number, strict_fields
 
 SITES = ("encoder", "decoder", "cross")
 PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
@@ -275,25 +274,3 @@ class QKNormConfig(Seq2SeqTransformerConfig):
     activation_dropout: float | int = 0.3
     word_dropout: float | int = 0.1
     initialization: Initialization = "small"
-
-
-def seq2seq_config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("seq2seq_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
-    families = {
-        "reluformer": ReLUFormerConfig,
-        "rela": ReLAConfig,
-        "rela-i": ReLAConfig,
-        "rela-g": ReLAConfig,
-        "qknorm": QKNormConfig,
-    }
-    return families.get(preset, Seq2SeqTransformerConfig)
-
-
-def seq2seq_config(preset: str, **overrides) -> Seq2SeqTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, and any field overridden."""
-    return seq2seq_config_class(preset)(**{"attention": preset, **overrides})
