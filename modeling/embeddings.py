@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Positions and the words that are hidden from the model in training."""
+"""Fixed positions of tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,3 @@ class SinusoidalPositions(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.max_positions}, {self.dim}, layout={self.layout!r}"
-
-
-def drop_words(input_ids: Tensor, probability: float, unk_token_id: int, pad_token_id: int) -> Tensor:
-    """Replace each real token by `unk_token_id` with the given probability (QKNorm's released code; in training)."""
-    is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < probability
-    return input_ids.masked_fill(is_dropped & input_ids.ne(pad_token_id), unk_token_id)

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler as EndpointHandler
 
 logger = logging.get_logger(__name__)
 

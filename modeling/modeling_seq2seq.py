@@ -28,17 +28,17 @@ from ..configuration.configuration_seq2seq import (
 )
 from .attention import MultiHeadAttention
 from .dropout import apply_dropout
-from .embeddings import SinusoidalPositions, drop_words
+from .embeddings import SinusoidalPositions
 from .generation_check import CheckedGenerationMixin
 from .kernels import kernels
-from .layers import DecoderLayer, EncoderLayer
-from .masks import causal_mask, padding_mask, token_positions
+from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
+from .sequence_masks import causal_mask, padding_mask, token_positions
 
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
-    from .pipeline_translation import TranslationPipeline as TranslationPipeline
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler_translation import EndpointHandler as EndpointHandler
 
 
 @dataclass
@@ -100,6 +100,46 @@ def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
         return states
     return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
+        self.cross_attn_norm = build_norm(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, self_sums = self.self_attn(
+            self.branch_input(self.self_attn_norm, hidden_states),
+            past_key_values=past_key_values,
+            **self_attention_options,
+        )
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        queries = self.branch_input(self.cross_attn_norm, hidden_states)
+        # rows of one sentence, as beam search has them, are queries of one attention
+        branch, _, cross_sums = self.cross_attn(
+            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_regularizer_sums([self_sums, cross_sums])
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -213,7 +253,8 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
-                input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
+                is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
+                input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
         else:
             inputs_embeds = without_padding(inputs_embeds, mask)

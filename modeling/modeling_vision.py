@@ -4,7 +4,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from .modeling_base import TransformerPreTrainedModel
 from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler_images import EndpointHandler as EndpointHandler
 
 logger = logging.get_logger(__name__)
 
