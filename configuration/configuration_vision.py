@@ -19,18 +19,18 @@ from .field_checks import check_number, strict_fields
 logger = logging.get_logger(__name__)
 
 _MOST_PIXELS = 2**16  # of a side
-_LARGEST = {
-    "patch_size": _MOST_PIXELS,
-    "num_channels": MOST_CHANNELS,
-    "hidden_size": MOST_CHANNELS,
-    "num_hidden_layers": MOST_LAYERS,
-    "num_attention_heads": MOST_CHANNELS,
-    "intermediate_size": MOST_INNER_CHANNELS,
+_INTEGERS = {
+    "patch_size": f"[1, {_MOST_PIXELS}]",
+    **dict.fromkeys(("num_channels", "hidden_size", "num_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    "num_hidden_layers": f"[1, {MOST_LAYERS}]",
+    "intermediate_size": f"[1, {MOST_INNER_CHANNELS}]",
+    "representation_size": f"[1, {MOST_CHANNELS}]",
+    "num_register_tokens": f"[0, {MOST_CHANNELS}]",
 }
 
 
 def _number(value: Any) -> Any:
-    """An integer for the digits that JSON has in its place."""
+    """The integer of the digits that JSON has in its place."""
     return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
 
 
@@ -91,11 +91,7 @@ class VisionTransformerConfig(TransformerConfig):
         "attention_bias": "qkv_bias",
         "norm_eps": "layer_norm_eps",
     }
-    # layer by layer
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
-        "embeddings": "free_full_weight",
-        "layers.*": "free_full_weight",
-    }
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(("embeddings", "layers.*"), "free_full_weight")
     sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224
@@ -200,14 +196,8 @@ class VisionTransformerConfig(TransformerConfig):
         self._check_labels()
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
-        if (size := self.representation_size) is not None:
-            check_number(owner, "representation_size", size, f"[1, {MOST_CHANNELS}]", integer=True)
-        tokens = self.num_register_tokens
-        check_number(owner, "num_register_tokens", tokens, f"[0, {MOST_CHANNELS}]", integer=True)
-        check_number(owner, "drop_path_rate", self.drop_path_rate, "[0, 1)")
-        check_number(owner, "head_bias_init", self.head_bias_init)
+        self._check_numbers(_INTEGERS, integer=True)
+        self._check_numbers({"drop_path_rate": "[0, 1)", "head_bias_init": "(-inf, inf)"})
         if self.norm_after_pooling and self.norm_position == "post":
             raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
         if self.prefix_positions and self.position_embedding_type == "sincos2d":
@@ -226,18 +216,14 @@ class VisionTransformerConfig(TransformerConfig):
         for side in sides:
             check_number(owner, "image_size", side, f"[1, {_MOST_PIXELS}]", integer=True)
             if side % self.patch_size:
-                raise ValueError(
-                    f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "
-                    f"({self.patch_size})"
-                )
+                wanted = f"a multiple of patch_size ({self.patch_size})"
+                raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
         self._check_sizes_of_tables(self.num_tokens, "image_size")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"{owner}.num_attention_heads is {self.num_attention_heads}, but must divide hidden_size "
-                f"({self.hidden_size})"
-            )
-        if self.hidden_size % 4 and self.position_embedding_type == "sincos2d":
-            raise ValueError(f"{owner}.hidden_size is {self.hidden_size}, but must be a multiple of 4 with sincos2d")
+        heads, width = self.num_attention_heads, self.hidden_size
+        if width % heads:
+            raise ValueError(f"{owner}.num_attention_heads is {heads}, but must divide hidden_size ({width})")
+        if width % 4 and self.position_embedding_type == "sincos2d":
+            raise ValueError(f"{owner}.hidden_size is {width}, but must be a multiple of 4 with sincos2d")
 
 
 @strict_fields

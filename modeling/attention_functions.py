@@ -121,15 +121,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
 def length_divisor(
     key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
 ) -> Tensor | float | None:
-    """c·n_i^α, in at least fp32 and in fp64 for weights of that dtype, or None where it is 1.
-
-    A row without keys counts as one: its weights are 0 anyway.
-
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        coefficient, exponent: c and α, which may be trained.
-        dtype: of the weights.
-    """
+    """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
@@ -142,13 +134,9 @@ def length_divisor(
 
 
 def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
-    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
+    """Factor of a scale or a threshold for each query; as for one key where there is none.
 
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        form: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
-        head_dim: d_h.
-        dtype: of the queries; the factor is in at least fp32.
+    `form`: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
     """
     if form == "constant":
         return 1.0

@@ -14,11 +14,6 @@ class SinusoidalPositions(nn.Module):
     `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
     `"sinusoidal_marian"`: halves as in the second, ω_i as in the first (Marian, as transformers has it).
     `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
-
-    Args:
-        max_positions: number of positions.
-        dim: d, even.
-        layout: one of the four names.
     """
 
     def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
@@ -45,6 +40,3 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
         return nn.functional.embedding(positions, self.table)
-
-    def extra_repr(self) -> str:
-        return f"{self.max_positions}, {self.dim}, layout={self.layout!r}"

@@ -19,7 +19,7 @@ IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
 class RequestHandler:
-    """Open the model of a folder once and answer requests with it."""
+    """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
 
     task: ClassVar[str]
     # name → bounds of a number, both included, or a list of what is allowed
@@ -27,10 +27,6 @@ class RequestHandler:
 
     def __init__(self, path: str = ""):
         self.pipeline = pipeline(self.task, model=path or ".", trust_remote_code=True)
-
-    def read(self, inputs: list[Any]) -> list[Any]:
-        """Check inputs and make them what the pipeline takes."""
-        raise NotImplementedError
 
     def __call__(self, data: Any) -> list[Any]:
         """Answer one request, such as `InferenceClient` of huggingface_hub sends it.

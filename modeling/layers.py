@@ -8,8 +8,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import MultiHeadAttention
-from .dropout import apply_dropout
 from .feed_forward import FeedForward
+from .kernels import apply_dropout
 from .normalization import build_norm
 
 

@@ -3,8 +3,7 @@
 """Which keys a query may see, and how many they are.
 
 Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
-for a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry
-belongs to the process, while two checkpoints may carry two versions of this code.
+for a computation that needs them so.
 """
 
 from collections.abc import Callable, Hashable
@@ -32,9 +31,6 @@ class AttentionMask:
             the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
-
-    Raises:
-        ValueError: a mask is not of `key_len` keys.
     """
 
     query_len: int
@@ -44,17 +40,6 @@ class AttentionMask:
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
     given: Tensor | None = None
-
-    ndim = 4  # models of transformers ask a ready mask for it, and for its shape
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the mask made dense, with 1 for batch and heads."""
-        return 1, 1, self.query_len, self.key_len
-
-    def contiguous(self) -> "AttentionMask":
-        """The mask as it is: `generate` of transformers 5.23 asks ready ones for it."""
-        return self
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -114,11 +99,7 @@ class AttentionMask:
         return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Make a value once, kept for the layers that ask for this name later.
-
-        Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
-        of an object from inside of a checkpointed layer.
-        """
+        """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""
         if torch.compiler.is_compiling():
             return make()
         kept = self.__dict__.setdefault("_kept", {})

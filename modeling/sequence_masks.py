@@ -27,11 +27,8 @@ def padding_mask(
     mask = _checked(attention_mask)
     if mask.dim() == 2:
         return AttentionMask(query_len, key_len, device, mask)
-    if is_cross and attention_mask.shape[2] != 1:
-        raise ValueError(
-            f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
-            "[batch, 1, 1, source_len]"
-        )
+    if is_cross and mask.shape[2] != 1:
+        raise ValueError(f"the mask of cross-attention is {list(mask.shape)}, but must be [batch, 1, 1, source_len]")
     return AttentionMask.of(mask, query_len, key_len, device)
 
 
@@ -67,11 +64,7 @@ def causal_mask(
 def token_positions(
     query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Positions that do not move when a sequence is padded, on either side.
-
-    Returns:
-        int64 [1, query_len], or with a 2-dimensional mask of past and new tokens [batch, query_len].
-    """
+    """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(query_len, device=device) + past_len)[None]
     return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
@@ -80,10 +73,7 @@ def token_positions(
 def _checked(mask: Tensor) -> Tensor:
     """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down."""
     if mask.dim() not in (2, 4):
-        raise ValueError(
-            f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
-            "of 4 dimensions"
-        )
+        raise ValueError(f"an attention mask is {list(mask.shape)}, but must be [batch, length] or of 4 dimensions")
     if mask.dim() == 4 and mask.is_floating_point():
         raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
     return mask.bool()

@@ -34,6 +34,7 @@ _FORMER_NAMES = {
         "cache.py",
         "compiled.py",
         "computation.py",
+        "dropout.py",
         "rectified_attention.py",
     ),
     *("search.py", "triton_attention.py", "triton_functions.py", "triton_kernels.py"),
