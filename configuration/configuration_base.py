@@ -5,7 +5,7 @@
 import difflib
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
@@ -25,7 +25,6 @@ MOST_POSITION_VALUES = 2**29
 
 _Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
 FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
-FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
 _NUMBERS = {
@@ -147,7 +146,8 @@ class TransformerConfig(PreTrainedConfig):
             )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
-            raise ValueError(f"{owner}: a regulariser needs weights of 0 or more, but activations are {activations}")
+            wanted = "must be 0 with attention that can give negative weights"
+            raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
 
     def _check_sizes_of_tables(self, positions: int, name: str) -> None:
         """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
