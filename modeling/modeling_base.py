@@ -96,7 +96,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
             if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
             if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
-                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype)
+                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
         names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
         sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
         differences += [

@@ -526,9 +526,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         if cache is not None:
             held = int(cache.get_seq_length())
             if held >= given:
-                raise ValueError(
-                    f"decoder_input_ids has {given} tokens, but the cache holds {held} already: give more"
-                )
+                raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
             kwargs["next_sequence_length"] = given - held
         self.model.decoder.check_length(given)
         return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
