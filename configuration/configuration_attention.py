@@ -121,29 +121,22 @@ class AttentionConfig:
     def validate_ranges(self) -> None:
         """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
         owner = "AttentionConfig"
-        if self.scale is not None:
-            check_number(owner, "scale", self.scale, "(0, inf)")
+        for name in ("scale", "length_coefficient", "output_norm_eps"):
+            if getattr(self, name) is not None:
+                check_number(owner, name, getattr(self, name), "(0, inf)")
         if self.scale_length is not None:
             check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
-        for name in ("length_coefficient", "output_norm_eps"):
-            check_number(owner, name, getattr(self, name), "(0, inf)")
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(
-                f"{owner}.learned_threshold is True, but θ cancels in {self.activation}, so there is nothing to learn"
-            )
-
+            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
         if self.threshold_per_head and not self.learned_threshold:
-            raise ValueError(
-                f"{owner}.threshold_per_head is True, but learned_threshold is False, so that all are alike"
-            )
+            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         if self.normalizer == "sum":
-            if self.activation in SIGNED_ACTIVATIONS | DISTRIBUTIONS:
-                allowed = sorted(set(ACTIVATIONS) - SIGNED_ACTIVATIONS - DISTRIBUTIONS)
+            allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
+            if self.activation not in allowed:
                 raise ValueError(
-                    f"{owner}.normalizer is 'sum' with activation {self.activation!r}, but the weights of φ must be "
-                    f"positive and not be summed yet: {', '.join(allowed)}"
+                    f"{owner}.activation is {self.activation!r}, but with normalizer 'sum' must be in {allowed}"
                 )
             if self.length_coefficient != 1 or self.length_exponent != 0 or self.learned_length_exponent:
                 raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
@@ -153,9 +146,6 @@ class AttentionConfig:
         """Read a preset's name, a dict or another configuration.
 
         A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
-
-        Raises:
-            ValueError: the preset or a field is not known, or a value is not allowed.
         """
         if isinstance(value, str):
             value = {"preset": value}
@@ -163,7 +153,7 @@ class AttentionConfig:
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
-        overrides = dict(value)
+        overrides, known = dict(value), {field.name for field in fields(cls)}
         preset = overrides.pop("preset", "softmax")
         check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
         if "gamma" in overrides:
@@ -172,7 +162,6 @@ class AttentionConfig:
             gamma = overrides.pop("gamma")
             check_number("AttentionConfig", "gamma", gamma, "(0, inf)")
             overrides["length_coefficient"] = gamma * math.sqrt(0.5)
-        known = {field.name for field in fields(cls)}
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
@@ -185,10 +174,8 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        for name in ATTENTION_PRESETS:
-            if self == AttentionConfig.parse({"preset": name, "scale_length": self.scale_length}):
-                return name
-        return None
+        length = {"scale_length": self.scale_length}
+        return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""

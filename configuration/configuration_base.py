@@ -5,7 +5,7 @@
 import difflib
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedConfig
 
@@ -14,9 +14,7 @@ from .field_checks import check_choice, check_number, strict_fields
 
 FORMAT_VERSION = 1
 
-# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun: depths
-# reach 1,000 layers (DeepNet), widths 18,432 (PaLM), inner widths 73,728, vocabularies 10⁶ tokens (XLM-V), and classes
-# 10⁷ (faces). A table of positions, which is computed when a model is built, may have 2¹⁷ of width 4,096.
+# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
 MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**16
 MOST_INNER_CHANNELS = 2**20
@@ -25,25 +23,15 @@ MOST_LABELS = 2**24
 MOST_POSITIONS = 2**20
 MOST_POSITION_VALUES = 2**29
 
-FeedForwardActivation = Literal[
-    "relu",
-    "gelu",
-    "gelu_pytorch_tanh",
-    "silu",
-    "swish",
-    "softmax",
-    "glu",
-    "bilinear",
-    "reglu",
-    "drelu",
-    "geglu",
-    "swiglu",
-]
-FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
+_Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
+FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-_WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
+_NUMBERS = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
+    **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
+    **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
+}
 
 
 @strict_fields
@@ -102,11 +90,11 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; the copy that
-        # transformers makes of a configuration for its decoder has `decoder_attention` for `attention`, maybe None
+        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
-            if isinstance(value, dict):
-                value = self._with_preset(value)
+            default = type(self).attention
+            if isinstance(value, dict) and isinstance(default, str):  # some fields change those of the family
+                value = {"preset": default, **value}
             try:
                 value = AttentionConfig.parse(value)
             except ValueError as error:
@@ -116,7 +104,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers keeps names that it does not know as attributes, which nothing would read
+        # transformers keeps names that it does not know
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -124,17 +112,8 @@ class TransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
         super().__post_init__(**kwargs)
 
-    def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
-        """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
-        default = type(self).attention
-        return {"preset": default, **attention} if isinstance(default, str) else attention
-
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L filled in.
-
-        Raises:
-            ValueError: the model has no such site.
-        """
+        """The attention of one of `sites`, with its L filled in."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
         return self._complete(self.attention if value is None else value)
@@ -150,9 +129,8 @@ class TransformerConfig(PreTrainedConfig):
         return DEFAULT_SCALE_LENGTH
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
-        if attention.scale_length is not None:
-            return attention
-        return replace(attention, scale_length=self.default_scale_length)
+        length = attention.scale_length
+        return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
@@ -160,23 +138,16 @@ class TransformerConfig(PreTrainedConfig):
         check_number(owner, "format_version", self.format_version, f"[1, {FORMAT_VERSION}]", integer=True)
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
-        for name in _PROBABILITIES:
-            check_number(owner, self._own_name(name), getattr(self, name), "[0, 1)")
-        for name in _WEIGHTS:
-            check_number(owner, name, getattr(self, name), "[0, inf)")
-        for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
-            check_number(owner, self._own_name(name), getattr(self, name), "(0, inf)")
+        self._check_numbers(_NUMBERS)
         if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
             raise ValueError(
-                f"{owner}.learned_swish_beta is True, but {self._own_name('activation_function')} is "
-                f"{self.activation_function!r}: only 'swish' and 'swiglu' have a β"
+                f"{owner}.learned_swish_beta is True, but activation_function is {self.activation_function!r}: only "
+                "'swish' and 'swiglu' have a β"
             )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
-            raise ValueError(
-                f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
-                f"negative weights; the activations are {activations}"
-            )
+            wanted = "must be 0 with attention that can give negative weights"
+            raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
 
     def _check_sizes_of_tables(self, positions: int, name: str) -> None:
         """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
@@ -187,9 +158,12 @@ class TransformerConfig(PreTrainedConfig):
                 f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
             )
 
-    def _own_name(self, name: str) -> str:
-        """The name that this model has for a shared field."""
-        return self.attribute_map.get(name, name)
+    def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
+        """Check the fields of these names, by what this model calls them; the types say which may be None."""
+        for name, interval in intervals.items():
+            if (value := getattr(self, name)) is not None:
+                own_name = self.attribute_map.get(name, name)
+                check_number(type(self).__name__, own_name, value, interval, integer=integer)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):

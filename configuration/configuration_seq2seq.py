@@ -5,7 +5,6 @@
 import copy
 from typing import Any, ClassVar, Literal
 
-from .configuration_attention import ATTENTION_PRESETS
 from .configuration_base import (
     MOST_CHANNELS,
     MOST_INNER_CHANNELS,
@@ -15,23 +14,19 @@ from .configuration_base import (
     FeedForwardActivation,
     TransformerConfig,
 )
-from .field_checks import check_choice, check_number, strict_fields
+from .field_checks import check_number, strict_fields
 
-SITES = ("encoder", "decoder", "cross")
 PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
 EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 
-_LARGEST = {
-    "vocab_size": MOST_TOKENS,
-    "d_model": MOST_CHANNELS,
-    "encoder_layers": MOST_LAYERS,
-    "decoder_layers": MOST_LAYERS,
-    "encoder_attention_heads": MOST_CHANNELS,
-    "decoder_attention_heads": MOST_CHANNELS,
-    "encoder_ffn_dim": MOST_INNER_CHANNELS,
-    "decoder_ffn_dim": MOST_INNER_CHANNELS,
-    "max_position_embeddings": MOST_POSITIONS,
+_INTEGERS = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), f"[1, {MOST_TOKENS}]"),
+    **dict.fromkeys(("d_model", "encoder_attention_heads", "decoder_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), f"[1, {MOST_LAYERS}]"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), f"[1, {MOST_INNER_CHANNELS}]"),
+    "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
+    "position_offset": f"[0, {MOST_POSITIONS}]",
 }
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
@@ -52,10 +47,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
             `"layer_norm"` normalises their sum with the positions (BART).
         scale_embedding: multiply embeddings by √d_model at the input.
-        position_embedding_type: `"sinusoidal"` (sine and cosine interleaved, Vaswani et al.), `"sinusoidal_halves"`
-            (first half sines, second half cosines, tensor2tensor), `"sinusoidal_marian"` (those halves with the
-            frequencies of the first), `"sinusoidal_sine"` (sines only, interleaved, the released QKNorm code) or
-            `"learned"`.
+        position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
         position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
         tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
@@ -84,11 +76,10 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         "intermediate_size": "encoder_ffn_dim",
     }
     # layer by layer; embeddings and the output layer may be one weight and stay together
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
-        "encoder.layers.*": "free_full_weight",
-        "decoder.layers.*": "free_full_weight",
-    }
-    sites: ClassVar[tuple[str, ...]] = SITES
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("encoder.layers.*", "decoder.layers.*"), "free_full_weight"
+    )
+    sites: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "cross")
 
     vocab_size: int = 32000
     decoder_vocab_size: int | None = None
@@ -173,33 +164,21 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         super().validate_fields()
         owner = type(self).__name__
-        for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
-        check_number(owner, "position_offset", self.position_offset, f"[0, {MOST_POSITIONS}]", integer=True)
+        self._check_numbers(_INTEGERS, integer=True)
         self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
-        if self.decoder_vocab_size is not None:
-            size = self.decoder_vocab_size
-            check_number(owner, "decoder_vocab_size", size, f"[1, {MOST_TOKENS}]", integer=True)
-        for name in ("embedding_dropout", "word_dropout"):
-            if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), "[0, 1)")
-        for name, count in (
-            ("alignment_layer", self.decoder_layers),
-            ("alignment_head", self.decoder_attention_heads),
-        ):
-            if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), f"[0, {count - 1}]", integer=True)
+        self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
+        counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
+        self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
         self._check_tokens(owner)
         self._check_combinations(owner)
 
     def _check_tokens(self, owner: str) -> None:
+        if self.eos_token_id == []:
+            raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
         for name in _TOKEN_IDS:
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             value = getattr(self, name)
-            if value == []:
-                raise ValueError(f"{owner}.{name} is [], but must be a token, tokens or None")
-            tokens = value if isinstance(value, list) else [value]
-            for token in tokens if value is not None else []:  # by type, only eos_token_id is a list
+            for token in value if isinstance(value, list) else [value] * (value is not None):
                 check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
         if self.decoder_start_token_id is None and self.label_shift == "start_token":
             raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
@@ -208,10 +187,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     def _check_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
-            if self.d_model % getattr(self, heads):
-                raise ValueError(
-                    f"{owner}.{heads} is {getattr(self, heads)}, but must divide d_model ({self.d_model})"
-                )
+            if self.d_model % (number := getattr(self, heads)):
+                raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
         if self.position_offset and self.position_embedding_type != "learned":
@@ -225,10 +202,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 f"({self.decoder_vocab_size}) differ: use 'decoder' or 'none'"
             )
         if self.tie_word_embeddings and self.tying == "none":
-            raise ValueError(
-                f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: "
-                "set tying alone"
-            )
+            raise ValueError(f"{owner}.tie_word_embeddings is True, but tying is 'none': set tying alone")
 
 
 @strict_fields
@@ -275,25 +249,3 @@ class QKNormConfig(Seq2SeqTransformerConfig):
     activation_dropout: float | int = 0.3
     word_dropout: float | int = 0.1
     initialization: Initialization = "small"
-
-
-def seq2seq_config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("seq2seq_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
-    families = {
-        "reluformer": ReLUFormerConfig,
-        "rela": ReLAConfig,
-        "rela-i": ReLAConfig,
-        "rela-g": ReLAConfig,
-        "qknorm": QKNormConfig,
-    }
-    return families.get(preset, Seq2SeqTransformerConfig)
-
-
-def seq2seq_config(preset: str, **overrides) -> Seq2SeqTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, and any field overridden."""
-    return seq2seq_config_class(preset)(**{"attention": preset, **overrides})

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from transformers.utils import logging
 
-from .configuration_attention import ATTENTION_PRESETS
 from .configuration_base import (
     MOST_CHANNELS,
     MOST_INNER_CHANNELS,
@@ -15,39 +14,23 @@ from .configuration_base import (
     FeedForwardActivation,
     TransformerConfig,
 )
-from .field_checks import check_choice, check_number, strict_fields
+from .field_checks import check_number, strict_fields
 
 logger = logging.get_logger(__name__)
 
-# widths and depths as big_vision names them; behind the slash the patch size in pixels
-_WIDTHS = {
-    "Ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
-    "S": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
-    "B": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "L": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-}
-VISION_SIZES: dict[str, dict[str, int]] = {
-    **{f"{width}/4": {**_WIDTHS[width], "image_size": 32, "patch_size": 4} for width in ("Ti", "S")},
-    **{
-        f"{width}/{patch}": {**_WIDTHS[width], "image_size": 224, "patch_size": patch}
-        for width, patch in (("Ti", 16), ("S", 32), ("S", 16), ("B", 32), ("B", 16), ("L", 16))
-    },
-}
-
 _MOST_PIXELS = 2**16  # of a side
-_LARGEST = {
-    "patch_size": _MOST_PIXELS,
-    "num_channels": MOST_CHANNELS,
-    "hidden_size": MOST_CHANNELS,
-    "num_hidden_layers": MOST_LAYERS,
-    "num_attention_heads": MOST_CHANNELS,
-    "intermediate_size": MOST_INNER_CHANNELS,
+_INTEGERS = {
+    "patch_size": f"[1, {_MOST_PIXELS}]",
+    **dict.fromkeys(("num_channels", "hidden_size", "num_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    "num_hidden_layers": f"[1, {MOST_LAYERS}]",
+    "intermediate_size": f"[1, {MOST_INNER_CHANNELS}]",
+    "representation_size": f"[1, {MOST_CHANNELS}]",
+    "num_register_tokens": f"[0, {MOST_CHANNELS}]",
 }
-_LABELS = ("id2label", "label2id")
 
 
 def _number(value: Any) -> Any:
-    """An integer for the digits that JSON has in its place."""
+    """The integer of the digits that JSON has in its place."""
     return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
 
 
@@ -108,11 +91,7 @@ class VisionTransformerConfig(TransformerConfig):
         "attention_bias": "qkv_bias",
         "norm_eps": "layer_norm_eps",
     }
-    # layer by layer
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
-        "embeddings": "free_full_weight",
-        "layers.*": "free_full_weight",
-    }
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(("embeddings", "layers.*"), "free_full_weight")
     sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224
@@ -166,39 +145,28 @@ class VisionTransformerConfig(TransformerConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """Build as transformers does; of labels those that are given, else those of the file, made distinct."""
-        labels, names = {name: kwargs.pop(name, None) for name in _LABELS}, config_dict.get("id2label")
-        has_other_number = names and kwargs.get("num_labels", len(names)) != len(names)
-        if names and labels == dict.fromkeys(_LABELS) and not has_other_number:
-            labels["id2label"] = distinct_names({_number(number): name for number, name in names.items()})
-            if config_dict.get("label2id") not in (None, _inverse(labels["id2label"])):
+        given, names = {name: kwargs.pop(name, None) for name in ("id2label", "label2id")}, config_dict.get("id2label")
+        if given != dict.fromkeys(given) or (names and kwargs.get("num_labels", len(names)) != len(names)):
+            config_dict = {**config_dict, **given}
+        elif names:
+            names = distinct_names({_number(number): name for number, name in names.items()})
+            if config_dict.get("label2id") not in (None, _inverse(names)):
                 logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
-        elif not names and labels == dict.fromkeys(_LABELS):
-            labels = {}
-        return super().from_dict({**config_dict, **labels}, **kwargs)
+            config_dict = {**config_dict, "id2label": names, "label2id": None}
+        return super().from_dict(config_dict, **kwargs)
 
     def _check_labels(self) -> None:
         """Refuse names that do not number classes from 0 on, each by one name."""
         owner, names = type(self).__name__, self.id2label
         if names is None:
             return
-        if not names:
-            raise ValueError(f"{owner}.id2label is {names}, but must name one class or more")
-        inverse, count = _inverse(names), len(names)
-        for number, name in names.items():
-            if number not in range(count):
-                raise ValueError(
-                    f"{owner}.id2label has the number {number!r}, but must have those from 0 to {count - 1}"
-                )
-            if inverse[name] != number:
-                raise ValueError(
-                    f"{owner}.id2label has {name!r} for {number} and {inverse[name]}: name each class once"
-                )
-        for name in {**inverse, **self.label2id}:
-            first, second = self.label2id.get(name), inverse.get(name)
-            if first != second:
-                raise ValueError(
-                    f"{owner}.label2id has {first} for {name!r}, but id2label has {second}: give id2label alone"
-                )
+        if not names or set(names) != set(range(len(names))):
+            raise ValueError(f"{owner}.id2label has the numbers {[*names]!r:.80}, but must have all from 0 on")
+        inverse = _inverse(names)
+        if repeated := [name for number, name in names.items() if inverse[name] != number]:
+            raise ValueError(f"{owner}.id2label has {repeated[0]!r} more than once: name each class once")
+        if wrong := self.label2id.items() ^ inverse.items():
+            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong)}: give id2label alone")
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -228,14 +196,8 @@ class VisionTransformerConfig(TransformerConfig):
         self._check_labels()
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
-        if (size := self.representation_size) is not None:
-            check_number(owner, "representation_size", size, f"[1, {MOST_CHANNELS}]", integer=True)
-        tokens = self.num_register_tokens
-        check_number(owner, "num_register_tokens", tokens, f"[0, {MOST_CHANNELS}]", integer=True)
-        check_number(owner, "drop_path_rate", self.drop_path_rate, "[0, 1)")
-        check_number(owner, "head_bias_init", self.head_bias_init)
+        self._check_numbers(_INTEGERS, integer=True)
+        self._check_numbers({"drop_path_rate": "[0, 1)", "head_bias_init": "(-inf, inf)"})
         if self.norm_after_pooling and self.norm_position == "post":
             raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
         if self.prefix_positions and self.position_embedding_type == "sincos2d":
@@ -254,18 +216,14 @@ class VisionTransformerConfig(TransformerConfig):
         for side in sides:
             check_number(owner, "image_size", side, f"[1, {_MOST_PIXELS}]", integer=True)
             if side % self.patch_size:
-                raise ValueError(
-                    f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "
-                    f"({self.patch_size})"
-                )
+                wanted = f"a multiple of patch_size ({self.patch_size})"
+                raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
         self._check_sizes_of_tables(self.num_tokens, "image_size")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"{owner}.num_attention_heads is {self.num_attention_heads}, but must divide hidden_size "
-                f"({self.hidden_size})"
-            )
-        if self.hidden_size % 4 and self.position_embedding_type == "sincos2d":
-            raise ValueError(f"{owner}.hidden_size is {self.hidden_size}, but must be a multiple of 4 with sincos2d")
+        heads, width = self.num_attention_heads, self.hidden_size
+        if width % heads:
+            raise ValueError(f"{owner}.num_attention_heads is {heads}, but must divide hidden_size ({width})")
+        if width % 4 and self.position_embedding_type == "sincos2d":
+            raise ValueError(f"{owner}.hidden_size is {width}, but must be a multiple of 4 with sincos2d")
 
 
 @strict_fields
@@ -304,38 +262,3 @@ class QKNormViTConfig(VisionTransformerConfig):
     model_type = "qknorm_vit"
 
     attention: Any = "qknorm"
-
-
-def vision_config_class(preset: str) -> type[VisionTransformerConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("vision_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
-    families = {
-        "relu-vit": ReLUViTConfig,
-        "reluformer": ReLUFormerViTConfig,
-        "rela": ReLAViTConfig,
-        "rela-i": ReLAViTConfig,
-        "rela-g": ReLAViTConfig,
-        "qknorm": QKNormViTConfig,
-    }
-    return families.get(preset, VisionTransformerConfig)
-
-
-def vision_config(preset: str, size: str | None = None, **overrides) -> VisionTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, the fields of a size, and any field overridden.
-
-    Args:
-        preset: a name of `ATTENTION_PRESETS`.
-        size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
-        overrides: fields.
-
-    Raises:
-        ValueError: there is no such preset or size, or a field has a value that is not allowed.
-    """
-    if size is not None:
-        check_choice("vision_config", "size", size, tuple(VISION_SIZES))
-        overrides = {**VISION_SIZES[size], **overrides}
-    return vision_config_class(preset)(**{"attention": preset, **overrides})

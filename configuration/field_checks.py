@@ -14,11 +14,9 @@ _NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a s
 
 
 def strict_fields(cls: type) -> type:
-    """`@strict` of huggingface_hub: fields have the type of their hint, and methods `validate_…` check the rest.
+    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
 
-    Types are checked when a field is set, the rest when the object is made and by `validate`, which models and
-    `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
-    fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
+    Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
     is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
@@ -61,7 +59,7 @@ def _describe(hint: Any) -> str:
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise a `ValueError` that names the field, the value and what is allowed unless `value` is in `allowed`."""
+    """Raise a `ValueError` with the field, the value and what is allowed unless `value` is in `allowed`."""
     if value not in allowed:
         raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
 

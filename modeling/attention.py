@@ -22,8 +22,7 @@ from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_base import TransformerConfig
 from ..configuration.field_checks import check_choice
 from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_factor, sum_to_one
-from .dropout import apply_dropout
-from .kernels import kernels
+from .kernels import apply_dropout, kernels
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, unit_length, wide_dtype
 from .regularization import RowStatistics, regularizer_sums
@@ -32,11 +31,7 @@ SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on 
 BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
-OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": lambda gate: gate,
-    "silu": functional.silu,
-    "sigmoid": torch.sigmoid,
-}
+OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
@@ -75,7 +70,7 @@ class AttentionFormula:
         return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
 
     def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        """c·n_i^α, once for all layers if α is no parameter."""
         coefficient, exponent = self.attention.length_coefficient, self.length_exponent
         if exponent is not None:
             return length_divisor(mask.key_counts, coefficient, exponent, dtype)
@@ -128,10 +123,9 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
-        output, _, rows = eager_attention(*arguments)
-        return output, None, rows
-    if formula.bias is not None or formula.activation is not None:
+    is_sparse = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
+    # exported programs are to hold PyTorch's plain operators alone
+    if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
@@ -140,16 +134,19 @@ def fused_attention(
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
-        return softmax1_attention(*arguments)
-    elif mask.query_len > 1 and mask.is_structured and is_fused(attention.activation, statistics):
-        is_distribution = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
+        return softmax_attention(*arguments)
+    elif (
+        mask.query_len > 1
+        and mask.is_structured
+        and (attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none"))
+    ):
         found = kernels.attention(
             query,
             key,
             value,
             activation=attention.activation,
             scale=formula.scaling,
-            threshold=0.0 if is_distribution else formula.current_threshold(mask, query),
+            threshold=0.0 if is_sparse else formula.current_threshold(mask, query),
             divisor=formula.length_divisor(mask, query.dtype),
             normalizer=attention.normalizer,
             key_padding_mask=mask.key_padding_mask,
@@ -167,26 +164,17 @@ def fused_attention(
 
 def find_shared_activations() -> frozenset[str]:
     """φ that the installed library has as this file has them, where either may have been changed."""
-    if kernels is None:
-        return frozenset()
+    names = () if kernels is None else [name for name in kernels.ACTIVATIONS if name in ATTENTION_ACTIVATIONS]
     scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
-    weights = {
-        name: ATTENTION_ACTIVATIONS[name](scores, None)
-        for name in kernels.ACTIVATIONS
-        if name in ATTENTION_ACTIVATIONS
-    }
-    return frozenset(name for name in weights if torch.allclose(weights[name], kernels.activate(name, scores)))
+    return frozenset(
+        name
+        for name in names
+        if torch.allclose(ATTENTION_ACTIVATIONS[name](scores, None), kernels.activate(name, scores))
+    )
 
 
 SHARED_ACTIVATIONS = find_shared_activations()
 SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
-
-
-def is_fused(activation: str, statistics: str) -> bool:
-    """Whether the installed library computes an attention with this φ and these statistics."""
-    if kernels is None:
-        return False
-    return activation in SHARED_ACTIVATIONS or (activation in SPARSE_DISTRIBUTIONS and statistics == "none")
 
 
 def attention_in_blocks(
@@ -213,21 +201,31 @@ def attention_in_blocks(
 def softmax_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_causal = mask.is_triangle
+    """Softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's own kernels.
+
+    softmax1 has one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)). It comes first, and a
+    query before the others sees it alone: so causality stays causality.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    is_causal, rows = mask.is_triangle, None
+    dense = None if is_causal else mask.dense
+    is_off_by_one = formula.attention.activation == "softmax1"
+    if is_off_by_one:
+        threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
+        last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
+        query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
+        key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
+        key[:, :, 0, -1] = 1
+        value = functional.pad(value, (0, 1, 1, 0))
+        dense = None if dense is None else functional.pad(dense, (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
-        query,
-        repeat_heads(key, query),
-        repeat_heads(value, query),
-        None if is_causal else mask.dense,
-        dropout_p=formula.dropout,
-        is_causal=is_causal,
-        scale=formula.scaling,
+        query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
     )
+    if is_off_by_one:
+        output = output[:, :, int(is_causal) :, :-1]
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
-    rows = None
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
@@ -235,49 +233,15 @@ def softmax_attention(
     return output.transpose(1, 2), None, rows
 
 
-def softmax1_attention(
-    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
-) -> AttentionOutput:
-    """Softmax with one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)).
-
-    The key comes first, and a query before the others sees it alone: so causality stays causality.
-    """
-    key, value = repeat_heads(key, query), repeat_heads(value, query)
-    threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
-    last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
-    query = torch.cat([query, last.to(query.dtype)], dim=-1)
-    key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
-    key[:, :, 0, -1] = 1
-    value = functional.pad(value, (0, 1, 1, 0))
-    is_causal = mask.is_triangle
-    dense = None if is_causal or mask.dense is None else functional.pad(mask.dense, (1, 0), value=True)
-    output = functional.scaled_dot_product_attention(
-        functional.pad(query, (0, 0, 1, 0)) if is_causal else query,
-        key,
-        value,
-        dense,
-        dropout_p=formula.dropout,
-        is_causal=is_causal,
-        scale=formula.scaling,
-    )[:, :, int(is_causal) :, :-1]
-    divisor = formula.length_divisor(mask, query.dtype)
-    if divisor is not None:
-        output = (output / divisor).to(output.dtype)
-    return output.transpose(1, 2), None, None
-
-
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
 DEFAULT_BACKEND = "fused"
 
 
 def attention_backend(name: str) -> Callable[..., AttentionOutput]:
-    """The function behind an `attn_implementation`.
+    """The function behind an `attn_implementation`, of this file alone.
 
-    Only those of this file: the registry of transformers belongs to the process, where another checkpoint's code may
-    have put its own functions, and what transformers itself holds there computes softmax.
-
-    Raises:
-        ValueError: the name is not in `ATTENTION_BACKENDS`.
+    The registry of transformers belongs to the process, where another checkpoint's code may have put its own
+    functions, and what transformers itself holds there computes softmax.
     """
     check_choice("attention", "attn_implementation", name, tuple(ATTENTION_BACKENDS))
     return ATTENTION_BACKENDS[name]
@@ -290,7 +254,7 @@ class AttentionVariant(nn.Module):
     head_dim: int
 
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
-        """Norms and scalars that only some variants have; what a variant lacks is None."""
+        """Norms and scalars that only some variants have, else None."""
         config = self.attention
         # one element and not a scalar, as FSDP cannot shard scalars
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
@@ -305,7 +269,7 @@ class AttentionVariant(nn.Module):
             self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
 
     def reset_parameters(self) -> None:
-        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
+        """Scalars and the gain of the output norm; the model initialises the projections."""
         config = self.attention
         if self.scale is not None:
             init.constant_(self.scale, config.initial_scale(self.head_dim))
@@ -319,10 +283,10 @@ class AttentionVariant(nn.Module):
 
     def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
         """What a backend is to compute, with a = `scaling` where it is not learned."""
-        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(
-            **{"attention": self.attention, "scaling": scaling, "dropout": dropout} | learned | changes
+            scaling=scaling, dropout=dropout, **{"attention": self.attention, **learned, **changes}
         )
 
     def attend(
@@ -335,22 +299,14 @@ class AttentionVariant(nn.Module):
         statistics: str = "none",
         attn_implementation: str = "eager",
     ) -> AttentionOutput:
-        """Attend with normalised queries and keys, and normalise the output.
-
-        Args:
-            formula, query, key, value, mask, statistics: as in `eager_attention`.
-            attn_implementation: backend.
-
-        Returns:
-            output [batch, query_len, heads · head_dim], and what backends return beside it.
-        """
+        """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        output = output.flatten(2)  # heads joined
+        output = output.flatten(2)
         return (output if self.output_norm is None else self.output_norm(output)), weights, rows
 
 
@@ -365,9 +321,6 @@ class MultiHeadAttention(AttentionVariant):
         output_bias: whether that of the output does; None for `bias`.
         dropout: share of weights dropped in training.
         layer_idx: place in the cache; needed only with one.
-
-    Raises:
-        ValueError: `embed_dim` is not a multiple of `num_heads`, or `attention` is not valid.
     """
 
     def __init__(
@@ -394,8 +347,9 @@ class MultiHeadAttention(AttentionVariant):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
         self._build_variant(num_heads, embed_dim)
-        has_gate = self.attention.output_gate != "none"
-        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if has_gate else None
+        self.gate_proj = None
+        if self.attention.output_gate != "none":
+            self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.reset_parameters()
 
     @classmethod
@@ -448,8 +402,7 @@ class MultiHeadAttention(AttentionVariant):
         statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
         output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
         if self.gate_proj is not None:
-            gate = self.gate_proj(hidden_states)
-            output = output * OUTPUT_GATES[self.attention.output_gate](gate)
+            output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
 

@@ -9,6 +9,7 @@ exactly 0 and gets no gradient; a row without a visible key is all 0.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +24,34 @@ try:
     from entmax import sparsemax as _sparsemax
 except ImportError:
     _entmax15 = _sparsemax = None
+
+
+def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
+    weights = function(scores)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ that makes a row a distribution over its visible keys."""
+    logits = at_least_float32(scores)
+    if mask is None:
+        return function(logits).to(scores.dtype)
+    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
+    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
+
+
+def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
+    if function is None:
+        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
+
+    def normalize(logits: Tensor) -> Tensor:
+        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
+        unknown = logits.isnan().any(-1, keepdim=True)
+        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
+
+    return normalize
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -60,45 +89,17 @@ def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
     return _normalize(_require_entmax(_entmax15, "entmax15"), scores, mask)
 
 
-def relu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)."""
-    return _apply(functional.relu, scores, mask)
-
-
-def relu2(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0)² (ReLU in ViT, figure 2)."""
-    return _apply(lambda z: functional.relu(z).square(), scores, mask)
-
-
-def relu6(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = min(max(z_ij, 0), 6) (ReLU in ViT, figure 2)."""
-    return _apply(functional.relu6, scores, mask)
-
-
-def leaky_relu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0) + 0.01·min(z_ij, 0)."""
-    return _apply(functional.leaky_relu, scores, mask)
-
-
-def gelu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = z_ij·Φ(z_ij), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)."""
-    return _apply(functional.gelu, scores, mask)
-
-
-def softplus(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = log(1 + exp(z_ij)) (ReLU in ViT, figure 2)."""
-    return _apply(functional.softplus, scores, mask)
-
-
-def sigmoid(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = 1 / (1 + exp(−z_ij)) (ReLU in ViT, figure 2)."""
-    return _apply(torch.sigmoid, scores, mask)
-
-
-def identity(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = z_ij (ReLU in ViT, figure 2)."""
-    return _apply(lambda z: z, scores, mask)
-
+# φ of each score z by itself
+_ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
+    "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)
+    "relu6": functional.relu6,  # min(max(z, 0), 6) (ReLU in ViT, figure 2)
+    "leaky_relu": functional.leaky_relu,  # max(z, 0) + 0.01·min(z, 0)
+    "gelu": functional.gelu,  # z·Φ(z), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)
+    "softplus": functional.softplus,  # log(1 + exp(z)) (ReLU in ViT, figure 2)
+    "sigmoid": torch.sigmoid,  # 1 / (1 + exp(−z)) (ReLU in ViT, figure 2)
+    "identity": lambda z: z,  # z (ReLU in ViT, figure 2)
+}
 
 ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softmax": softmax,
@@ -106,14 +107,7 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
-    "relu": relu,
-    "relu2": relu2,
-    "relu6": relu6,
-    "leaky_relu": leaky_relu,
-    "gelu": gelu,
-    "softplus": softplus,
-    "sigmoid": sigmoid,
-    "identity": identity,
+    **{name: partial(_apply, function) for name, function in _ELEMENTWISE.items()},
 }
 
 
@@ -127,15 +121,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
 def length_divisor(
     key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
 ) -> Tensor | float | None:
-    """c·n_i^α, in at least fp32 and in fp64 for weights of that dtype, or None where it is 1.
-
-    A row without keys counts as one: its weights are 0 anyway.
-
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        coefficient, exponent: c and α, which may be trained.
-        dtype: of the weights.
-    """
+    """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
@@ -148,13 +134,9 @@ def length_divisor(
 
 
 def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
-    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
+    """Factor of a scale or a threshold for each query; as for one key where there is none.
 
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        form: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
-        head_dim: d_h.
-        dtype: of the queries; the factor is in at least fp32.
+    `form`: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
     """
     if form == "constant":
         return 1.0
@@ -163,31 +145,3 @@ def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: tor
     else:
         logs = math.log(max(key_counts, 1))
     return logs if form == "log_length" else (2 * logs / head_dim) ** 0.5
-
-
-def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
-    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
-    weights = function(scores)
-    return weights if mask is None else weights.masked_fill(~mask, 0.0)
-
-
-def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
-    """φ that makes a row a distribution over its visible keys."""
-    logits = at_least_float32(scores)
-    if mask is None:
-        return function(logits).to(scores.dtype)
-    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
-    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
-    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
-
-
-def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
-    if function is None:
-        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
-
-    def normalize(logits: Tensor) -> Tensor:
-        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
-        unknown = logits.isnan().any(-1, keepdim=True)
-        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
-
-    return normalize

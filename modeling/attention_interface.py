@@ -8,7 +8,7 @@ windows and packed rows come as an `AttentionMask`, so that nothing of the size 
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,22 @@ _KNOWN = {
     *("grid_thw", "image_grid_thw"),
 }
 _LOWEST = -1e4  # an additive mask below it hides a key, also in half precision
+
+
+@dataclass(frozen=True)
+class InterfaceMask(AttentionMask):
+    """An `AttentionMask` with what transformers asks a ready mask for."""
+
+    ndim = 4
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of the mask made dense, with 1 for batch and heads."""
+        return 1, 1, self.query_len, self.key_len
+
+    def contiguous(self) -> "InterfaceMask":
+        """The mask as it is."""
+        return self
 
 
 class InterfaceAttention(AttentionVariant):
@@ -209,7 +225,7 @@ def make_mask(
         first = keys if first is None else torch.maximum(first, keys)
     if first is not None:
         first = first - kv_offset
-    return AttentionMask(q_length, kv_length, device, padding, causal_offset, first)
+    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first)
 
 
 # functions that transformers.masking_utils makes: where they are made → what they say; all but the last say only with

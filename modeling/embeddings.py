@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Positions and the words that are hidden from the model in training."""
+"""Fixed positions of tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,6 @@ class SinusoidalPositions(nn.Module):
     `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
     `"sinusoidal_marian"`: halves as in the second, ω_i as in the first (Marian, as transformers has it).
     `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
-
-    Args:
-        max_positions: number of positions.
-        dim: d, even.
-        layout: one of the four names.
     """
 
     def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
@@ -45,12 +40,3 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
         return nn.functional.embedding(positions, self.table)
-
-    def extra_repr(self) -> str:
-        return f"{self.max_positions}, {self.dim}, layout={self.layout!r}"
-
-
-def drop_words(input_ids: Tensor, probability: float, unk_token_id: int, pad_token_id: int) -> Tensor:
-    """Replace each real token by `unk_token_id` with the given probability (QKNorm's released code; in training)."""
-    is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < probability
-    return input_ids.masked_fill(is_dropped & input_ids.ne(pad_token_id), unk_token_id)

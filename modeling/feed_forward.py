@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_base import TransformerConfig
-from .dropout import apply_dropout
+from .kernels import apply_dropout
 
 # name → φ; swish x·σ(βx) takes β in the module
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,14 +22,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-_GATES = {
-    "glu": "sigmoid",
-    "bilinear": "identity",
-    "reglu": "relu",
-    "drelu": "relu",
-    "geglu": "gelu",
-    "swiglu": "swish",
-}
+_GATES = {"glu": "sigmoid", "bilinear": "identity", "geglu": "gelu", "swiglu": "swish"}
+_GATES |= dict.fromkeys(("reglu", "drelu"), "relu")
 
 
 class FeedForward(nn.Module):
@@ -37,10 +31,6 @@ class FeedForward(nn.Module):
 
     With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
     parameters stay equal (Shazeer 2020, section 3); dReLU has ReLU on both sides (TurboSparse, Song et al. 2024).
-
-    Args:
-        config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
-        ffn_dim: inner width, before the cut of gated forms.
     """
 
     def __init__(self, config: TransformerConfig, ffn_dim: int):
@@ -54,14 +44,13 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(width, inner_dim, bias=bias)
         self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
         self.fc2 = nn.Linear(inner_dim, width, bias=bias)
-        has_norm = config.feed_forward_norm == "layer_norm"
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if has_norm else None
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.feed_forward_norm == "layer_norm" else None
         learns_beta = config.learned_swish_beta and self.activation_name == "swish"
         self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β as given; the linear maps keep the initialisation of the model they stand in."""
+        """Set β; the model initialises the maps."""
         if self.swish_beta is not None:
             init.constant_(self.swish_beta, self.initial_swish_beta)
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that `generate` of the installed transformers still gives what the model itself computes.
 
-`generate` and a model agree on names and on the order of calls, and a saved folder keeps its code while transformers
-goes on. Cached steps are therefore compared with one pass over the same tokens without a cache.
+A saved folder keeps its code while transformers goes on.
 """
 
 import torch
@@ -14,31 +13,24 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 # the newest release of transformers that this code was tested with
-NEWEST_TESTED = "5.24"
-
-
-def _release(version: str) -> list[int]:
-    return [int(number) for number in version.split(".")[:2]]
+NEWEST_TESTED = (5, 24)
 
 
 class CheckedGenerationMixin(GenerationMixin):
     """`generate` that is compared with the model once, before its first use on a transformers newer than tested."""
 
-    _is_generation_checked = _release(transformers.__version__) <= _release(NEWEST_TESTED)
+    _is_generation_checked = tuple(map(int, transformers.__version__.split(".")[:2])) <= NEWEST_TESTED
     _generates_with_cache = True
 
     def generate(self, *args, **kwargs):
-        """Generate as transformers does; without a cache where cached steps differ from the model's own logits.
-
-        Raises:
-            RuntimeError: `generate` differs from the model without a cache too.
-        """
+        """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
             self._is_generation_checked = True  # before the check, which generates
             if problem := find_generation_fault(self):
+                newest = "{}.{}".format(*NEWEST_TESTED)
                 problem = (
-                    f"this model's code knows transformers up to {NEWEST_TESTED}, and with {transformers.__version__} "
-                    f"{problem}: install transformers {NEWEST_TESTED}, or save the model with newer code"
+                    f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
+                    f"{problem}: install transformers {newest}, or save the model with newer code"
                 )
                 self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
                 if not self._is_generation_checked:
@@ -52,13 +44,7 @@ class CheckedGenerationMixin(GenerationMixin):
 
 @torch.no_grad()
 def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
-    """Compare a few steps of `generate` with one pass of the model over the same tokens.
-
-    Greedy and beam search are tried with a padded source, and with `use_cache` also a static cache.
-
-    Returns:
-        What differs, or raises, in words; None if nothing does.
-    """
+    """What differs, in words, between steps of `generate` and one pass of the model over their tokens, if any does."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
@@ -68,16 +54,15 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     # what is not said here is as the model was saved with
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
-    for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-        options[name] = getattr(model.generation_config, name)
+    tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
         return model.generate(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
     try:
-        static = {"cache_implementation": "static", "disable_compile": True}
-        for cache in ({}, static) if use_cache else ({},):
+        for cache in ({}, {"cache_implementation": "static", "disable_compile": True})[: 1 + use_cache]:
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
             error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()

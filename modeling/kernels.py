@@ -4,6 +4,9 @@
 
 from types import ModuleType
 
+from torch import Tensor
+from torch.nn import functional
+
 INTERFACE = 1  # of `reluformers_kernels`, that this code was written for
 
 
@@ -17,3 +20,11 @@ def _find_kernels() -> ModuleType | None:
 
 
 kernels = _find_kernels()
+
+
+def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
+    """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
+    if not training or probability == 0:
+        return states
+    dropped = None if kernels is None else kernels.dropout(states, probability)
+    return functional.dropout(states, probability) if dropped is None else dropped

@@ -1,18 +1,16 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream."""
+"""Layers: attention and feed-forward branches around the residual stream."""
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import MultiHeadAttention
-from .dropout import apply_dropout
 from .feed_forward import FeedForward
+from .kernels import apply_dropout
 from .normalization import build_norm
-from .regularization import add_regularizer_sums
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -58,43 +56,3 @@ class EncoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         return self.add_branch(self.mlp_norm, hidden_states, branch), sums
-
-
-class DecoderLayer(TransformerLayer):
-    """Causal self-attention, cross-attention and feed-forward network."""
-
-    def __init__(self, config: TransformerConfig, layer_idx: int):
-        super().__init__(config, config.decoder_ffn_dim)
-        heads = config.decoder_attention_heads
-        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
-        self.self_attn_norm = build_norm(config)
-        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
-        self.cross_attn_norm = build_norm(config)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        self_attention_options: dict,
-        cross_attention_options: dict,
-        past_key_values: Cache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, self_sums = self.self_attn(
-            self.branch_input(self.self_attn_norm, hidden_states),
-            past_key_values=past_key_values,
-            **self_attention_options,
-        )
-        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
-        queries = self.branch_input(self.cross_attn_norm, hidden_states)
-        # rows of one sentence, as beam search has them, are queries of one attention
-        branch, _, cross_sums = self.cross_attn(
-            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
-            encoder_hidden_states,
-            past_key_values=past_key_values,
-            **cross_attention_options,
-        )
-        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
-        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, add_regularizer_sums([self_sums, cross_sums])

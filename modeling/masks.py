@@ -3,8 +3,7 @@
 """Which keys a query may see, and how many they are.
 
 Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
-for a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry
-belongs to the process, while two checkpoints may carry two versions of this code.
+for a computation that needs them so.
 """
 
 from collections.abc import Callable, Hashable
@@ -32,9 +31,6 @@ class AttentionMask:
             the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
-
-    Raises:
-        ValueError: a mask is not of `key_len` keys.
     """
 
     query_len: int
@@ -44,17 +40,6 @@ class AttentionMask:
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
     given: Tensor | None = None
-
-    ndim = 4  # models of transformers ask a ready mask for it, and for its shape
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the mask made dense, with 1 for batch and heads."""
-        return 1, 1, self.query_len, self.key_len
-
-    def contiguous(self) -> "AttentionMask":
-        """The mask as it is: `generate` of transformers 5.23 asks ready ones for it."""
-        return self
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -114,11 +99,7 @@ class AttentionMask:
         return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Make a value once, kept for the layers that ask for this name later.
-
-        Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
-        of an object from inside of a checkpointed layer.
-        """
+        """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""
         if torch.compiler.is_compiling():
             return make()
         kept = self.__dict__.setdefault("_kept", {})
@@ -166,91 +147,3 @@ class AttentionMask:
             before = first if real is None else real.gather(1, first.expand(len(real), -1))
             counts = counts - before
         return counts[:, None, :, None]
-
-
-def padding_mask(
-    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
-) -> AttentionMask:
-    """The mask of a sequence that every query sees the same way.
-
-    Args:
-        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
-        query_len, key_len, device: as in `AttentionMask`.
-        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
-
-    Raises:
-        ValueError: the mask has another number of dimensions or of keys, or a ready one is not boolean, or has rows
-            for the queries of another sequence.
-    """
-    if attention_mask is None:
-        return AttentionMask(query_len, key_len, device)
-    mask = _checked(attention_mask)
-    if mask.dim() == 2:
-        return AttentionMask(query_len, key_len, device, mask)
-    if is_cross and attention_mask.shape[2] != 1:
-        raise ValueError(
-            f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
-            "[batch, 1, 1, source_len]"
-        )
-    return AttentionMask.of(mask, query_len, key_len, device)
-
-
-def causal_mask(
-    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
-) -> AttentionMask:
-    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
-
-    Args:
-        query_len: number of new tokens.
-        key_len: number of keys, cached ones included; a static cache counts its empty places too.
-        past_len: number of tokens before the new ones.
-        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
-        device: where the queries are.
-
-    Raises:
-        ValueError: the mask has another number of dimensions, or does not cover the past and new tokens.
-    """
-    mask = None if attention_mask is None else _checked(attention_mask)
-    if mask is not None and mask.dim() == 4:
-        return AttentionMask.of(mask, query_len, key_len, device)
-    if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
-    if mask is None:
-        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
-    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
-        raise ValueError(
-            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
-            f"{query_len} new ones"
-        )
-    # places of a static cache that no token has reached
-    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
-    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
-
-
-def token_positions(
-    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
-) -> Tensor:
-    """Positions that do not move when a sequence is padded, on either side.
-
-    Returns:
-        int64 [1, query_len], or with a 2-dimensional mask of past and new tokens [batch, query_len].
-    """
-    if attention_mask is None or attention_mask.dim() != 2:
-        return (torch.arange(query_len, device=device) + past_len)[None]
-    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
-
-
-def _checked(mask: Tensor) -> Tensor:
-    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down.
-
-    Raises:
-        ValueError: it has not 2 or 4 dimensions, or is additive.
-    """
-    if mask.dim() not in (2, 4):
-        raise ValueError(
-            f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
-            "of 4 dimensions"
-        )
-    if mask.dim() == 4 and mask.is_floating_point():
-        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
-    return mask.bool()

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,11 @@ from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
 from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
 
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler as EndpointHandler
-
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
 _JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
-_SHOWN_DIFFERENCES = 3
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
@@ -57,29 +53,16 @@ class TransformerPreTrainedModel(PreTrainedModel):
         self._folder_with_code: PurePath | None = None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Initialise as transformers does, which in code from outside passes over modules without a parameter.
-
-        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
-        through `transformers.initialization`, which leaves loaded weights alone.
-        """
+        """Initialise modules without a parameter too, which transformers passes over in code from outside."""
         super()._initialize_weights(module)
 
-    def save_pretrained(
-        self,
-        save_directory,
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        *args,
-        **kwargs,
-    ) -> None:
+    def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
         """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-
-        Raises:
-            ValueError: the model is another than its configuration builds; the message names what differs.
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
+        builds is a `ValueError`.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -105,35 +88,32 @@ class TransformerPreTrainedModel(PreTrainedModel):
         config.update(changes)
         with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
             opened = type(self)(config)
-        modules, differences = dict(self.named_modules(remove_duplicate=False)), []
+        modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
+        differences = []
         for name, module in opened.named_modules(remove_duplicate=False):
             found = modules.get(name, module)
             # a class that FSDP or transformers has put around it has the same forward inside
             if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-        expected = opened.state_dict()
-        for name, tensor in expected.items():
-            owner, _, kind = name.rpartition(".")
-            if state_dict is None and kind == "bias" and getattr(modules.get(owner), kind, tensor) is None:
-                weights[name] = torch.zeros_like(tensor, device="cpu", dtype=modules[owner].weight.dtype)
-            if name in weights and weights[name].shape != tensor.shape:
-                differences.append(f"{name} is {list(weights[name].shape)}, not {list(tensor.shape)}")
-            elif name not in weights and state_dict is None:
-                differences.append(f"{name} is missing")
-        if state_dict is None:
-            differences += [f"{name} has no place in it" for name in weights if name not in expected]
+            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
+                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
+        names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
+        sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
+        differences += [
+            f"{name} is {sizes.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+            for name in names
+            if sizes.get(name) != wanted.get(name)
+        ]
         if differences:
-            more = f" and {len(differences) - _SHOWN_DIFFERENCES} more" * (len(differences) > _SHOWN_DIFFERENCES)
             raise ValueError(
-                f"{type(self).__name__} is not what its configuration builds, and would not open again: "
-                f"{'; '.join(differences[:_SHOWN_DIFFERENCES])}{more}; change its configuration, or the model back"
+                f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
+                f"{len(differences)} places: {'; '.join(differences[:3])}"
             )
         self.config.update(changes)
-        self.all_tied_weights_keys = opened.all_tied_weights_keys
+        self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
         for target, source in opened.all_tied_weights_keys.items():
             if source in weights and target in weights and is_same(weights[source], weights[target]):
                 del weights[target]
-        storages = set()
         for name, tensor in weights.items():  # what else is shared opens as weights of their own
             if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
                 weights[name] = tensor.clone()
@@ -144,33 +124,26 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, MultiHeadAttention):
-            self._init_attention(module)
+            scheme = self.config.initialization
+            for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+                self._init_linear(linear, _JOINED_INPUTS.get(scheme, 1))
+            self._init_linear(module.out_proj, _JOINED_OUTPUT.get(scheme, 1))
         elif isinstance(module, FeedForward):
-            self._init_feed_forward(module)
+            for linear in (module.fc1, module.fc_linear, module.fc2):
+                self._init_linear(linear)
+                if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
+                    init.normal_(linear.bias, std=1e-6)
         # after the projections: scalars and gates that transformers does not know
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
             module.reset_parameters()
 
-    def _init_attention(self, module: MultiHeadAttention) -> None:
-        width, scheme = module.out_proj.out_features, self.config.initialization
-        for projection in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
-            if projection is not None:
-                self._init_linear(projection, fan_out=_JOINED_INPUTS.get(scheme, 1) * width)
-        self._init_linear(module.out_proj, fan_out=_JOINED_OUTPUT.get(scheme, 1) * width)
-
-    def _init_feed_forward(self, module: FeedForward) -> None:
-        for linear in (module.fc1, module.fc_linear, module.fc2):
-            if linear is None:
-                continue
-            self._init_linear(linear, fan_out=linear.out_features)
-            if self.config.initialization == "big_vision" and linear.bias is not None:
-                init.normal_(linear.bias, std=1e-6)
-
-    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
-        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
-        total = linear.in_features + fan_out
+    def _init_linear(self, linear: nn.Linear | None, maps: int = 1) -> None:
+        """Draw a map of fan-in m as one of several of n in all: U(±√(6/(m+n))), N(0, √(2/(m+n))), or transformers'."""
+        if linear is None:
+            return
+        total = linear.in_features + maps * linear.out_features
         if self.config.initialization in ("xavier", "big_vision"):
             init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
         elif self.config.initialization == "small":
@@ -206,9 +179,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
-        Warns once if the model is trained without labels, which it needs to have the regulariser in its loss: a loss
-        that is computed outside, as by the Trainer's `label_smoothing_factor` or `compute_loss_func`, lacks it unless
-        `regularization_loss` of the output is added. Without gradients, as in `generate`, nothing is trained.
+        Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
         if sums is None:
             return None, None
@@ -219,8 +190,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
         if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
             logger.warning_once(
-                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: add "
-                "regularization_loss of the output, or give labels and set label_smoothing in the configuration "
-                "instead of label_smoothing_factor"
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
+                "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
             )
         return loss, means[NULL_ROWS].detach()

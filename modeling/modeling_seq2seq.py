@@ -27,18 +27,17 @@ from ..configuration.configuration_seq2seq import (
     Seq2SeqTransformerConfig,
 )
 from .attention import MultiHeadAttention
-from .dropout import apply_dropout
-from .embeddings import SinusoidalPositions, drop_words
+from .embeddings import SinusoidalPositions
 from .generation_check import CheckedGenerationMixin
-from .kernels import kernels
-from .layers import DecoderLayer, EncoderLayer
-from .masks import causal_mask, padding_mask, token_positions
+from .kernels import apply_dropout, kernels
+from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, build_norm, unit_length
 from .regularization import add_regularizer_sums
+from .sequence_masks import causal_mask, padding_mask, token_positions
 
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
-    from .pipeline_translation import TranslationPipeline as TranslationPipeline
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler_translation import EndpointHandler as EndpointHandler
 
 
 @dataclass
@@ -67,8 +66,7 @@ class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
     """Output of the translation model; the last two may be missing.
 
     `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
-    query rows, over heads, layers and sites, that attend to nothing (ReLA, section 5.2), with `output_null_rate` and
-    beside the regulariser.
+    query rows that attend to nothing (ReLA, section 5.2), with `output_null_rate` and beside the regulariser.
     """
 
     regularization_loss: Tensor | None = None
@@ -80,26 +78,57 @@ CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2S
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache of a call, which has two names.
-
-    Raises:
-        ValueError: both are given.
-    """
+    """The cache of a call, which has two names."""
     if past_key_values is not None and cache is not None:
         raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
     return past_key_values if cache is None else cache
 
 
 def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero states [batch, length, width] of padding, whose weights are 0: 0 · NaN would reach the real tokens.
-
-    Args:
-        states: that a caller has made.
-        mask: 1 = real [batch, length or more]; another one, or none, changes nothing.
-    """
+    """Zero states [batch, length, width] of padding that a caller made: 0 · NaN would reach the real tokens."""
     if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
         return states
     return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
+        self.cross_attn_norm = build_norm(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, self_sums = self.self_attn(
+            self.branch_input(self.self_attn_norm, hidden_states),
+            past_key_values=past_key_values,
+            **self_attention_options,
+        )
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        queries = self.branch_input(self.cross_attn_norm, hidden_states)
+        # rows of one sentence, as beam search has them, are queries of one attention
+        branch, _, cross_sums = self.cross_attn(
+            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        return hidden_states, add_regularizer_sums([self_sums, cross_sums])
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -134,24 +163,20 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
         return embeddings
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        def find(ending: str) -> Tensor | None:
-            return next((weights[name] for name in weights if name.endswith(ending)), None)
-
-        source, target = find("encoder.embed_tokens.weight"), find("decoder.embed_tokens.weight")
-        config, head, fields = self.config, find("lm_head.weight"), {}
+        endings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+        source, target, head = (
+            next((weights[name] for name in weights if name.endswith(ending)), None) for ending in endings
+        )
+        config, fields = self.config, {}
         if source is not None and target is not None:
-            if len(source) != config.vocab_size:
-                fields["vocab_size"] = len(source)
+            fields["vocab_size"] = len(source)
             if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
                 fields["decoder_vocab_size"] = len(target)
-        tying = config.tying
-        if tying == "all" and not (is_same(source, target) and is_same(source, head)):
-            tying = "decoder"
-        if tying == "decoder" and not is_same(target, head):
-            tying = "none"
-        if tying != config.tying:
-            fields["tying"] = tying
-        if "lm_head.bias" in weights and not config.output_bias:
+        if not is_same(target, head):
+            fields["tying"] = "none"
+        elif config.tying == "all" and not is_same(source, target):
+            fields["tying"] = "decoder"
+        if "lm_head.bias" in weights:
             fields["output_bias"] = True
         return fields
 
@@ -178,30 +203,25 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_bias = nn.Parameter(torch.empty(config.d_model)) if config.embedding_bias else None
-        if config.position_embedding_type == "learned":
-            self.embed_positions = nn.Embedding(
-                config.max_position_embeddings + config.position_offset, config.d_model
-            )
+        rows, layout = config.max_position_embeddings, config.position_embedding_type
+        if layout == "learned":
+            self.embed_positions = nn.Embedding(rows + config.position_offset, config.d_model)
         else:
-            self.embed_positions = SinusoidalPositions(
-                config.max_position_embeddings, config.d_model, config.position_embedding_type
-            )
+            self.embed_positions = SinusoidalPositions(rows, config.d_model, layout)
         self.embedding_norm = build_norm(config) if config.embedding_norm == "layer_norm" else None
         self.layers = nn.ModuleList(layers)
-        self.norm = None
-        if config.norm_position == "pre":
-            self.norm = build_norm(config)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
 
     @staticmethod
     def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the one input that is given, or raise a `ValueError`."""
+        """The one input that is given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
         return inputs_embeds if input_ids is None else input_ids
 
     def check_length(self, length: int) -> None:
-        """Raise a `ValueError` if a sequence has more tokens than there are positions."""
+        """Refuse a sequence of more tokens than there are positions."""
         longest = self.config.max_position_embeddings
         if length > longest:
             raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
@@ -213,7 +233,8 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
-                input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
+                is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
+                input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
         else:
             inputs_embeds = without_padding(inputs_embeds, mask)
@@ -260,10 +281,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens.
-
-        `use_cache` is what `generate` and the configuration tell every part of a model; an encoder has no cache.
-        """
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         self.check_length(length)
@@ -307,15 +325,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerDecoderOutput:
-        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
+        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`, or `cache`.
 
-        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side. `cache`
-        is another name of `past_key_values`: `generate` of transformers has it from 5.24 on.
-
-        Raises:
-            ValueError: the rows are no multiple of the source's, a mask does not fit, or is missing for a cache that
-                was written under one, the tokens are too many, or gradient checkpointing would compute layers again
-                whose cache holds tokens.
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
         """
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
@@ -334,8 +346,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
-        sources, source_len = encoder_hidden_states.shape[:2]
-        rows = given.shape[0]
+        (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
@@ -346,19 +357,14 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             for masks in ((mask, query_mask), (source_mask, cross_queries))
         )
         # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
-        arguments = (encoder_hidden_states, self_options, cross_options, cache)
-        hidden_states, sums = self.run_layers(hidden_states, *arguments)
+        hidden_states, sums = self.run_layers(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
         )
 
     @staticmethod
     def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
-        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask.
-
-        Raises:
-            ValueError: names the mask.
-        """
+        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
         if torch.compiler.is_compiling():  # by `generate` alone, which has one set of masks for all steps
             return
         written_under = cache.__dict__.setdefault("written_under", set())
@@ -371,11 +377,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
 
     def writable_cache(self, cache: Cache | None) -> EncoderDecoderCache | None:
-        """The cache that the layers read and write; None where the backward pass computes them again.
-
-        Raises:
-            ValueError: it is no `EncoderDecoderCache`, or has tokens that it would lose or hold twice.
-        """
+        """The cache that the layers read and write; None where the backward pass computes them again."""
         if cache is None:
             return None
         if not isinstance(cache, EncoderDecoderCache):
@@ -385,7 +387,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if cache.get_seq_length() > 0:
             raise ValueError(
                 f"past_key_values holds {int(cache.get_seq_length())} tokens, but with gradient checkpointing it must "
-                "be empty in training: the backward pass computes the layers again. Leave one of the two out"
+                "be empty in training: leave one of the two out"
             )
         return None
 
@@ -405,11 +407,11 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if is_one else None
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Embeddings of the source, and of the target too where they are tied."""
+        """Embeddings of the source."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace what `get_input_embeddings` gives."""
+        """Replace those of the source, and of the target too where they are tied."""
         self.encoder.embed_tokens = value
         if self.config.tying == "all":
             self.decoder.embed_tokens = value
@@ -441,9 +443,6 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             past_key_values, cache: two names of the cache of earlier target tokens.
             decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
-
-        Raises:
-            TypeError: a keyword is none of these.
         """
         encoder_sums, cache = None, one_cache(past_key_values, cache)
         if encoder_outputs is None:
@@ -514,10 +513,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
     ):
-        """Generate as transformers does; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
-
-        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
-        """
+        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -525,19 +521,12 @@ class Seq2SeqTransformerForConditionalGeneration(
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
-        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet.
-
-        Raises:
-            ValueError: it holds all of them, or there are more than positions, which a static cache cannot tell.
-        """
+        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
         if cache is not None:
             held = int(cache.get_seq_length())
             if held >= given:
-                raise ValueError(
-                    f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: "
-                    "give all tokens so far, and at least one more than the cache holds"
-                )
+                raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
             kwargs["next_sequence_length"] = given - held
         self.model.decoder.check_length(given)
         return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
@@ -579,9 +568,7 @@ class Seq2SeqTransformerForConditionalGeneration(
 
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
-        it is plain cross-entropy, without smoothing and regulariser. Smoothing is `config.label_smoothing`: the
-        Trainer's `label_smoothing_factor` hides the labels from the model, and with them the regulariser, of which it
-        then warns once.
+        it is plain cross-entropy, without smoothing and regulariser.
 
         Args:
             labels: target ids, −100 where there is none [batch, target_len]; `decoder_input_ids` are made from them.
@@ -590,8 +577,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """
         query_mask = None
         if labels is not None:
-            use_cache = False
-            query_mask = labels.ne(-100)
+            use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -613,18 +599,13 @@ class Seq2SeqTransformerForConditionalGeneration(
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
+        own = {"last_hidden_state", "regularizer_sums"}
         return Seq2SeqTransformerLMOutput(
             loss=loss,
             logits=logits,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
             regularization_loss=regularization_loss,
             null_rate=null_rate,
-            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
+            **{name: value for name, value in outputs.items() if name not in own},
         )
 
     def compute_loss(

@@ -4,7 +4,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from .modeling_base import TransformerPreTrainedModel
 from .normalization import build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler_images import EndpointHandler as EndpointHandler
 
 logger = logging.get_logger(__name__)
 
@@ -67,7 +70,7 @@ class ProbePooling(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The query Glorot-uniform; the maps keep the model's initialisation."""
+        """Draw the query Glorot-uniform; the model initialises the maps."""
         bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
         init.uniform_(self.probe, -bound, bound)
 
@@ -100,9 +103,9 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        is_representation = isinstance(module, VisionTransformerModel) and module.representation is not None
-        if self.config.initialization == "big_vision" and (isinstance(module, nn.Conv2d) or is_representation):
-            lecun_normal_(module.representation.weight if is_representation else module.weight)
+        linear = module if isinstance(module, nn.Conv2d) else getattr(module, "representation", None)
+        if self.config.initialization == "big_vision" and linear is not None:
+            lecun_normal_(linear.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
 
@@ -132,9 +135,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
             EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
             for layer_idx in range(config.num_hidden_layers)
         )
-        self.norm = None
-        if config.norm_position == "pre":
-            self.norm = build_norm(config)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.pooler = ProbePooling(config) if config.pooling == "attention" else None
         self.representation = None
         if config.representation_size is not None:
@@ -153,14 +154,10 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> VisionTransformerOutput:
-        """Encode images.
+        """Encode images [batch, num_channels, height, width].
 
-        Args:
-            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
-            interpolate_pos_encoding: whether images may have another size than `config.image_size`; n_i, and with it
-                the divisor of the weights, follows the number of their patches.
-            use_cache: what a Trainer tells every model; this one has no cache.
-            output_attentions, output_hidden_states, output_null_rate: what else to return.
+        With `interpolate_pos_encoding` they may have another size than `config.image_size`; n_i, and with it the
+        divisor of the weights, follows the number of their patches. `use_cache` is what a Trainer tells every model.
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
@@ -250,12 +247,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         )
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only.
-
-        Raises:
-            ValueError: the labels are neither [batch] nor [batch, num_labels], or, where they lie in the memory of a
-                processor, one is that of no class or a target outside of [0, 1].
-        """
+        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
         given, labels, logits = labels, labels.to(logits.device), logits.float()
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):

@@ -24,13 +24,9 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
-    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32.
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32, with gain g and gate w if they are given.
 
-    Args:
-        states: x [..., dim].
-        gain, gate: g and w [dim]; None leaves them out, σ too.
-        eps: ε.
-        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
+    ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
@@ -77,14 +73,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class NormGate:
-    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5).
-
-    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
-
-    Args:
-        dim: width of the vectors, all heads joined.
-        eps: ε, inside the root.
-    """
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm; the zeros of a null row stay (eq. 5)."""
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
@@ -92,7 +81,7 @@ class NormGate:
         self.reset_gate()
 
     def reset_gate(self) -> None:
-        """Draw w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        """Draw w from U(±√(3/d)), as the released code does."""
         bound = math.sqrt(3 / self.gate.numel())
         init.uniform_(self.gate, -bound, bound)
 
@@ -114,13 +103,7 @@ class GatedLayerNorm(NormGate, LayerNorm):
 
 
 class ScaleNorm(nn.Module):
-    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g (Nguyen and Salazar 2019, eq. 5).
-
-    Args:
-        dim: width of the vectors.
-        eps: smallest length that is divided by.
-        initial: what g starts from: `"sqrt_dim"` or `"inverse_sqrt_dim"`.
-    """
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε), one g from √dim or 1/√dim (Nguyen and Salazar 2019, eq. 5)."""
 
     def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
@@ -129,14 +112,11 @@ class ScaleNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """g = √dim or 1/√dim."""
+        """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
         init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         return self.weight * unit_length(hidden_states, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}"
 
 
 class UnitLinear(nn.Linear):

@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from ..configuration.configuration_vision import VisionTransformerConfig
-from .dropout import apply_dropout
+from .kernels import apply_dropout
 from .normalization import at_least_float32
 
 CLS_TOKEN_STD = 0.02
@@ -36,8 +36,7 @@ class PatchEmbeddings(nn.Module):
     """Patches mapped to the width of the model, with positions; before them perhaps the class token and registers.
 
     Those in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02),
-    not from big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind,
-    but relu weights and the unit vectors of QKNorm have no usable gradient there.
+    not from big_vision's 0, where relu weights and the unit vectors of QKNorm have no usable gradient.
     """
 
     def __init__(self, config: VisionTransformerConfig):
@@ -58,7 +57,7 @@ class PatchEmbeddings(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Positions, N(0, 1/√d) or the fixed table, class token and registers; the patch map keeps the model's."""
+        """Positions, N(0, 1/√d) or the fixed table, class token and registers."""
         width = self.position_embeddings.shape[-1]
         if self.is_learned:
             init.normal_(self.position_embeddings, std=width**-0.5)
@@ -68,11 +67,7 @@ class PatchEmbeddings(nn.Module):
             init.normal_(token, std=CLS_TOKEN_STD)
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
-        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
-
-        Raises:
-            ValueError: the images do not fit the model.
-        """
+        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
         # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
@@ -106,15 +101,12 @@ class PatchEmbeddings(nn.Module):
             raise ValueError(
                 f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
             )
-        height, width = pixel_values.shape[2:]
-        if height % self.patch_size or width % self.patch_size or not height * width:
+        (height, width), side = pixel_values.shape[2:], self.patch_size
+        if height % side or width % side or not height * width:
+            raise ValueError(f"an image is {height} x {width} pixels, but must be in multiples of patch_size ({side})")
+        rows, columns = self.grid_size
+        if not interpolate_pos_encoding and (height // side, width // side) != self.grid_size:
             raise ValueError(
-                f"an image is {height} x {width} pixels, but height and width must be multiples of patch_size "
-                f"({self.patch_size})"
-            )
-        if not interpolate_pos_encoding and (height // self.patch_size, width // self.patch_size) != self.grid_size:
-            rows, columns = self.grid_size
-            raise ValueError(
-                f"an image is {height} x {width} pixels, but the model's positions are for {rows * self.patch_size} x "
-                f"{columns * self.patch_size}: resize the image, or allow interpolate_pos_encoding"
+                f"an image is {height} x {width} pixels, but the model's positions are for {rows * side} x "
+                f"{columns * side}: resize the image, or allow interpolate_pos_encoding"
             )

@@ -1,9 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Translation for `transformers.pipeline`: texts in, translations and word alignments out.
-
-transformers removed its own task of this name; a repository whose config.json names this class has it again.
-"""
+"""Translation for `transformers.pipeline`, which lost its own: texts in, translations and word alignments out."""
 
 import math
 import re
@@ -36,9 +33,6 @@ class TranslationPipeline(Pipeline):
         target_tokenizer: of the target language; by default the one in `target_tokenizer/` beside `tokenizer` if the
             model has a target vocabulary of its own, else `tokenizer`.
         kwargs: as for any pipeline (`device`, `batch_size`); options of a call become defaults here.
-
-    Raises:
-        OSError: the model has a target vocabulary of its own, but there is no tokenizer of it.
     """
 
     _load_tokenizer = True
@@ -76,9 +70,6 @@ class TranslationPipeline(Pipeline):
             `target`, `source` (None if all weights are zero), `source_index` (its number in the source, from 0) and
             `weight`: the share of the attention that the source word has, in [0, 1]. Several sequences for a text
             (`num_return_sequences`) make a list of their own.
-
-        Raises:
-            ValueError: there is no text, one is empty or not a string, or too long and truncation is off.
         """
         if isinstance(inputs, list):
             if not inputs:
@@ -133,23 +124,12 @@ class TranslationPipeline(Pipeline):
         return records
 
     def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
-        """Align the words of a translation that is given, as a text or as tokens of `generate`; long sides are cut.
+        """Align the words of a text and a given translation, a text or tokens of `generate`, as in `alignments`.
 
-        The source word of a word is the one that the decoder looks at when it writes it, in a pass over source and
-        translation: cross-attention of the layer `alignment_layer` of the configuration, which training measures, or
-        the last but one (Garg et al. 2019), of the head `alignment_head`, or on average over the heads, summed over
-        the tokens of each word. With `alignment_shifted` a token's weights are those of the step that has it as its
-        input (Chen et al. 2020).
-
-        Args:
-            text, translation: the two sides.
-            pattern: what is a word.
-
-        Returns:
-            As `alignments` of a call.
-
-        Raises:
-            ValueError: a text is empty or not a string.
+        The source word of a word is the one that the decoder looks at when it writes it: by cross-attention of the
+        layer `alignment_layer` of the configuration, which training measures, or the last but one (Garg et al. 2019),
+        of the head `alignment_head`, or the mean, summed over the tokens of each word that `pattern` finds. With
+        `alignment_shifted` it is that of the step that has the token as its input (Chen et al. 2020).
         """
         source = self.preprocess(text)["input_ids"][0]
         if isinstance(translation, str):
@@ -180,7 +160,7 @@ class TranslationPipeline(Pipeline):
         return align_words(weights, words, split_tokens(self.target_tokenizer, target[1:].tolist(), pattern))
 
     def save_pretrained(self, save_directory: str, **kwargs) -> None:
-        """Save model and tokenizers, and with the model this code."""
+        """Save model, code and tokenizers."""
         super().save_pretrained(save_directory, **kwargs)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
@@ -194,10 +174,9 @@ def check_text(text: Any, name: str) -> None:
 
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
-    """Bound the tokens of a translation, with `</s>`: 50 more than its source has, or twice as many if that is more.
+    """Bound the tokens of a translation, with `</s>`: 50 more than its source has (the papers), or twice as many.
 
-    Neither are there more than the model has positions. With 50 alone, as in the papers, a fifth of the targets of
-    documents of 512 tokens and more could not be written. In a batch the longest source counts.
+    The larger of the two, as documents need it, and no more than the model has positions.
     """
     positions = getattr(config, "max_position_embeddings", None) or math.inf  # T5 has no limit
     return min(source_length + max(source_length, 50), positions)
@@ -242,10 +221,7 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
 
 
 def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
-    """Sum over the tokens of words    [..., target_len, source_len] → [..., target words, source words + 1].
-
-    The last column has what belongs to no word.
-    """
+    """Sum over tokens [..., target_len, source_len] to words [..., target words, source words + 1: of no word]."""
     columns, rows = (functional.one_hot(torch.tensor(indices), len(words) + 1) for words, indices in (source, target))
     return rows[:, :-1].T.float() @ weights @ columns.float()
 

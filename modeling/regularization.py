@@ -43,8 +43,8 @@ class RowStatistics:
         """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
             return None
-        logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)
-        return cls(torch.cat([part.row_sums for part in parts], dim=-1), logs)
+        sums, logs = zip(*((part.row_sums, part.weighted_logs) for part in parts), strict=True)
+        return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
 def regularizer_sums(
@@ -57,8 +57,8 @@ def regularizer_sums(
 
     Args:
         rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
-        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
-        query_mask: bool, True = real query, or None for all    [batch, query_len]
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
+        query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
 
     Returns:
@@ -73,15 +73,14 @@ def regularizer_sums(
         number = query_mask.sum() * row_sums.shape[1]
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
-        is_left_out = ~is_used
-        safe_sums = row_sums.masked_fill(is_left_out, 1.0)
+        safe_sums = row_sums.masked_fill(~is_used, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
         bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
         if isinstance(bounds, Tensor):
             bounds = bounds.squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(is_left_out, 0.0).sum()
+        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
     counts = (number - is_used.sum(), number)
     return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
 

@@ -5,11 +5,10 @@ from reluformers_kernels import rectified_attention
 from . import families
 from .attentions import register_attention, register_attentions
 from .configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
-from .configuration.configuration_seq2seq import seq2seq_config
-from .configuration.configuration_vision import VISION_SIZES, vision_config
 from .conversion.exchanged_fit import fit_attention
 from .exchange import exchange_attention, load_adapter, restore_attention, save_adapter
 from .families import *  # noqa: F403 (the classes of every family, as families.py lists them)
+from .families import VISION_SIZES, seq2seq_config, vision_config
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
 from .publish.registry import register

@@ -1,7 +1,13 @@
-"""The families: which model classes belong to which configuration. A new one is a row here, beside its two classes."""
+"""The families: which model classes belong to which configuration, and which preset to which family.
+
+A new one is a row here, beside its two classes.
+"""
+
+from typing import Any
 
 from transformers import AutoModel, AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
+from .configuration.configuration_attention import ATTENTION_PRESETS
 from .configuration.configuration_seq2seq import QKNormConfig, ReLAConfig, ReLUFormerConfig, Seq2SeqTransformerConfig
 from .configuration.configuration_vision import (
     QKNormViTConfig,
@@ -10,6 +16,7 @@ from .configuration.configuration_vision import (
     ReLUViTConfig,
     VisionTransformerConfig,
 )
+from .configuration.field_checks import check_choice
 from .modeling.modeling_seq2seq import (
     QKNormForConditionalGeneration,
     QKNormModel,
@@ -89,3 +96,65 @@ FAMILIES = {
 def config_class_of(model_type: str | None) -> type[PreTrainedConfig] | None:
     """The configuration class of a family by its `model_type`; None for one of others."""
     return next((family for family in FAMILIES if family.model_type == model_type), None)
+
+
+# baseline → preset → configuration; presets that are not here have the baseline's
+_PRESET_FAMILIES: dict[type[PreTrainedConfig], dict[str, type[PreTrainedConfig]]] = {
+    Seq2SeqTransformerConfig: {
+        "reluformer": ReLUFormerConfig,
+        **dict.fromkeys(("rela", "rela-i", "rela-g"), ReLAConfig),
+        "qknorm": QKNormConfig,
+    },
+    VisionTransformerConfig: {
+        "relu-vit": ReLUViTConfig,
+        "reluformer": ReLUFormerViTConfig,
+        **dict.fromkeys(("rela", "rela-i", "rela-g"), ReLAViTConfig),
+        "qknorm": QKNormViTConfig,
+    },
+}
+# widths and depths as big_vision names them; behind the slash the patch size in pixels
+_WIDTHS = {
+    "Ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
+    "S": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
+    "B": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "L": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+VISION_SIZES: dict[str, dict[str, int]] = {
+    **{f"{width}/4": {**_WIDTHS[width], "image_size": 32, "patch_size": 4} for width in ("Ti", "S")},
+    **{
+        f"{width}/{patch}": {**_WIDTHS[width], "image_size": 224, "patch_size": patch}
+        for width, patch in (("Ti", 16), ("S", 32), ("S", 16), ("B", 32), ("B", 16), ("L", 16))
+    },
+}
+
+
+def preset_family(preset: str, baseline: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
+
+    Raises:
+        ValueError: the preset is not one of `ATTENTION_PRESETS`.
+    """
+    check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
+    return _PRESET_FAMILIES[baseline].get(preset, baseline)
+
+
+def seq2seq_config(preset: str, **overrides: Any) -> Seq2SeqTransformerConfig:
+    """A configuration with the attention of `preset`, in its family, and any field overridden."""
+    return preset_family(preset, Seq2SeqTransformerConfig)(**{"attention": preset, **overrides})
+
+
+def vision_config(preset: str, size: str | None = None, **overrides: Any) -> VisionTransformerConfig:
+    """A configuration with the attention of `preset`, in its family, the fields of a size, and any field overridden.
+
+    Args:
+        preset: a name of `ATTENTION_PRESETS`.
+        size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
+        overrides: fields.
+
+    Raises:
+        ValueError: there is no such preset or size, or a field has a value that is not allowed.
+    """
+    if size is not None:
+        check_choice("vision_config", "size", size, tuple(VISION_SIZES))
+        overrides = {**VISION_SIZES[size], **overrides}
+    return preset_family(preset, VisionTransformerConfig)(**{"attention": preset, **overrides})

@@ -40,7 +40,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--text", default=DEFAULT_TEXT, help="English line to translate at the end")
     parser.add_argument("--output_dir", type=Path, default=Path("./runs/demo"), help="folder of the translation model")
-    parser.add_argument("--saved", action="store_true", help="translate with the saved model, train nothing")
     return parser.parse_args()
 
 
@@ -105,9 +104,6 @@ def main() -> None:
     text = check_text(options.text)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    if options.saved:
-        show_translation(options.output_dir, text)
-        return
     digits_dir = options.output_dir.with_name(f"{options.output_dir.name}_digits")
     for folder in (options.output_dir, digits_dir):
         check_output(folder)

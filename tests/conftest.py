@@ -26,6 +26,14 @@ def fixed_seeds():
     set_seed(0)
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Training, validation and test pairs of the toy language."""
+    from builders.translation_runs import write_toy_files
+
+    return write_toy_files(tmp_path_factory.mktemp("data"))
+
+
 # names of our own API, which the tests call as users of supported versions do: 5.17 knows no other
 KNOWN_DEPRECATIONS = re.compile(r"gradient_checkpointing")
 

@@ -66,7 +66,7 @@ MAY_LOAD = {
         *("save_pretrained", "from transformers.dynamic_module_utils import custom_object_save"),
     },
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
-    "handler.py": {"from_pretrained", "pipeline"},
+    "endpoint.py": {"pipeline"},
     "attention_interface.py": {"function.__code__"},  # the names of what a mask function of transformers knows
     "modeling_exchanged.py": {
         *("from_pretrained", "save_pretrained", "push_to_hub"),

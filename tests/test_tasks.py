@@ -136,7 +136,8 @@ def test_imports_point_down_only():
 
 # what is started or opened by others than the library: Python, a server, a clean process, and users
 DOORS = {
-    *("reluformers.__main__", "reluformers.modeling.handler", "reluformers.publish.clean_process.child"),
+    *("reluformers.__main__", "reluformers.publish.clean_process.child"),
+    *("reluformers.modeling.handler_translation", "reluformers.modeling.handler_images"),
     *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
     "reluformers_native",
     "reluformers.translation.inline_tags",

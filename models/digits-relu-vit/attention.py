@@ -9,6 +9,7 @@ Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENT
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,14 @@ def _find_kernels() -> ModuleType | None:
 kernels = _find_kernels()
 
 
+def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
+    """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
+    if not training or probability == 0:
+        return states
+    dropped = None if kernels is None else kernels.dropout(states, probability)
+    return functional.dropout(states, probability) if dropped is None else dropped
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/normalization.py
 # Normalisation layers that torch does not have, and the table of those a residual block may use.
@@ -57,13 +66,9 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
-    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32.
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32, with gain g and gate w if they are given.
 
-    Args:
-        states: x [..., dim].
-        gain, gate: g and w [dim]; None leaves them out, σ too.
-        eps: ε.
-        is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
+    ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
     """
     arguments = (states, gain, gate, eps, is_mean)
     output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
@@ -110,14 +115,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class NormGate:
-    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm (ReLA, eq. 5).
-
-    The gate reads the vector before it is normalised. A zero vector, a null row of the attention, stays zero.
-
-    Args:
-        dim: width of the vectors, all heads joined.
-        eps: ε, inside the root.
-    """
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm; the zeros of a null row stay (eq. 5)."""
 
     def __init__(self, dim: int, eps: float = 1e-8):
         super().__init__(dim, eps=eps)
@@ -125,7 +123,7 @@ class NormGate:
         self.reset_gate()
 
     def reset_gate(self) -> None:
-        """Draw w from U(±√(3/d)), which the released code's initialiser gives to a vector of length d."""
+        """Draw w from U(±√(3/d)), as the released code does."""
         bound = math.sqrt(3 / self.gate.numel())
         init.uniform_(self.gate, -bound, bound)
 
@@ -147,13 +145,7 @@ class GatedLayerNorm(NormGate, LayerNorm):
 
 
 class ScaleNorm(nn.Module):
-    r"""Length normalisation y = g·x / max(‖x‖₂, ε) with one learned g (Nguyen and Salazar 2019, eq. 5).
-
-    Args:
-        dim: width of the vectors.
-        eps: smallest length that is divided by.
-        initial: what g starts from: `"sqrt_dim"` or `"inverse_sqrt_dim"`.
-    """
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε), one g from √dim or 1/√dim (Nguyen and Salazar 2019, eq. 5)."""
 
     def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
         super().__init__()
@@ -162,14 +154,11 @@ class ScaleNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """g = √dim or 1/√dim."""
+        """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
         init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
         return self.weight * unit_length(hidden_states, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}"
 
 
 class UnitLinear(nn.Linear):
@@ -218,6 +207,34 @@ except ImportError:
     _entmax15 = _sparsemax = None
 
 
+def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
+    weights = function(scores)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ that makes a row a distribution over its visible keys."""
+    logits = at_least_float32(scores)
+    if mask is None:
+        return function(logits).to(scores.dtype)
+    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
+    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
+
+
+def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
+    if function is None:
+        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
+
+    def normalize(logits: Tensor) -> Tensor:
+        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
+        unknown = logits.isnan().any(-1, keepdim=True)
+        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
+
+    return normalize
+
+
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """s_ij = exp(z_ij) / Σ_k exp(z_ik), summed in fp32 (Vaswani et al. 2017, eq. 1)."""
     return _normalize(lambda logits: functional.softmax(logits, dim=-1), scores, mask)
@@ -253,45 +270,17 @@ def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
     return _normalize(_require_entmax(_entmax15, "entmax15"), scores, mask)
 
 
-def relu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)."""
-    return _apply(functional.relu, scores, mask)
-
-
-def relu2(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0)² (ReLU in ViT, figure 2)."""
-    return _apply(lambda z: functional.relu(z).square(), scores, mask)
-
-
-def relu6(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = min(max(z_ij, 0), 6) (ReLU in ViT, figure 2)."""
-    return _apply(functional.relu6, scores, mask)
-
-
-def leaky_relu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij, 0) + 0.01·min(z_ij, 0)."""
-    return _apply(functional.leaky_relu, scores, mask)
-
-
-def gelu(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = z_ij·Φ(z_ij), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)."""
-    return _apply(functional.gelu, scores, mask)
-
-
-def softplus(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = log(1 + exp(z_ij)) (ReLU in ViT, figure 2)."""
-    return _apply(functional.softplus, scores, mask)
-
-
-def sigmoid(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = 1 / (1 + exp(−z_ij)) (ReLU in ViT, figure 2)."""
-    return _apply(torch.sigmoid, scores, mask)
-
-
-def identity(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = z_ij (ReLU in ViT, figure 2)."""
-    return _apply(lambda z: z, scores, mask)
-
+# φ of each score z by itself
+_ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
+    "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)
+    "relu6": functional.relu6,  # min(max(z, 0), 6) (ReLU in ViT, figure 2)
+    "leaky_relu": functional.leaky_relu,  # max(z, 0) + 0.01·min(z, 0)
+    "gelu": functional.gelu,  # z·Φ(z), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)
+    "softplus": functional.softplus,  # log(1 + exp(z)) (ReLU in ViT, figure 2)
+    "sigmoid": torch.sigmoid,  # 1 / (1 + exp(−z)) (ReLU in ViT, figure 2)
+    "identity": lambda z: z,  # z (ReLU in ViT, figure 2)
+}
 
 ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softmax": softmax,
@@ -299,14 +288,7 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
-    "relu": relu,
-    "relu2": relu2,
-    "relu6": relu6,
-    "leaky_relu": leaky_relu,
-    "gelu": gelu,
-    "softplus": softplus,
-    "sigmoid": sigmoid,
-    "identity": identity,
+    **{name: partial(_apply, function) for name, function in _ELEMENTWISE.items()},
 }
 
 
@@ -320,15 +302,7 @@ def sum_to_one(weights: Tensor) -> Tensor:
 def length_divisor(
     key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
 ) -> Tensor | float | None:
-    """c·n_i^α, in at least fp32 and in fp64 for weights of that dtype, or None where it is 1.
-
-    A row without keys counts as one: its weights are 0 anyway.
-
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        coefficient, exponent: c and α, which may be trained.
-        dtype: of the weights.
-    """
+    """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
     if not isinstance(exponent, Tensor) and exponent == 0:
         return None if coefficient == 1 else coefficient
     if isinstance(exponent, Tensor):
@@ -341,13 +315,9 @@ def length_divisor(
 
 
 def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
-    """Factor of a scale or a threshold of some form for each query; as for one key where there is none.
+    """Factor of a scale or a threshold for each query; as for one key where there is none.
 
-    Args:
-        key_counts: n_i, one number or a tensor of integers.
-        form: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
-        head_dim: d_h.
-        dtype: of the queries; the factor is in at least fp32.
+    `form`: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
     """
     if form == "constant":
         return 1.0
@@ -358,60 +328,12 @@ def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: tor
     return logs if form == "log_length" else (2 * logs / head_dim) ** 0.5
 
 
-def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
-    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
-    weights = function(scores)
-    return weights if mask is None else weights.masked_fill(~mask, 0.0)
-
-
-def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
-    """φ that makes a row a distribution over its visible keys."""
-    logits = at_least_float32(scores)
-    if mask is None:
-        return function(logits).to(scores.dtype)
-    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
-    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
-    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
-
-
-def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
-    if function is None:
-        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
-
-    def normalize(logits: Tensor) -> Tensor:
-        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
-        unknown = logits.isnan().any(-1, keepdim=True)
-        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
-
-    return normalize
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# modeling/dropout.py
-# Dropout (Srivastava et al. 2014).
-
-
-def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
-    """Set a share of the states to 0 in training and divide the others by what is left of 1.
-
-    Args:
-        states: any shape, floating point.
-        probability: that share, in [0, 1).
-        training: whether to drop anything.
-    """
-    if not training or probability == 0:
-        return states
-    dropped = None if kernels is None else kernels.dropout(states, probability)
-    return functional.dropout(states, probability) if dropped is None else dropped
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/masks.py
 # Which keys a query may see, and how many they are.
 #
 # Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
-# for a computation that needs them so. They are built here and not by an `AttentionMaskInterface`: that registry
-# belongs to the process, while two checkpoints may carry two versions of this code.
+# for a computation that needs them so.
 
 
 @dataclass(frozen=True)
@@ -430,9 +352,6 @@ class AttentionMask:
             the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
             all.
-
-    Raises:
-        ValueError: a mask is not of `key_len` keys.
     """
 
     query_len: int
@@ -442,17 +361,6 @@ class AttentionMask:
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
     given: Tensor | None = None
-
-    ndim = 4  # models of transformers ask a ready mask for it, and for its shape
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the mask made dense, with 1 for batch and heads."""
-        return 1, 1, self.query_len, self.key_len
-
-    def contiguous(self) -> "AttentionMask":
-        """The mask as it is: `generate` of transformers 5.23 asks ready ones for it."""
-        return self
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -512,11 +420,7 @@ class AttentionMask:
         return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Make a value once, kept for the layers that ask for this name later.
-
-        Not in code that `torch.compile` reads, which merges what is computed twice by itself, and can trace no change
-        of an object from inside of a checkpointed layer.
-        """
+        """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""
         if torch.compiler.is_compiling():
             return make()
         kept = self.__dict__.setdefault("_kept", {})
@@ -566,94 +470,6 @@ class AttentionMask:
         return counts[:, None, :, None]
 
 
-def padding_mask(
-    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
-) -> AttentionMask:
-    """The mask of a sequence that every query sees the same way.
-
-    Args:
-        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
-        query_len, key_len, device: as in `AttentionMask`.
-        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
-
-    Raises:
-        ValueError: the mask has another number of dimensions or of keys, or a ready one is not boolean, or has rows
-            for the queries of another sequence.
-    """
-    if attention_mask is None:
-        return AttentionMask(query_len, key_len, device)
-    mask = _checked(attention_mask)
-    if mask.dim() == 2:
-        return AttentionMask(query_len, key_len, device, mask)
-    if is_cross and attention_mask.shape[2] != 1:
-        raise ValueError(
-            f"the source's attention mask is {list(attention_mask.shape)}, but cross-attention can only take one of "
-            "[batch, 1, 1, source_len]"
-        )
-    return AttentionMask.of(mask, query_len, key_len, device)
-
-
-def causal_mask(
-    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
-) -> AttentionMask:
-    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
-
-    Args:
-        query_len: number of new tokens.
-        key_len: number of keys, cached ones included; a static cache counts its empty places too.
-        past_len: number of tokens before the new ones.
-        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
-        device: where the queries are.
-
-    Raises:
-        ValueError: the mask has another number of dimensions, or does not cover the past and new tokens.
-    """
-    mask = None if attention_mask is None else _checked(attention_mask)
-    if mask is not None and mask.dim() == 4:
-        return AttentionMask.of(mask, query_len, key_len, device)
-    if isinstance(past_len, Tensor):
-        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
-    if mask is None:
-        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
-    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
-        raise ValueError(
-            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
-            f"{query_len} new ones"
-        )
-    # places of a static cache that no token has reached
-    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
-    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
-
-
-def token_positions(
-    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
-) -> Tensor:
-    """Positions that do not move when a sequence is padded, on either side.
-
-    Returns:
-        int64 [1, query_len], or with a 2-dimensional mask of past and new tokens [batch, query_len].
-    """
-    if attention_mask is None or attention_mask.dim() != 2:
-        return (torch.arange(query_len, device=device) + past_len)[None]
-    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
-
-
-def _checked(mask: Tensor) -> Tensor:
-    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down.
-
-    Raises:
-        ValueError: it has not 2 or 4 dimensions, or is additive.
-    """
-    if mask.dim() not in (2, 4):
-        raise ValueError(
-            f"an attention mask is {list(mask.shape)}, but must be [batch, length], 1 = real token, or a ready one "
-            "of 4 dimensions"
-        )
-    if mask.dim() == 4 and mask.is_floating_point():
-        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
-    return mask.bool()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/regularization.py
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
@@ -692,8 +508,8 @@ class RowStatistics:
         """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
             return None
-        logs = None if parts[0].weighted_logs is None else torch.cat([part.weighted_logs for part in parts], dim=-1)
-        return cls(torch.cat([part.row_sums for part in parts], dim=-1), logs)
+        sums, logs = zip(*((part.row_sums, part.weighted_logs) for part in parts), strict=True)
+        return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
 def regularizer_sums(
@@ -706,8 +522,8 @@ def regularizer_sums(
 
     Args:
         rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
-        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1]
-        query_mask: bool, True = real query, or None for all    [batch, query_len]
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
+        query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
 
     Returns:
@@ -722,15 +538,14 @@ def regularizer_sums(
         number = query_mask.sum() * row_sums.shape[1]
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
-        is_left_out = ~is_used
-        safe_sums = row_sums.masked_fill(is_left_out, 1.0)
+        safe_sums = row_sums.masked_fill(~is_used, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
         bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
         if isinstance(bounds, Tensor):
             bounds = bounds.squeeze(-1)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(is_left_out, 0.0).sum()
+        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
     counts = (number - is_used.sum(), number)
     return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
 
@@ -749,11 +564,7 @@ SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on 
 BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
-OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": lambda gate: gate,
-    "silu": functional.silu,
-    "sigmoid": torch.sigmoid,
-}
+OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
 
 # output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
 AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
@@ -792,7 +603,7 @@ class AttentionFormula:
         return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
 
     def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
-        """c·n_i^α as `attention_functions.length_divisor` gives it, once for all layers if α is no parameter."""
+        """c·n_i^α, once for all layers if α is no parameter."""
         coefficient, exponent = self.attention.length_coefficient, self.length_exponent
         if exponent is not None:
             return length_divisor(mask.key_counts, coefficient, exponent, dtype)
@@ -845,10 +656,9 @@ def fused_attention(
     """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
     attention = formula.attention
     arguments = (formula, query, key, value, mask, statistics)
-    if torch.compiler.is_exporting():  # programs are to hold PyTorch's plain operators alone
-        output, _, rows = eager_attention(*arguments)
-        return output, None, rows
-    if formula.bias is not None or formula.activation is not None:
+    is_sparse = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
+    # exported programs are to hold PyTorch's plain operators alone
+    if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
     if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
@@ -857,16 +667,19 @@ def fused_attention(
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
-        return softmax1_attention(*arguments)
-    elif mask.query_len > 1 and mask.is_structured and is_fused(attention.activation, statistics):
-        is_distribution = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
+        return softmax_attention(*arguments)
+    elif (
+        mask.query_len > 1
+        and mask.is_structured
+        and (attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none"))
+    ):
         found = kernels.attention(
             query,
             key,
             value,
             activation=attention.activation,
             scale=formula.scaling,
-            threshold=0.0 if is_distribution else formula.current_threshold(mask, query),
+            threshold=0.0 if is_sparse else formula.current_threshold(mask, query),
             divisor=formula.length_divisor(mask, query.dtype),
             normalizer=attention.normalizer,
             key_padding_mask=mask.key_padding_mask,
@@ -884,26 +697,17 @@ def fused_attention(
 
 def find_shared_activations() -> frozenset[str]:
     """φ that the installed library has as this file has them, where either may have been changed."""
-    if kernels is None:
-        return frozenset()
+    names = () if kernels is None else [name for name in kernels.ACTIVATIONS if name in ATTENTION_ACTIVATIONS]
     scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
-    weights = {
-        name: ATTENTION_ACTIVATIONS[name](scores, None)
-        for name in kernels.ACTIVATIONS
-        if name in ATTENTION_ACTIVATIONS
-    }
-    return frozenset(name for name in weights if torch.allclose(weights[name], kernels.activate(name, scores)))
+    return frozenset(
+        name
+        for name in names
+        if torch.allclose(ATTENTION_ACTIVATIONS[name](scores, None), kernels.activate(name, scores))
+    )
 
 
 SHARED_ACTIVATIONS = find_shared_activations()
 SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
-
-
-def is_fused(activation: str, statistics: str) -> bool:
-    """Whether the installed library computes an attention with this φ and these statistics."""
-    if kernels is None:
-        return False
-    return activation in SHARED_ACTIVATIONS or (activation in SPARSE_DISTRIBUTIONS and statistics == "none")
 
 
 def attention_in_blocks(
@@ -930,21 +734,31 @@ def attention_in_blocks(
 def softmax_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
 ) -> AttentionOutput:
-    """Softmax by PyTorch's own kernels; θ shifts all scores of a row and so changes nothing."""
-    is_causal = mask.is_triangle
+    """Softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's own kernels.
+
+    softmax1 has one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)). It comes first, and a
+    query before the others sees it alone: so causality stays causality.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    is_causal, rows = mask.is_triangle, None
+    dense = None if is_causal else mask.dense
+    is_off_by_one = formula.attention.activation == "softmax1"
+    if is_off_by_one:
+        threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
+        last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
+        query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
+        key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
+        key[:, :, 0, -1] = 1
+        value = functional.pad(value, (0, 1, 1, 0))
+        dense = None if dense is None else functional.pad(dense, (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
-        query,
-        repeat_heads(key, query),
-        repeat_heads(value, query),
-        None if is_causal else mask.dense,
-        dropout_p=formula.dropout,
-        is_causal=is_causal,
-        scale=formula.scaling,
+        query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
     )
+    if is_off_by_one:
+        output = output[:, :, int(is_causal) :, :-1]
     divisor = formula.length_divisor(mask, query.dtype)
     if divisor is not None:
         output = (output / divisor).to(output.dtype)
-    rows = None
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
         row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
@@ -952,49 +766,15 @@ def softmax_attention(
     return output.transpose(1, 2), None, rows
 
 
-def softmax1_attention(
-    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
-) -> AttentionOutput:
-    """Softmax with one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)).
-
-    The key comes first, and a query before the others sees it alone: so causality stays causality.
-    """
-    key, value = repeat_heads(key, query), repeat_heads(value, query)
-    threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
-    last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
-    query = torch.cat([query, last.to(query.dtype)], dim=-1)
-    key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
-    key[:, :, 0, -1] = 1
-    value = functional.pad(value, (0, 1, 1, 0))
-    is_causal = mask.is_triangle
-    dense = None if is_causal or mask.dense is None else functional.pad(mask.dense, (1, 0), value=True)
-    output = functional.scaled_dot_product_attention(
-        functional.pad(query, (0, 0, 1, 0)) if is_causal else query,
-        key,
-        value,
-        dense,
-        dropout_p=formula.dropout,
-        is_causal=is_causal,
-        scale=formula.scaling,
-    )[:, :, int(is_causal) :, :-1]
-    divisor = formula.length_divisor(mask, query.dtype)
-    if divisor is not None:
-        output = (output / divisor).to(output.dtype)
-    return output.transpose(1, 2), None, None
-
-
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
 DEFAULT_BACKEND = "fused"
 
 
 def attention_backend(name: str) -> Callable[..., AttentionOutput]:
-    """The function behind an `attn_implementation`.
+    """The function behind an `attn_implementation`, of this file alone.
 
-    Only those of this file: the registry of transformers belongs to the process, where another checkpoint's code may
-    have put its own functions, and what transformers itself holds there computes softmax.
-
-    Raises:
-        ValueError: the name is not in `ATTENTION_BACKENDS`.
+    The registry of transformers belongs to the process, where another checkpoint's code may have put its own
+    functions, and what transformers itself holds there computes softmax.
     """
     check_choice("attention", "attn_implementation", name, tuple(ATTENTION_BACKENDS))
     return ATTENTION_BACKENDS[name]
@@ -1007,7 +787,7 @@ class AttentionVariant(nn.Module):
     head_dim: int
 
     def _build_variant(self, num_heads: int, output_dim: int) -> None:
-        """Norms and scalars that only some variants have; what a variant lacks is None."""
+        """Norms and scalars that only some variants have, else None."""
         config = self.attention
         # one element and not a scalar, as FSDP cannot shard scalars
         self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
@@ -1022,7 +802,7 @@ class AttentionVariant(nn.Module):
             self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
 
     def reset_parameters(self) -> None:
-        """Scalars as configured and the gain of the output norm; the projections keep the model's initialisation."""
+        """Scalars and the gain of the output norm; the model initialises the projections."""
         config = self.attention
         if self.scale is not None:
             init.constant_(self.scale, config.initial_scale(self.head_dim))
@@ -1036,10 +816,10 @@ class AttentionVariant(nn.Module):
 
     def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
         """What a backend is to compute, with a = `scaling` where it is not learned."""
-        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
         return AttentionFormula(
-            **{"attention": self.attention, "scaling": scaling, "dropout": dropout} | learned | changes
+            scaling=scaling, dropout=dropout, **{"attention": self.attention, **learned, **changes}
         )
 
     def attend(
@@ -1052,22 +832,14 @@ class AttentionVariant(nn.Module):
         statistics: str = "none",
         attn_implementation: str = "eager",
     ) -> AttentionOutput:
-        """Attend with normalised queries and keys, and normalise the output.
-
-        Args:
-            formula, query, key, value, mask, statistics: as in `eager_attention`.
-            attn_implementation: backend.
-
-        Returns:
-            output [batch, query_len, heads · head_dim], and what backends return beside it.
-        """
+        """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
         if self.scale is not None:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        output = output.flatten(2)  # heads joined
+        output = output.flatten(2)
         return (output if self.output_norm is None else self.output_norm(output)), weights, rows
 
 
@@ -1082,9 +854,6 @@ class MultiHeadAttention(AttentionVariant):
         output_bias: whether that of the output does; None for `bias`.
         dropout: share of weights dropped in training.
         layer_idx: place in the cache; needed only with one.
-
-    Raises:
-        ValueError: `embed_dim` is not a multiple of `num_heads`, or `attention` is not valid.
     """
 
     def __init__(
@@ -1111,8 +880,9 @@ class MultiHeadAttention(AttentionVariant):
         self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
         self._build_variant(num_heads, embed_dim)
-        has_gate = self.attention.output_gate != "none"
-        self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias) if has_gate else None
+        self.gate_proj = None
+        if self.attention.output_gate != "none":
+            self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.reset_parameters()
 
     @classmethod
@@ -1165,8 +935,7 @@ class MultiHeadAttention(AttentionVariant):
         statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
         output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
         if self.gate_proj is not None:
-            gate = self.gate_proj(hidden_states)
-            output = output * OUTPUT_GATES[self.attention.output_gate](gate)
+            output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
         return self.out_proj(output), weights, sums
 

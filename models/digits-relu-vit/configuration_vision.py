@@ -25,11 +25,9 @@ _NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a s
 
 
 def strict_fields(cls: type) -> type:
-    """`@strict` of huggingface_hub: fields have the type of their hint, and methods `validate_…` check the rest.
+    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
 
-    Types are checked when a field is set, the rest when the object is made and by `validate`, which models and
-    `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
-    fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
+    Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
     is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
@@ -72,7 +70,7 @@ def _describe(hint: Any) -> str:
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise a `ValueError` that names the field, the value and what is allowed unless `value` is in `allowed`."""
+    """Raise a `ValueError` with the field, the value and what is allowed unless `value` is in `allowed`."""
     if value not in allowed:
         raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
 
@@ -206,29 +204,22 @@ class AttentionConfig:
     def validate_ranges(self) -> None:
         """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
         owner = "AttentionConfig"
-        if self.scale is not None:
-            check_number(owner, "scale", self.scale, "(0, inf)")
+        for name in ("scale", "length_coefficient", "output_norm_eps"):
+            if getattr(self, name) is not None:
+                check_number(owner, name, getattr(self, name), "(0, inf)")
         if self.scale_length is not None:
             check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
-        for name in ("length_coefficient", "output_norm_eps"):
-            check_number(owner, name, getattr(self, name), "(0, inf)")
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(
-                f"{owner}.learned_threshold is True, but θ cancels in {self.activation}, so there is nothing to learn"
-            )
-
+            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
         if self.threshold_per_head and not self.learned_threshold:
-            raise ValueError(
-                f"{owner}.threshold_per_head is True, but learned_threshold is False, so that all are alike"
-            )
+            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         if self.normalizer == "sum":
-            if self.activation in SIGNED_ACTIVATIONS | DISTRIBUTIONS:
-                allowed = sorted(set(ACTIVATIONS) - SIGNED_ACTIVATIONS - DISTRIBUTIONS)
+            allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
+            if self.activation not in allowed:
                 raise ValueError(
-                    f"{owner}.normalizer is 'sum' with activation {self.activation!r}, but the weights of φ must be "
-                    f"positive and not be summed yet: {', '.join(allowed)}"
+                    f"{owner}.activation is {self.activation!r}, but with normalizer 'sum' must be in {allowed}"
                 )
             if self.length_coefficient != 1 or self.length_exponent != 0 or self.learned_length_exponent:
                 raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
@@ -238,9 +229,6 @@ class AttentionConfig:
         """Read a preset's name, a dict or another configuration.
 
         A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
-
-        Raises:
-            ValueError: the preset or a field is not known, or a value is not allowed.
         """
         if isinstance(value, str):
             value = {"preset": value}
@@ -248,7 +236,7 @@ class AttentionConfig:
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
-        overrides = dict(value)
+        overrides, known = dict(value), {field.name for field in fields(cls)}
         preset = overrides.pop("preset", "softmax")
         check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
         if "gamma" in overrides:
@@ -257,7 +245,6 @@ class AttentionConfig:
             gamma = overrides.pop("gamma")
             check_number("AttentionConfig", "gamma", gamma, "(0, inf)")
             overrides["length_coefficient"] = gamma * math.sqrt(0.5)
-        known = {field.name for field in fields(cls)}
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
@@ -270,10 +257,8 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        for name in ATTENTION_PRESETS:
-            if self == AttentionConfig.parse({"preset": name, "scale_length": self.scale_length}):
-                return name
-        return None
+        length = {"scale_length": self.scale_length}
+        return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
@@ -292,9 +277,7 @@ class AttentionConfig:
 
 FORMAT_VERSION = 1
 
-# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun: depths
-# reach 1,000 layers (DeepNet), widths 18,432 (PaLM), inner widths 73,728, vocabularies 10⁶ tokens (XLM-V), and classes
-# 10⁷ (faces). A table of positions, which is computed when a model is built, may have 2¹⁷ of width 4,096.
+# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
 MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**16
 MOST_INNER_CHANNELS = 2**20
@@ -303,25 +286,15 @@ MOST_LABELS = 2**24
 MOST_POSITIONS = 2**20
 MOST_POSITION_VALUES = 2**29
 
-FeedForwardActivation = Literal[
-    "relu",
-    "gelu",
-    "gelu_pytorch_tanh",
-    "silu",
-    "swish",
-    "softmax",
-    "glu",
-    "bilinear",
-    "reglu",
-    "drelu",
-    "geglu",
-    "swiglu",
-]
-FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
+_Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
+FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-_WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
+_NUMBERS = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
+    **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
+    **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
+}
 
 
 @strict_fields
@@ -380,11 +353,11 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; the copy that
-        # transformers makes of a configuration for its decoder has `decoder_attention` for `attention`, maybe None
+        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
-            if isinstance(value, dict):
-                value = self._with_preset(value)
+            default = type(self).attention
+            if isinstance(value, dict) and isinstance(default, str):  # some fields change those of the family
+                value = {"preset": default, **value}
             try:
                 value = AttentionConfig.parse(value)
             except ValueError as error:
@@ -394,7 +367,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers keeps names that it does not know as attributes, which nothing would read
+        # transformers keeps names that it does not know
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -402,17 +375,8 @@ class TransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
         super().__post_init__(**kwargs)
 
-    def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
-        """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
-        default = type(self).attention
-        return {"preset": default, **attention} if isinstance(default, str) else attention
-
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L filled in.
-
-        Raises:
-            ValueError: the model has no such site.
-        """
+        """The attention of one of `sites`, with its L filled in."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
         return self._complete(self.attention if value is None else value)
@@ -428,9 +392,8 @@ class TransformerConfig(PreTrainedConfig):
         return DEFAULT_SCALE_LENGTH
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
-        if attention.scale_length is not None:
-            return attention
-        return replace(attention, scale_length=self.default_scale_length)
+        length = attention.scale_length
+        return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
@@ -438,23 +401,16 @@ class TransformerConfig(PreTrainedConfig):
         check_number(owner, "format_version", self.format_version, f"[1, {FORMAT_VERSION}]", integer=True)
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
-        for name in _PROBABILITIES:
-            check_number(owner, self._own_name(name), getattr(self, name), "[0, 1)")
-        for name in _WEIGHTS:
-            check_number(owner, name, getattr(self, name), "[0, inf)")
-        for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
-            check_number(owner, self._own_name(name), getattr(self, name), "(0, inf)")
+        self._check_numbers(_NUMBERS)
         if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
             raise ValueError(
-                f"{owner}.learned_swish_beta is True, but {self._own_name('activation_function')} is "
-                f"{self.activation_function!r}: only 'swish' and 'swiglu' have a β"
+                f"{owner}.learned_swish_beta is True, but activation_function is {self.activation_function!r}: only "
+                "'swish' and 'swiglu' have a β"
             )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
-            raise ValueError(
-                f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
-                f"negative weights; the activations are {activations}"
-            )
+            wanted = "must be 0 with attention that can give negative weights"
+            raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
 
     def _check_sizes_of_tables(self, positions: int, name: str) -> None:
         """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
@@ -465,9 +421,12 @@ class TransformerConfig(PreTrainedConfig):
                 f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
             )
 
-    def _own_name(self, name: str) -> str:
-        """The name that this model has for a shared field."""
-        return self.attribute_map.get(name, name)
+    def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
+        """Check the fields of these names, by what this model calls them; the types say which may be None."""
+        for name, interval in intervals.items():
+            if (value := getattr(self, name)) is not None:
+                own_name = self.attribute_map.get(name, name)
+                check_number(type(self).__name__, own_name, value, interval, integer=integer)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
@@ -505,35 +464,19 @@ class TransformerConfig(PreTrainedConfig):
 
 logger = logging.get_logger(__name__)
 
-# widths and depths as big_vision names them; behind the slash the patch size in pixels
-_WIDTHS = {
-    "Ti": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
-    "S": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
-    "B": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "L": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-}
-VISION_SIZES: dict[str, dict[str, int]] = {
-    **{f"{width}/4": {**_WIDTHS[width], "image_size": 32, "patch_size": 4} for width in ("Ti", "S")},
-    **{
-        f"{width}/{patch}": {**_WIDTHS[width], "image_size": 224, "patch_size": patch}
-        for width, patch in (("Ti", 16), ("S", 32), ("S", 16), ("B", 32), ("B", 16), ("L", 16))
-    },
-}
-
 _MOST_PIXELS = 2**16  # of a side
-_LARGEST = {
-    "patch_size": _MOST_PIXELS,
-    "num_channels": MOST_CHANNELS,
-    "hidden_size": MOST_CHANNELS,
-    "num_hidden_layers": MOST_LAYERS,
-    "num_attention_heads": MOST_CHANNELS,
-    "intermediate_size": MOST_INNER_CHANNELS,
+_INTEGERS = {
+    "patch_size": f"[1, {_MOST_PIXELS}]",
+    **dict.fromkeys(("num_channels", "hidden_size", "num_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    "num_hidden_layers": f"[1, {MOST_LAYERS}]",
+    "intermediate_size": f"[1, {MOST_INNER_CHANNELS}]",
+    "representation_size": f"[1, {MOST_CHANNELS}]",
+    "num_register_tokens": f"[0, {MOST_CHANNELS}]",
 }
-_LABELS = ("id2label", "label2id")
 
 
 def _number(value: Any) -> Any:
-    """An integer for the digits that JSON has in its place."""
+    """The integer of the digits that JSON has in its place."""
     return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
 
 
@@ -594,11 +537,7 @@ class VisionTransformerConfig(TransformerConfig):
         "attention_bias": "qkv_bias",
         "norm_eps": "layer_norm_eps",
     }
-    # layer by layer
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
-        "embeddings": "free_full_weight",
-        "layers.*": "free_full_weight",
-    }
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(("embeddings", "layers.*"), "free_full_weight")
     sites: ClassVar[tuple[str, ...]] = ("encoder", "pooling")
 
     image_size: int | list[int] | tuple[int, ...] = 224
@@ -652,39 +591,28 @@ class VisionTransformerConfig(TransformerConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """Build as transformers does; of labels those that are given, else those of the file, made distinct."""
-        labels, names = {name: kwargs.pop(name, None) for name in _LABELS}, config_dict.get("id2label")
-        has_other_number = names and kwargs.get("num_labels", len(names)) != len(names)
-        if names and labels == dict.fromkeys(_LABELS) and not has_other_number:
-            labels["id2label"] = distinct_names({_number(number): name for number, name in names.items()})
-            if config_dict.get("label2id") not in (None, _inverse(labels["id2label"])):
+        given, names = {name: kwargs.pop(name, None) for name in ("id2label", "label2id")}, config_dict.get("id2label")
+        if given != dict.fromkeys(given) or (names and kwargs.get("num_labels", len(names)) != len(names)):
+            config_dict = {**config_dict, **given}
+        elif names:
+            names = distinct_names({_number(number): name for number, name in names.items()})
+            if config_dict.get("label2id") not in (None, _inverse(names)):
                 logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
-        elif not names and labels == dict.fromkeys(_LABELS):
-            labels = {}
-        return super().from_dict({**config_dict, **labels}, **kwargs)
+            config_dict = {**config_dict, "id2label": names, "label2id": None}
+        return super().from_dict(config_dict, **kwargs)
 
     def _check_labels(self) -> None:
         """Refuse names that do not number classes from 0 on, each by one name."""
         owner, names = type(self).__name__, self.id2label
         if names is None:
             return
-        if not names:
-            raise ValueError(f"{owner}.id2label is {names}, but must name one class or more")
-        inverse, count = _inverse(names), len(names)
-        for number, name in names.items():
-            if number not in range(count):
-                raise ValueError(
-                    f"{owner}.id2label has the number {number!r}, but must have those from 0 to {count - 1}"
-                )
-            if inverse[name] != number:
-                raise ValueError(
-                    f"{owner}.id2label has {name!r} for {number} and {inverse[name]}: name each class once"
-                )
-        for name in {**inverse, **self.label2id}:
-            first, second = self.label2id.get(name), inverse.get(name)
-            if first != second:
-                raise ValueError(
-                    f"{owner}.label2id has {first} for {name!r}, but id2label has {second}: give id2label alone"
-                )
+        if not names or set(names) != set(range(len(names))):
+            raise ValueError(f"{owner}.id2label has the numbers {[*names]!r:.80}, but must have all from 0 on")
+        inverse = _inverse(names)
+        if repeated := [name for number, name in names.items() if inverse[name] != number]:
+            raise ValueError(f"{owner}.id2label has {repeated[0]!r} more than once: name each class once")
+        if wrong := self.label2id.items() ^ inverse.items():
+            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong)}: give id2label alone")
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -714,14 +642,8 @@ class VisionTransformerConfig(TransformerConfig):
         self._check_labels()
         if self.pooling_attention is not None and self.pooling != "attention":
             raise ValueError(f"{owner}.pooling_attention is given, but pooling is {self.pooling!r}: nothing attends")
-        for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
-        if (size := self.representation_size) is not None:
-            check_number(owner, "representation_size", size, f"[1, {MOST_CHANNELS}]", integer=True)
-        tokens = self.num_register_tokens
-        check_number(owner, "num_register_tokens", tokens, f"[0, {MOST_CHANNELS}]", integer=True)
-        check_number(owner, "drop_path_rate", self.drop_path_rate, "[0, 1)")
-        check_number(owner, "head_bias_init", self.head_bias_init)
+        self._check_numbers(_INTEGERS, integer=True)
+        self._check_numbers({"drop_path_rate": "[0, 1)", "head_bias_init": "(-inf, inf)"})
         if self.norm_after_pooling and self.norm_position == "post":
             raise ValueError(f"{owner}.norm_after_pooling is True, but norm_position is 'post': there is no last norm")
         if self.prefix_positions and self.position_embedding_type == "sincos2d":
@@ -740,18 +662,14 @@ class VisionTransformerConfig(TransformerConfig):
         for side in sides:
             check_number(owner, "image_size", side, f"[1, {_MOST_PIXELS}]", integer=True)
             if side % self.patch_size:
-                raise ValueError(
-                    f"{owner}.image_size is {self.image_size}, but must be a multiple of patch_size "
-                    f"({self.patch_size})"
-                )
+                wanted = f"a multiple of patch_size ({self.patch_size})"
+                raise ValueError(f"{owner}.image_size is {self.image_size}, but must be {wanted}")
         self._check_sizes_of_tables(self.num_tokens, "image_size")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"{owner}.num_attention_heads is {self.num_attention_heads}, but must divide hidden_size "
-                f"({self.hidden_size})"
-            )
-        if self.hidden_size % 4 and self.position_embedding_type == "sincos2d":
-            raise ValueError(f"{owner}.hidden_size is {self.hidden_size}, but must be a multiple of 4 with sincos2d")
+        heads, width = self.num_attention_heads, self.hidden_size
+        if width % heads:
+            raise ValueError(f"{owner}.num_attention_heads is {heads}, but must divide hidden_size ({width})")
+        if width % 4 and self.position_embedding_type == "sincos2d":
+            raise ValueError(f"{owner}.hidden_size is {width}, but must be a multiple of 4 with sincos2d")
 
 
 @strict_fields
@@ -790,38 +708,3 @@ class QKNormViTConfig(VisionTransformerConfig):
     model_type = "qknorm_vit"
 
     attention: Any = "qknorm"
-
-
-def vision_config_class(preset: str) -> type[VisionTransformerConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("vision_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
-    families = {
-        "relu-vit": ReLUViTConfig,
-        "reluformer": ReLUFormerViTConfig,
-        "rela": ReLAViTConfig,
-        "rela-i": ReLAViTConfig,
-        "rela-g": ReLAViTConfig,
-        "qknorm": QKNormViTConfig,
-    }
-    return families.get(preset, VisionTransformerConfig)
-
-
-def vision_config(preset: str, size: str | None = None, **overrides) -> VisionTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, the fields of a size, and any field overridden.
-
-    Args:
-        preset: a name of `ATTENTION_PRESETS`.
-        size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
-        overrides: fields.
-
-    Raises:
-        ValueError: there is no such preset or size, or a field has a value that is not allowed.
-    """
-    if size is not None:
-        check_choice("vision_config", "size", size, tuple(VISION_SIZES))
-        overrides = {**VISION_SIZES[size], **overrides}
-    return vision_config_class(preset)(**{"attention": preset, **overrides})

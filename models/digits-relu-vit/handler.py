@@ -1,71 +1,44 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Answer requests to an Inference Endpoint that serves a folder of this library.
-
-The server imports this file by itself from the folder, so it names none of its neighbours.
-"""
+"""Requests for classes of images, with bounds of what they may cost and reach."""
 
 import base64
 import io
-from typing import Any
+from typing import Any, ClassVar
 
-from transformers import AutoConfig, pipeline
+from transformers import pipeline
 from transformers.utils import logging
 
 # ---------------------------------------------------------------------------------------------------------------------
-# modeling/handler.py
+# modeling/endpoint.py
+# Requests to an Inference Endpoint that serves a folder of this library.
+#
+# The server imports handler.py by itself from the folder, so it names none of its neighbours.
 
-
-try:
-    from PIL import Image, ImageOps
-except ImportError:  # translation needs no images
-    Image = ImageOps = None
 
 logger = logging.get_logger(__name__)
 
 MAX_BATCH = 32
-MAX_CHARACTERS = 10_000
-MAX_IMAGE_BYTES = 10 * 2**20
-MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
-MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
 BATCH_SIZE = 8  # inputs that are computed at a time
-# formats that Pillow reads by itself; for others it starts programs
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# task → name → bounds of a number, both included, or a list of what is allowed
-PARAMETERS = {
-    "translation": {
-        "num_beams": (1, 8),
-        "max_new_tokens": (1, 512),
-        "max_length": (2, 513),
-        "length_penalty": (-10.0, 10.0),
-        "early_stopping": [True, False],
-        "no_repeat_ngram_size": (0, 100),
-        "repetition_penalty": (0.01, 100.0),
-        "return_alignments": [True, False],
-        "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
-    },
-    "image-classification": {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]},
-}
 # clients send them for any model; one of two languages has no use for them
 IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
-class EndpointHandler:
-    """Open the model of a folder once and answer requests with it."""
+class RequestHandler:
+    """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
+
+    task: ClassVar[str]
+    # name → bounds of a number, both included, or a list of what is allowed
+    parameters: ClassVar[dict[str, tuple | list]]
 
     def __init__(self, path: str = ""):
-        path = path or "."
-        config = AutoConfig.from_pretrained(path, trust_remote_code=True)
-        # config.json names the pipeline that the model brings along; image classifiers need none
-        self.task = next(iter(getattr(config, "custom_pipelines", None) or ["image-classification"]))
-        self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
+        self.pipeline = pipeline(self.task, model=path or ".", trust_remote_code=True)
 
     def __call__(self, data: Any) -> list[Any]:
         """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
 
         Args:
-            data: `inputs`: a text or a list of texts; or an image or a list of images, each in base64, as bytes or as
-                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, of translation also inside of
+            data: `inputs`: one or a list; `parameters`, if wanted: some of those above, also inside of
                 `generate_parameters`. `options` are for the server.
 
         Raises:
@@ -75,15 +48,11 @@ class EndpointHandler:
         try:
             if not isinstance(data, dict) or not {"inputs"} <= data.keys() <= {"inputs", "parameters", "options"}:
                 raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
-            parameters = check_parameters(data.get("parameters"), self.task)
+            parameters = self.check_parameters(data.get("parameters"))
             inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
             if not 1 <= len(inputs) <= MAX_BATCH:
                 raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
-            if self.task != "translation":
-                inputs = open_images(inputs)
-            elif any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
-                raise ValueError(f"a text may have {MAX_CHARACTERS} characters at most")
-            answers = self.pipeline(inputs, batch_size=BATCH_SIZE, **parameters)
+            answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
             # an image alone has a list of classes for its answer, a text alone a list of one translation
             return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
         except ValueError as error:
@@ -92,45 +61,69 @@ class EndpointHandler:
             logger.exception("a request failed")
             raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
 
+    def check_parameters(self, parameters: Any) -> dict[str, Any]:
+        """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
+        given = {}
+        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+            if not isinstance(parameters, dict | None):
+                raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
+            given |= parameters or {}
+            parameters = given.pop("generate_parameters", None)
+        given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+        for name, value in given.items():
+            allowed = self.parameters.get(name)
+            if allowed is None:
+                raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(self.parameters)}")
+            if isinstance(allowed, list):
+                fits, wanted = value in allowed, f"one of {allowed}"
+            else:
+                low, high = allowed
+                fits, wanted = (
+                    type(value) in (int, type(low)) and low <= value <= high,
+                    f"a number from {low} to {high}",
+                )
+            if not fits:
+                raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
+        return given
 
-def check_parameters(parameters: Any, task: str) -> dict[str, Any]:
-    """Refuse what `PARAMETERS` does not allow, and leave out what is null or `IGNORED`."""
-    given = {}
-    for name in ("parameters", "generate_parameters"):  # the second is inside of the first
-        if not isinstance(parameters, dict | None):
-            raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
-        given |= parameters or {}
-        parameters = given.pop("generate_parameters", None)
-    given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
-    for name, value in given.items():
-        allowed = PARAMETERS[task].get(name)
-        if allowed is None:
-            raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(PARAMETERS[task])}")
-        if isinstance(allowed, list):
-            fits, wanted = value in allowed, f"one of {allowed}"
-        else:
-            low, high = allowed
-            fits, wanted = type(value) in (int, type(low)) and low <= value <= high, f"a number from {low} to {high}"
-        if not fits:
-            raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
-    return given
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/handler_images.py
 
 
-def open_images(values: list[Any]) -> list[Any]:
-    """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""
-    if Image is None:
-        raise ValueError("images need Pillow, which is not installed on this endpoint")
-    images = [open_image(value) for value in values]
-    if sum(image.width * image.height for image in images) > MAX_PIXELS:
-        raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
-    try:
-        # as the pipeline does it, which would fail on bad EXIF
-        images = [ImageOps.exif_transpose(image).convert("RGB") for image in images]
-    except Exception as error:  # each format has errors of its own for what is broken, here and below
-        raise ValueError("an image is damaged") from error
-    for image in images:
-        image.info = {}  # no more EXIF for the pipeline to read
-    return images
+try:
+    from PIL import Image, ImageOps
+except ImportError:
+    Image = ImageOps = None
+
+MAX_IMAGE_BYTES = 10 * 2**20
+MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
+MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
+# formats that Pillow reads by itself; for others it starts programs
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+PARAMETERS = {"image-classification": {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]}}
+
+
+class EndpointHandler(RequestHandler):
+    """Classify an image or a list of images, each in base64, as bytes or as a PIL image."""
+
+    task, parameters = "image-classification", PARAMETERS["image-classification"]
+
+    def read(self, inputs: list[Any]) -> list[Any]:
+        """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""
+        if Image is None:
+            raise ValueError("images need Pillow, which is not installed on this endpoint")
+        images = [open_image(value) for value in inputs]
+        if sum(image.width * image.height for image in images) > MAX_PIXELS:
+            raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
+        try:
+            # as the pipeline does it, which would fail on bad EXIF
+            images = [ImageOps.exif_transpose(image).convert("RGB") for image in images]
+        except Exception as error:  # each format has errors of its own for what is broken, here and below
+            raise ValueError("an image is damaged") from error
+        for image in images:
+            image.info = {}  # no more EXIF for the pipeline to read
+        return images
 
 
 def open_image(value: Any) -> Any:

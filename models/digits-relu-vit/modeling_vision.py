@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -64,14 +64,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-_GATES = {
-    "glu": "sigmoid",
-    "bilinear": "identity",
-    "reglu": "relu",
-    "drelu": "relu",
-    "geglu": "gelu",
-    "swiglu": "swish",
-}
+_GATES = {"glu": "sigmoid", "bilinear": "identity", "geglu": "gelu", "swiglu": "swish"}
+_GATES |= dict.fromkeys(("reglu", "drelu"), "relu")
 
 
 class FeedForward(nn.Module):
@@ -79,10 +73,6 @@ class FeedForward(nn.Module):
 
     With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
     parameters stay equal (Shazeer 2020, section 3); dReLU has ReLU on both sides (TurboSparse, Song et al. 2024).
-
-    Args:
-        config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
-        ffn_dim: inner width, before the cut of gated forms.
     """
 
     def __init__(self, config: TransformerConfig, ffn_dim: int):
@@ -96,14 +86,13 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(width, inner_dim, bias=bias)
         self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
         self.fc2 = nn.Linear(inner_dim, width, bias=bias)
-        has_norm = config.feed_forward_norm == "layer_norm"
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if has_norm else None
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.feed_forward_norm == "layer_norm" else None
         learns_beta = config.learned_swish_beta and self.activation_name == "swish"
         self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β as given; the linear maps keep the initialisation of the model they stand in."""
+        """Set β; the model initialises the maps."""
         if self.swish_beta is not None:
             init.constant_(self.swish_beta, self.initial_swish_beta)
 
@@ -128,7 +117,7 @@ class FeedForward(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/layers.py
-# Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream.
+# Layers: attention and feed-forward branches around the residual stream.
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -176,60 +165,16 @@ class EncoderLayer(TransformerLayer):
         return self.add_branch(self.mlp_norm, hidden_states, branch), sums
 
 
-class DecoderLayer(TransformerLayer):
-    """Causal self-attention, cross-attention and feed-forward network."""
-
-    def __init__(self, config: TransformerConfig, layer_idx: int):
-        super().__init__(config, config.decoder_ffn_dim)
-        heads = config.decoder_attention_heads
-        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
-        self.self_attn_norm = build_norm(config)
-        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
-        self.cross_attn_norm = build_norm(config)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        self_attention_options: dict,
-        cross_attention_options: dict,
-        past_key_values: Cache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, self_sums = self.self_attn(
-            self.branch_input(self.self_attn_norm, hidden_states),
-            past_key_values=past_key_values,
-            **self_attention_options,
-        )
-        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
-        queries = self.branch_input(self.cross_attn_norm, hidden_states)
-        # rows of one sentence, as beam search has them, are queries of one attention
-        branch, _, cross_sums = self.cross_attn(
-            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
-            encoder_hidden_states,
-            past_key_values=past_key_values,
-            **cross_attention_options,
-        )
-        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
-        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, add_regularizer_sums([self_sums, cross_sums])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/modeling_base.py
 # What all models share: abilities, the initialisation of shared modules, attention options and the regulariser.
 
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler as EndpointHandler
 
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
 _JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
 _JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
-_SHOWN_DIFFERENCES = 3
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
@@ -254,29 +199,16 @@ class TransformerPreTrainedModel(PreTrainedModel):
         self._folder_with_code: PurePath | None = None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Initialise as transformers does, which in code from outside passes over modules without a parameter.
-
-        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
-        through `transformers.initialization`, which leaves loaded weights alone.
-        """
+        """Initialise modules without a parameter too, which transformers passes over in code from outside."""
         super()._initialize_weights(module)
 
-    def save_pretrained(
-        self,
-        save_directory,
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        *args,
-        **kwargs,
-    ) -> None:
+    def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
         """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-
-        Raises:
-            ValueError: the model is another than its configuration builds; the message names what differs.
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
+        builds is a `ValueError`.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -302,35 +234,32 @@ class TransformerPreTrainedModel(PreTrainedModel):
         config.update(changes)
         with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
             opened = type(self)(config)
-        modules, differences = dict(self.named_modules(remove_duplicate=False)), []
+        modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
+        differences = []
         for name, module in opened.named_modules(remove_duplicate=False):
             found = modules.get(name, module)
             # a class that FSDP or transformers has put around it has the same forward inside
             if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
                 differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-        expected = opened.state_dict()
-        for name, tensor in expected.items():
-            owner, _, kind = name.rpartition(".")
-            if state_dict is None and kind == "bias" and getattr(modules.get(owner), kind, tensor) is None:
-                weights[name] = torch.zeros_like(tensor, device="cpu", dtype=modules[owner].weight.dtype)
-            if name in weights and weights[name].shape != tensor.shape:
-                differences.append(f"{name} is {list(weights[name].shape)}, not {list(tensor.shape)}")
-            elif name not in weights and state_dict is None:
-                differences.append(f"{name} is missing")
-        if state_dict is None:
-            differences += [f"{name} has no place in it" for name in weights if name not in expected]
+            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
+                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
+        names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
+        sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
+        differences += [
+            f"{name} is {sizes.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+            for name in names
+            if sizes.get(name) != wanted.get(name)
+        ]
         if differences:
-            more = f" and {len(differences) - _SHOWN_DIFFERENCES} more" * (len(differences) > _SHOWN_DIFFERENCES)
             raise ValueError(
-                f"{type(self).__name__} is not what its configuration builds, and would not open again: "
-                f"{'; '.join(differences[:_SHOWN_DIFFERENCES])}{more}; change its configuration, or the model back"
+                f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
+                f"{len(differences)} places: {'; '.join(differences[:3])}"
             )
         self.config.update(changes)
-        self.all_tied_weights_keys = opened.all_tied_weights_keys
+        self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
         for target, source in opened.all_tied_weights_keys.items():
             if source in weights and target in weights and is_same(weights[source], weights[target]):
                 del weights[target]
-        storages = set()
         for name, tensor in weights.items():  # what else is shared opens as weights of their own
             if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
                 weights[name] = tensor.clone()
@@ -341,33 +270,26 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, MultiHeadAttention):
-            self._init_attention(module)
+            scheme = self.config.initialization
+            for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+                self._init_linear(linear, _JOINED_INPUTS.get(scheme, 1))
+            self._init_linear(module.out_proj, _JOINED_OUTPUT.get(scheme, 1))
         elif isinstance(module, FeedForward):
-            self._init_feed_forward(module)
+            for linear in (module.fc1, module.fc_linear, module.fc2):
+                self._init_linear(linear)
+                if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
+                    init.normal_(linear.bias, std=1e-6)
         # after the projections: scalars and gates that transformers does not know
         if isinstance(module, NormGate):
             module.reset_gate()
         elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
             module.reset_parameters()
 
-    def _init_attention(self, module: MultiHeadAttention) -> None:
-        width, scheme = module.out_proj.out_features, self.config.initialization
-        for projection in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
-            if projection is not None:
-                self._init_linear(projection, fan_out=_JOINED_INPUTS.get(scheme, 1) * width)
-        self._init_linear(module.out_proj, fan_out=_JOINED_OUTPUT.get(scheme, 1) * width)
-
-    def _init_feed_forward(self, module: FeedForward) -> None:
-        for linear in (module.fc1, module.fc_linear, module.fc2):
-            if linear is None:
-                continue
-            self._init_linear(linear, fan_out=linear.out_features)
-            if self.config.initialization == "big_vision" and linear.bias is not None:
-                init.normal_(linear.bias, std=1e-6)
-
-    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
-        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
-        total = linear.in_features + fan_out
+    def _init_linear(self, linear: nn.Linear | None, maps: int = 1) -> None:
+        """Draw a map of fan-in m as one of several of n in all: U(±√(6/(m+n))), N(0, √(2/(m+n))), or transformers'."""
+        if linear is None:
+            return
+        total = linear.in_features + maps * linear.out_features
         if self.config.initialization in ("xavier", "big_vision"):
             init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
         elif self.config.initialization == "small":
@@ -403,9 +325,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
 
-        Warns once if the model is trained without labels, which it needs to have the regulariser in its loss: a loss
-        that is computed outside, as by the Trainer's `label_smoothing_factor` or `compute_loss_func`, lacks it unless
-        `regularization_loss` of the output is added. Without gradients, as in `generate`, nothing is trained.
+        Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
         """
         if sums is None:
             return None, None
@@ -416,9 +336,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
         loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
         if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
             logger.warning_once(
-                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: add "
-                "regularization_loss of the output, or give labels and set label_smoothing in the configuration "
-                "instead of label_smoothing_factor"
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
+                "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
             )
         return loss, means[NULL_ROWS].detach()
 
@@ -453,8 +372,7 @@ class PatchEmbeddings(nn.Module):
     """Patches mapped to the width of the model, with positions; before them perhaps the class token and registers.
 
     Those in front have positions with `prefix_positions` (ViT), else none (big_vision). They start from N(0, 0.02),
-    not from big_vision's 0: the norm of a zero vector is 0, so that its query would be 0, which softmax does not mind,
-    but relu weights and the unit vectors of QKNorm have no usable gradient there.
+    not from big_vision's 0, where relu weights and the unit vectors of QKNorm have no usable gradient.
     """
 
     def __init__(self, config: VisionTransformerConfig):
@@ -475,7 +393,7 @@ class PatchEmbeddings(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Positions, N(0, 1/√d) or the fixed table, class token and registers; the patch map keeps the model's."""
+        """Positions, N(0, 1/√d) or the fixed table, class token and registers."""
         width = self.position_embeddings.shape[-1]
         if self.is_learned:
             init.normal_(self.position_embeddings, std=width**-0.5)
@@ -485,11 +403,7 @@ class PatchEmbeddings(nn.Module):
             init.normal_(token, std=CLS_TOKEN_STD)
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = True) -> Tensor:
-        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width].
-
-        Raises:
-            ValueError: the images do not fit the model.
-        """
+        """Tokens [batch, length, hidden_size] of images [batch, channels, height, width]."""
         self._check(pixel_values, interpolate_pos_encoding)
         patches = self.projection(pixel_values.to(self.projection.weight.dtype))  # [batch, width, rows, columns]
         # under autocast patches are of half precision and positions are not: the residual stream stays in theirs
@@ -523,23 +437,23 @@ class PatchEmbeddings(nn.Module):
             raise ValueError(
                 f"pixel_values is {list(pixel_values.shape)}, but must be [batch, {self.num_channels}, height, width]"
             )
-        height, width = pixel_values.shape[2:]
-        if height % self.patch_size or width % self.patch_size or not height * width:
+        (height, width), side = pixel_values.shape[2:], self.patch_size
+        if height % side or width % side or not height * width:
+            raise ValueError(f"an image is {height} x {width} pixels, but must be in multiples of patch_size ({side})")
+        rows, columns = self.grid_size
+        if not interpolate_pos_encoding and (height // side, width // side) != self.grid_size:
             raise ValueError(
-                f"an image is {height} x {width} pixels, but height and width must be multiples of patch_size "
-                f"({self.patch_size})"
-            )
-        if not interpolate_pos_encoding and (height // self.patch_size, width // self.patch_size) != self.grid_size:
-            rows, columns = self.grid_size
-            raise ValueError(
-                f"an image is {height} x {width} pixels, but the model's positions are for {rows * self.patch_size} x "
-                f"{columns * self.patch_size}: resize the image, or allow interpolate_pos_encoding"
+                f"an image is {height} x {width} pixels, but the model's positions are for {rows * side} x "
+                f"{columns * side}: resize the image, or allow interpolate_pos_encoding"
             )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/modeling_vision.py
 
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler import EndpointHandler as EndpointHandler
 
 logger = logging.get_logger(__name__)
 
@@ -577,7 +491,7 @@ class ProbePooling(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The query Glorot-uniform; the maps keep the model's initialisation."""
+        """Draw the query Glorot-uniform; the model initialises the maps."""
         bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
         init.uniform_(self.probe, -bound, bound)
 
@@ -610,9 +524,9 @@ class VisionTransformerPreTrainedModel(TransformerPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        is_representation = isinstance(module, VisionTransformerModel) and module.representation is not None
-        if self.config.initialization == "big_vision" and (isinstance(module, nn.Conv2d) or is_representation):
-            lecun_normal_(module.representation.weight if is_representation else module.weight)
+        linear = module if isinstance(module, nn.Conv2d) else getattr(module, "representation", None)
+        if self.config.initialization == "big_vision" and linear is not None:
+            lecun_normal_(linear.weight)
         if isinstance(module, (PatchEmbeddings, ProbePooling)):
             module.reset_parameters()
 
@@ -642,9 +556,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
             EncoderLayer(config, layer_idx, drop_path_rate=config.drop_path_rate * layer_idx / last)
             for layer_idx in range(config.num_hidden_layers)
         )
-        self.norm = None
-        if config.norm_position == "pre":
-            self.norm = build_norm(config)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.pooler = ProbePooling(config) if config.pooling == "attention" else None
         self.representation = None
         if config.representation_size is not None:
@@ -663,14 +575,10 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> VisionTransformerOutput:
-        """Encode images.
+        """Encode images [batch, num_channels, height, width].
 
-        Args:
-            pixel_values: [batch, num_channels, height, width], as the image processor makes them.
-            interpolate_pos_encoding: whether images may have another size than `config.image_size`; n_i, and with it
-                the divisor of the weights, follows the number of their patches.
-            use_cache: what a Trainer tells every model; this one has no cache.
-            output_attentions, output_hidden_states, output_null_rate: what else to return.
+        With `interpolate_pos_encoding` they may have another size than `config.image_size`; n_i, and with it the
+        divisor of the weights, follows the number of their patches. `use_cache` is what a Trainer tells every model.
         """
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
@@ -760,12 +668,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         )
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only.
-
-        Raises:
-            ValueError: the labels are neither [batch] nor [batch, num_labels], or, where they lie in the memory of a
-                processor, one is that of no class or a target outside of [0, 1].
-        """
+        """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
         given, labels, logits = labels, labels.to(logits.device), logits.float()
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):

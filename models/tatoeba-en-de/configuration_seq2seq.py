@@ -25,11 +25,9 @@ _NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a s
 
 
 def strict_fields(cls: type) -> type:
-    """`@strict` of huggingface_hub: fields have the type of their hint, and methods `validate_…` check the rest.
+    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
 
-    Types are checked when a field is set, the rest when the object is made and by `validate`, which models and
-    `save_pretrained` call. Errors are `ValueError`s of one line, and aliases of `attribute_map` are checked like the
-    fields they stand for; `@strict` alone raises errors of two lines and another type, and knows no aliases.
+    Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
     """
     is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
     cls = strict(cls)
@@ -72,7 +70,7 @@ def _describe(hint: Any) -> str:
 
 
 def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Raise a `ValueError` that names the field, the value and what is allowed unless `value` is in `allowed`."""
+    """Raise a `ValueError` with the field, the value and what is allowed unless `value` is in `allowed`."""
     if value not in allowed:
         raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
 
@@ -206,29 +204,22 @@ class AttentionConfig:
     def validate_ranges(self) -> None:
         """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
         owner = "AttentionConfig"
-        if self.scale is not None:
-            check_number(owner, "scale", self.scale, "(0, inf)")
+        for name in ("scale", "length_coefficient", "output_norm_eps"):
+            if getattr(self, name) is not None:
+                check_number(owner, name, getattr(self, name), "(0, inf)")
         if self.scale_length is not None:
             check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
-        for name in ("length_coefficient", "output_norm_eps"):
-            check_number(owner, name, getattr(self, name), "(0, inf)")
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(
-                f"{owner}.learned_threshold is True, but θ cancels in {self.activation}, so there is nothing to learn"
-            )
-
+            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
         if self.threshold_per_head and not self.learned_threshold:
-            raise ValueError(
-                f"{owner}.threshold_per_head is True, but learned_threshold is False, so that all are alike"
-            )
+            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         if self.normalizer == "sum":
-            if self.activation in SIGNED_ACTIVATIONS | DISTRIBUTIONS:
-                allowed = sorted(set(ACTIVATIONS) - SIGNED_ACTIVATIONS - DISTRIBUTIONS)
+            allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
+            if self.activation not in allowed:
                 raise ValueError(
-                    f"{owner}.normalizer is 'sum' with activation {self.activation!r}, but the weights of φ must be "
-                    f"positive and not be summed yet: {', '.join(allowed)}"
+                    f"{owner}.activation is {self.activation!r}, but with normalizer 'sum' must be in {allowed}"
                 )
             if self.length_coefficient != 1 or self.length_exponent != 0 or self.learned_length_exponent:
                 raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
@@ -238,9 +229,6 @@ class AttentionConfig:
         """Read a preset's name, a dict or another configuration.
 
         A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
-
-        Raises:
-            ValueError: the preset or a field is not known, or a value is not allowed.
         """
         if isinstance(value, str):
             value = {"preset": value}
@@ -248,7 +236,7 @@ class AttentionConfig:
             value = value.to_dict()
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
-        overrides = dict(value)
+        overrides, known = dict(value), {field.name for field in fields(cls)}
         preset = overrides.pop("preset", "softmax")
         check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
         if "gamma" in overrides:
@@ -257,7 +245,6 @@ class AttentionConfig:
             gamma = overrides.pop("gamma")
             check_number("AttentionConfig", "gamma", gamma, "(0, inf)")
             overrides["length_coefficient"] = gamma * math.sqrt(0.5)
-        known = {field.name for field in fields(cls)}
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
@@ -270,10 +257,8 @@ class AttentionConfig:
     @property
     def preset_name(self) -> str | None:
         """The preset that this configuration equals but for `scale_length`, or None."""
-        for name in ATTENTION_PRESETS:
-            if self == AttentionConfig.parse({"preset": name, "scale_length": self.scale_length}):
-                return name
-        return None
+        length = {"scale_length": self.scale_length}
+        return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
 
     def initial_scale(self, head_dim: int) -> float:
         """a, or the value that a learned a starts from, for heads of width `head_dim`."""
@@ -292,9 +277,7 @@ class AttentionConfig:
 
 FORMAT_VERSION = 1
 
-# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun: depths
-# reach 1,000 layers (DeepNet), widths 18,432 (PaLM), inner widths 73,728, vocabularies 10⁶ tokens (XLM-V), and classes
-# 10⁷ (faces). A table of positions, which is computed when a model is built, may have 2¹⁷ of width 4,096.
+# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
 MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**16
 MOST_INNER_CHANNELS = 2**20
@@ -303,25 +286,15 @@ MOST_LABELS = 2**24
 MOST_POSITIONS = 2**20
 MOST_POSITION_VALUES = 2**29
 
-FeedForwardActivation = Literal[
-    "relu",
-    "gelu",
-    "gelu_pytorch_tanh",
-    "silu",
-    "swish",
-    "softmax",
-    "glu",
-    "bilinear",
-    "reglu",
-    "drelu",
-    "geglu",
-    "swiglu",
-]
-FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
+_Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
+FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
 NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
 
-_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-_WEIGHTS = ("normalization_loss_weight", "entropy_loss_weight", "entropy_bound")
+_NUMBERS = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
+    **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
+    **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
+}
 
 
 @strict_fields
@@ -380,11 +353,11 @@ class TransformerConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # here, as `from_pretrained(…, attention="rela")` and `update` set fields one by one; the copy that
-        # transformers makes of a configuration for its decoder has `decoder_attention` for `attention`, maybe None
+        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
-            if isinstance(value, dict):
-                value = self._with_preset(value)
+            default = type(self).attention
+            if isinstance(value, dict) and isinstance(default, str):  # some fields change those of the family
+                value = {"preset": default, **value}
             try:
                 value = AttentionConfig.parse(value)
             except ValueError as error:
@@ -394,7 +367,7 @@ class TransformerConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs):
-        # transformers keeps names that it does not know as attributes, which nothing would read
+        # transformers keeps names that it does not know
         fields = [*self.__dataclass_fields__, *self.attribute_map]
         for name in kwargs:
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
@@ -402,17 +375,8 @@ class TransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
         super().__post_init__(**kwargs)
 
-    def _with_preset(self, attention: dict[str, Any]) -> dict[str, Any]:
-        """A dict with some fields changes those of the family's own attention; a complete one replaces it."""
-        default = type(self).attention
-        return {"preset": default, **attention} if isinstance(default, str) else attention
-
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L filled in.
-
-        Raises:
-            ValueError: the model has no such site.
-        """
+        """The attention of one of `sites`, with its L filled in."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
         return self._complete(self.attention if value is None else value)
@@ -428,9 +392,8 @@ class TransformerConfig(PreTrainedConfig):
         return DEFAULT_SCALE_LENGTH
 
     def _complete(self, attention: AttentionConfig) -> AttentionConfig:
-        if attention.scale_length is not None:
-            return attention
-        return replace(attention, scale_length=self.default_scale_length)
+        length = attention.scale_length
+        return replace(attention, scale_length=self.default_scale_length if length is None else length)
 
     def validate_fields(self) -> None:
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
@@ -438,23 +401,16 @@ class TransformerConfig(PreTrainedConfig):
         check_number(owner, "format_version", self.format_version, f"[1, {FORMAT_VERSION}]", integer=True)
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
-        for name in _PROBABILITIES:
-            check_number(owner, self._own_name(name), getattr(self, name), "[0, 1)")
-        for name in _WEIGHTS:
-            check_number(owner, name, getattr(self, name), "[0, inf)")
-        for name in ("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"):
-            check_number(owner, self._own_name(name), getattr(self, name), "(0, inf)")
+        self._check_numbers(_NUMBERS)
         if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
             raise ValueError(
-                f"{owner}.learned_swish_beta is True, but {self._own_name('activation_function')} is "
-                f"{self.activation_function!r}: only 'swish' and 'swiglu' have a β"
+                f"{owner}.learned_swish_beta is True, but activation_function is {self.activation_function!r}: only "
+                "'swish' and 'swiglu' have a β"
             )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
-            raise ValueError(
-                f"{owner}.normalization_loss_weight and entropy_loss_weight must be 0 with attention that can give "
-                f"negative weights; the activations are {activations}"
-            )
+            wanted = "must be 0 with attention that can give negative weights"
+            raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
 
     def _check_sizes_of_tables(self, positions: int, name: str) -> None:
         """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
@@ -465,9 +421,12 @@ class TransformerConfig(PreTrainedConfig):
                 f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
             )
 
-    def _own_name(self, name: str) -> str:
-        """The name that this model has for a shared field."""
-        return self.attribute_map.get(name, name)
+    def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
+        """Check the fields of these names, by what this model calls them; the types say which may be None."""
+        for name, interval in intervals.items():
+            if (value := getattr(self, name)) is not None:
+                own_name = self.attribute_map.get(name, name)
+                check_number(type(self).__name__, own_name, value, interval, integer=integer)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
@@ -503,21 +462,17 @@ class TransformerConfig(PreTrainedConfig):
 # configuration/configuration_seq2seq.py
 
 
-SITES = ("encoder", "decoder", "cross")
 PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
 EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
 Initialization = Literal["normal", "xavier", "small"]
 
-_LARGEST = {
-    "vocab_size": MOST_TOKENS,
-    "d_model": MOST_CHANNELS,
-    "encoder_layers": MOST_LAYERS,
-    "decoder_layers": MOST_LAYERS,
-    "encoder_attention_heads": MOST_CHANNELS,
-    "decoder_attention_heads": MOST_CHANNELS,
-    "encoder_ffn_dim": MOST_INNER_CHANNELS,
-    "decoder_ffn_dim": MOST_INNER_CHANNELS,
-    "max_position_embeddings": MOST_POSITIONS,
+_INTEGERS = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), f"[1, {MOST_TOKENS}]"),
+    **dict.fromkeys(("d_model", "encoder_attention_heads", "decoder_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), f"[1, {MOST_LAYERS}]"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), f"[1, {MOST_INNER_CHANNELS}]"),
+    "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
+    "position_offset": f"[0, {MOST_POSITIONS}]",
 }
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
@@ -538,10 +493,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
             `"layer_norm"` normalises their sum with the positions (BART).
         scale_embedding: multiply embeddings by √d_model at the input.
-        position_embedding_type: `"sinusoidal"` (sine and cosine interleaved, Vaswani et al.), `"sinusoidal_halves"`
-            (first half sines, second half cosines, tensor2tensor), `"sinusoidal_marian"` (those halves with the
-            frequencies of the first), `"sinusoidal_sine"` (sines only, interleaved, the released QKNorm code) or
-            `"learned"`.
+        position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
         position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
         tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
@@ -570,11 +522,10 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         "intermediate_size": "encoder_ffn_dim",
     }
     # layer by layer; embeddings and the output layer may be one weight and stay together
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {
-        "encoder.layers.*": "free_full_weight",
-        "decoder.layers.*": "free_full_weight",
-    }
-    sites: ClassVar[tuple[str, ...]] = SITES
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("encoder.layers.*", "decoder.layers.*"), "free_full_weight"
+    )
+    sites: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "cross")
 
     vocab_size: int = 32000
     decoder_vocab_size: int | None = None
@@ -659,33 +610,21 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
         super().validate_fields()
         owner = type(self).__name__
-        for name, largest in _LARGEST.items():
-            check_number(owner, name, getattr(self, name), f"[1, {largest}]", integer=True)
-        check_number(owner, "position_offset", self.position_offset, f"[0, {MOST_POSITIONS}]", integer=True)
+        self._check_numbers(_INTEGERS, integer=True)
         self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
-        if self.decoder_vocab_size is not None:
-            size = self.decoder_vocab_size
-            check_number(owner, "decoder_vocab_size", size, f"[1, {MOST_TOKENS}]", integer=True)
-        for name in ("embedding_dropout", "word_dropout"):
-            if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), "[0, 1)")
-        for name, count in (
-            ("alignment_layer", self.decoder_layers),
-            ("alignment_head", self.decoder_attention_heads),
-        ):
-            if getattr(self, name) is not None:
-                check_number(owner, name, getattr(self, name), f"[0, {count - 1}]", integer=True)
+        self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
+        counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
+        self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
         self._check_tokens(owner)
         self._check_combinations(owner)
 
     def _check_tokens(self, owner: str) -> None:
+        if self.eos_token_id == []:
+            raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
         for name in _TOKEN_IDS:
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             value = getattr(self, name)
-            if value == []:
-                raise ValueError(f"{owner}.{name} is [], but must be a token, tokens or None")
-            tokens = value if isinstance(value, list) else [value]
-            for token in tokens if value is not None else []:  # by type, only eos_token_id is a list
+            for token in value if isinstance(value, list) else [value] * (value is not None):
                 check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
         if self.decoder_start_token_id is None and self.label_shift == "start_token":
             raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
@@ -694,10 +633,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
 
     def _check_combinations(self, owner: str) -> None:
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
-            if self.d_model % getattr(self, heads):
-                raise ValueError(
-                    f"{owner}.{heads} is {getattr(self, heads)}, but must divide d_model ({self.d_model})"
-                )
+            if self.d_model % (number := getattr(self, heads)):
+                raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
         if self.d_model % 2 and self.position_embedding_type != "learned":
             raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
         if self.position_offset and self.position_embedding_type != "learned":
@@ -711,10 +648,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 f"({self.decoder_vocab_size}) differ: use 'decoder' or 'none'"
             )
         if self.tie_word_embeddings and self.tying == "none":
-            raise ValueError(
-                f"{owner}.tie_word_embeddings is {self.tie_word_embeddings}, but tying is {self.tying!r}: "
-                "set tying alone"
-            )
+            raise ValueError(f"{owner}.tie_word_embeddings is True, but tying is 'none': set tying alone")
 
 
 @strict_fields
@@ -761,25 +695,3 @@ class QKNormConfig(Seq2SeqTransformerConfig):
     activation_dropout: float | int = 0.3
     word_dropout: float | int = 0.1
     initialization: Initialization = "small"
-
-
-def seq2seq_config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
-    """The configuration class that a preset belongs to; the baseline class for those without a family of their own.
-
-    Raises:
-        ValueError: the preset is not one of `ATTENTION_PRESETS`.
-    """
-    check_choice("seq2seq_config_class", "preset", preset, tuple(ATTENTION_PRESETS))
-    families = {
-        "reluformer": ReLUFormerConfig,
-        "rela": ReLAConfig,
-        "rela-i": ReLAConfig,
-        "rela-g": ReLAConfig,
-        "qknorm": QKNormConfig,
-    }
-    return families.get(preset, Seq2SeqTransformerConfig)
-
-
-def seq2seq_config(preset: str, **overrides) -> Seq2SeqTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, and any field overridden."""
-    return seq2seq_config_class(preset)(**{"attention": preset, **overrides})

@@ -1,37 +1,100 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Answer requests to an Inference Endpoint that serves a folder of this library.
+"""Requests for translations, with bounds of what they may cost."""
 
-The server imports this file by itself from the folder, so it names none of its neighbours.
-"""
-
-import base64
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    Pipeline,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    pipeline,
-)
+from transformers import AutoTokenizer, Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 from transformers.utils import logging
 
 # ---------------------------------------------------------------------------------------------------------------------
-# modeling/pipeline_translation.py
-# Translation for `transformers.pipeline`: texts in, translations and word alignments out.
+# modeling/endpoint.py
+# Requests to an Inference Endpoint that serves a folder of this library.
 #
-# transformers removed its own task of this name; a repository whose config.json names this class has it again.
+# The server imports handler.py by itself from the folder, so it names none of its neighbours.
+
+
+logger = logging.get_logger(__name__)
+
+MAX_BATCH = 32
+BATCH_SIZE = 8  # inputs that are computed at a time
+# clients send them for any model; one of two languages has no use for them
+IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
+
+
+class RequestHandler:
+    """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
+
+    task: ClassVar[str]
+    # name → bounds of a number, both included, or a list of what is allowed
+    parameters: ClassVar[dict[str, tuple | list]]
+
+    def __init__(self, path: str = ""):
+        self.pipeline = pipeline(self.task, model=path or ".", trust_remote_code=True)
+
+    def __call__(self, data: Any) -> list[Any]:
+        """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
+
+        Args:
+            data: `inputs`: one or a list; `parameters`, if wanted: some of those above, also inside of
+                `generate_parameters`. `options` are for the server.
+
+        Raises:
+            ValueError: the request cannot be answered, in one line; the server gives HTTP 400 with it.
+            RuntimeError: the model failed, and only the log says why.
+        """
+        try:
+            if not isinstance(data, dict) or not {"inputs"} <= data.keys() <= {"inputs", "parameters", "options"}:
+                raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
+            parameters = self.check_parameters(data.get("parameters"))
+            inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+            if not 1 <= len(inputs) <= MAX_BATCH:
+                raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
+            answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
+            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
+        except ValueError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        except Exception:
+            logger.exception("a request failed")
+            raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
+
+    def check_parameters(self, parameters: Any) -> dict[str, Any]:
+        """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
+        given = {}
+        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+            if not isinstance(parameters, dict | None):
+                raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
+            given |= parameters or {}
+            parameters = given.pop("generate_parameters", None)
+        given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+        for name, value in given.items():
+            allowed = self.parameters.get(name)
+            if allowed is None:
+                raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(self.parameters)}")
+            if isinstance(allowed, list):
+                fits, wanted = value in allowed, f"one of {allowed}"
+            else:
+                low, high = allowed
+                fits, wanted = (
+                    type(value) in (int, type(low)) and low <= value <= high,
+                    f"a number from {low} to {high}",
+                )
+            if not fits:
+                raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
+        return given
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/pipeline_translation.py
+# Translation for `transformers.pipeline`, which lost its own: texts in, translations and word alignments out.
 
 
 logger = logging.get_logger(__name__)
@@ -53,9 +116,6 @@ class TranslationPipeline(Pipeline):
         target_tokenizer: of the target language; by default the one in `target_tokenizer/` beside `tokenizer` if the
             model has a target vocabulary of its own, else `tokenizer`.
         kwargs: as for any pipeline (`device`, `batch_size`); options of a call become defaults here.
-
-    Raises:
-        OSError: the model has a target vocabulary of its own, but there is no tokenizer of it.
     """
 
     _load_tokenizer = True
@@ -93,9 +153,6 @@ class TranslationPipeline(Pipeline):
             `target`, `source` (None if all weights are zero), `source_index` (its number in the source, from 0) and
             `weight`: the share of the attention that the source word has, in [0, 1]. Several sequences for a text
             (`num_return_sequences`) make a list of their own.
-
-        Raises:
-            ValueError: there is no text, one is empty or not a string, or too long and truncation is off.
         """
         if isinstance(inputs, list):
             if not inputs:
@@ -150,23 +207,12 @@ class TranslationPipeline(Pipeline):
         return records
 
     def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
-        """Align the words of a translation that is given, as a text or as tokens of `generate`; long sides are cut.
+        """Align the words of a text and a given translation, a text or tokens of `generate`, as in `alignments`.
 
-        The source word of a word is the one that the decoder looks at when it writes it, in a pass over source and
-        translation: cross-attention of the layer `alignment_layer` of the configuration, which training measures, or
-        the last but one (Garg et al. 2019), of the head `alignment_head`, or on average over the heads, summed over
-        the tokens of each word. With `alignment_shifted` a token's weights are those of the step that has it as its
-        input (Chen et al. 2020).
-
-        Args:
-            text, translation: the two sides.
-            pattern: what is a word.
-
-        Returns:
-            As `alignments` of a call.
-
-        Raises:
-            ValueError: a text is empty or not a string.
+        The source word of a word is the one that the decoder looks at when it writes it: by cross-attention of the
+        layer `alignment_layer` of the configuration, which training measures, or the last but one (Garg et al. 2019),
+        of the head `alignment_head`, or the mean, summed over the tokens of each word that `pattern` finds. With
+        `alignment_shifted` it is that of the step that has the token as its input (Chen et al. 2020).
         """
         source = self.preprocess(text)["input_ids"][0]
         if isinstance(translation, str):
@@ -197,7 +243,7 @@ class TranslationPipeline(Pipeline):
         return align_words(weights, words, split_tokens(self.target_tokenizer, target[1:].tolist(), pattern))
 
     def save_pretrained(self, save_directory: str, **kwargs) -> None:
-        """Save model and tokenizers, and with the model this code."""
+        """Save model, code and tokenizers."""
         super().save_pretrained(save_directory, **kwargs)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
@@ -211,10 +257,9 @@ def check_text(text: Any, name: str) -> None:
 
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
-    """Bound the tokens of a translation, with `</s>`: 50 more than its source has, or twice as many if that is more.
+    """Bound the tokens of a translation, with `</s>`: 50 more than its source has (the papers), or twice as many.
 
-    Neither are there more than the model has positions. With 50 alone, as in the papers, a fifth of the targets of
-    documents of 512 tokens and more could not be written. In a batch the longest source counts.
+    The larger of the two, as documents need it, and no more than the model has positions.
     """
     positions = getattr(config, "max_position_embeddings", None) or math.inf  # T5 has no limit
     return min(source_length + max(source_length, 50), positions)
@@ -259,10 +304,7 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
 
 
 def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
-    """Sum over the tokens of words    [..., target_len, source_len] → [..., target words, source words + 1].
-
-    The last column has what belongs to no word.
-    """
+    """Sum over tokens [..., target_len, source_len] to words [..., target words, source words + 1: of no word]."""
     columns, rows = (functional.one_hot(torch.tensor(indices), len(words) + 1) for words, indices in (source, target))
     return rows[:, :-1].T.float() @ weights @ columns.float()
 
@@ -284,25 +326,10 @@ def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str,
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# modeling/handler.py
+# modeling/handler_translation.py
 
 
-try:
-    from PIL import Image, ImageOps
-except ImportError:  # translation needs no images
-    Image = ImageOps = None
-
-logger = logging.get_logger(__name__)
-
-MAX_BATCH = 32
 MAX_CHARACTERS = 10_000
-MAX_IMAGE_BYTES = 10 * 2**20
-MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
-MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
-BATCH_SIZE = 8  # inputs that are computed at a time
-# formats that Pillow reads by itself; for others it starts programs
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# task → name → bounds of a number, both included, or a list of what is allowed
 PARAMETERS = {
     "translation": {
         "num_beams": (1, 8),
@@ -314,118 +341,18 @@ PARAMETERS = {
         "repetition_penalty": (0.01, 100.0),
         "return_alignments": [True, False],
         "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
-    },
-    "image-classification": {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]},
+    }
 }
-# clients send them for any model; one of two languages has no use for them
-IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
 
 
-class EndpointHandler:
-    """Open the model of a folder once and answer requests with it."""
+class EndpointHandler(RequestHandler):
+    """Translate a text or a list of texts."""
 
-    def __init__(self, path: str = ""):
-        path = path or "."
-        config = AutoConfig.from_pretrained(path, trust_remote_code=True)
-        # config.json names the pipeline that the model brings along; image classifiers need none
-        self.task = next(iter(getattr(config, "custom_pipelines", None) or ["image-classification"]))
-        self.pipeline = pipeline(self.task, model=path, trust_remote_code=True)
+    task, parameters = "translation", PARAMETERS["translation"]
+    pipeline: TranslationPipeline
 
-    def __call__(self, data: Any) -> list[Any]:
-        """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
-
-        Args:
-            data: `inputs`: a text or a list of texts; or an image or a list of images, each in base64, as bytes or as
-                a PIL image. `parameters`, if wanted: some of `PARAMETERS` of the task, of translation also inside of
-                `generate_parameters`. `options` are for the server.
-
-        Raises:
-            ValueError: the request cannot be answered, in one line; the server gives HTTP 400 with it.
-            RuntimeError: the model failed, and only the log says why.
-        """
-        try:
-            if not isinstance(data, dict) or not {"inputs"} <= data.keys() <= {"inputs", "parameters", "options"}:
-                raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
-            parameters = check_parameters(data.get("parameters"), self.task)
-            inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
-            if not 1 <= len(inputs) <= MAX_BATCH:
-                raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
-            if self.task != "translation":
-                inputs = open_images(inputs)
-            elif any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
-                raise ValueError(f"a text may have {MAX_CHARACTERS} characters at most")
-            answers = self.pipeline(inputs, batch_size=BATCH_SIZE, **parameters)
-            # an image alone has a list of classes for its answer, a text alone a list of one translation
-            return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
-        except ValueError as error:
-            raise ValueError(" ".join(str(error).split())) from error
-        except Exception:
-            logger.exception("a request failed")
-            raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
-
-
-def check_parameters(parameters: Any, task: str) -> dict[str, Any]:
-    """Refuse what `PARAMETERS` does not allow, and leave out what is null or `IGNORED`."""
-    given = {}
-    for name in ("parameters", "generate_parameters"):  # the second is inside of the first
-        if not isinstance(parameters, dict | None):
-            raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
-        given |= parameters or {}
-        parameters = given.pop("generate_parameters", None)
-    given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
-    for name, value in given.items():
-        allowed = PARAMETERS[task].get(name)
-        if allowed is None:
-            raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(PARAMETERS[task])}")
-        if isinstance(allowed, list):
-            fits, wanted = value in allowed, f"one of {allowed}"
-        else:
-            low, high = allowed
-            fits, wanted = type(value) in (int, type(low)) and low <= value <= high, f"a number from {low} to {high}"
-        if not fits:
-            raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
-    return given
-
-
-def open_images(values: list[Any]) -> list[Any]:
-    """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""
-    if Image is None:
-        raise ValueError("images need Pillow, which is not installed on this endpoint")
-    images = [open_image(value) for value in values]
-    if sum(image.width * image.height for image in images) > MAX_PIXELS:
-        raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
-    try:
-        # as the pipeline does it, which would fail on bad EXIF
-        images = [ImageOps.exif_transpose(image).convert("RGB") for image in images]
-    except Exception as error:  # each format has errors of its own for what is broken, here and below
-        raise ValueError("an image is damaged") from error
-    for image in images:
-        image.info = {}  # no more EXIF for the pipeline to read
-    return images
-
-
-def open_image(value: Any) -> Any:
-    """Open an image, without decoding it, from base64, bytes or a PIL image.
-
-    Never by name: a path or an address would make the server read what the asker has no right to.
-    """
-    if isinstance(value, str):
-        try:
-            value = base64.b64decode("".join(value.rpartition(",")[2].split()), validate=True)
-        except ValueError as error:
-            raise ValueError("an image must be in base64; a path or an address is not opened") from error
-    if isinstance(value, bytes | bytearray):
-        if len(value) > MAX_IMAGE_BYTES:
-            raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
-        try:
-            value = Image.open(io.BytesIO(value), formats=IMAGE_FORMATS)
-        except Exception as error:
-            raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
-    # MPO is JPEG, None what was never a file
-    if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
-        raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
-    if not 0 < max(value.size) <= MAX_RATIO * min(value.size):
-        raise ValueError(
-            f"an image has {value.width}×{value.height} pixels, one side may be {MAX_RATIO} times the other"
-        )
-    return value
+    def read(self, inputs: list[Any]) -> list[Any]:
+        """Refuse texts that are too long; the pipeline checks the rest."""
+        if any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
+            raise ValueError(f"a text may have {MAX_CHARACTERS} characters at most")
+        return inputs

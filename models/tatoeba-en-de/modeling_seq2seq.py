@@ -45,10 +45,7 @@ from .attention import (
     apply_dropout,
     attention_backend,
     build_norm,
-    causal_mask,
     kernels,
-    padding_mask,
-    token_positions,
     unit_length,
 )
 from .configuration_seq2seq import (
@@ -61,7 +58,7 @@ from .configuration_seq2seq import (
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/embeddings.py
-# Positions and the words that are hidden from the model in training.
+# Fixed positions of tokens.
 
 
 class SinusoidalPositions(nn.Module):
@@ -71,11 +68,6 @@ class SinusoidalPositions(nn.Module):
     `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
     `"sinusoidal_marian"`: halves as in the second, ω_i as in the first (Marian, as transformers has it).
     `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
-
-    Args:
-        max_positions: number of positions.
-        dim: d, even.
-        layout: one of the four names.
     """
 
     def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
@@ -103,52 +95,35 @@ class SinusoidalPositions(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
         return nn.functional.embedding(positions, self.table)
 
-    def extra_repr(self) -> str:
-        return f"{self.max_positions}, {self.dim}, layout={self.layout!r}"
-
-
-def drop_words(input_ids: Tensor, probability: float, unk_token_id: int, pad_token_id: int) -> Tensor:
-    """Replace each real token by `unk_token_id` with the given probability (QKNorm's released code; in training)."""
-    is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < probability
-    return input_ids.masked_fill(is_dropped & input_ids.ne(pad_token_id), unk_token_id)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/generation_check.py
 # Check that `generate` of the installed transformers still gives what the model itself computes.
 #
-# `generate` and a model agree on names and on the order of calls, and a saved folder keeps its code while transformers
-# goes on. Cached steps are therefore compared with one pass over the same tokens without a cache.
+# A saved folder keeps its code while transformers goes on.
 
 
 logger = logging.get_logger(__name__)
 
 # the newest release of transformers that this code was tested with
-NEWEST_TESTED = "5.24"
-
-
-def _release(version: str) -> list[int]:
-    return [int(number) for number in version.split(".")[:2]]
+NEWEST_TESTED = (5, 24)
 
 
 class CheckedGenerationMixin(GenerationMixin):
     """`generate` that is compared with the model once, before its first use on a transformers newer than tested."""
 
-    _is_generation_checked = _release(transformers.__version__) <= _release(NEWEST_TESTED)
+    _is_generation_checked = tuple(map(int, transformers.__version__.split(".")[:2])) <= NEWEST_TESTED
     _generates_with_cache = True
 
     def generate(self, *args, **kwargs):
-        """Generate as transformers does; without a cache where cached steps differ from the model's own logits.
-
-        Raises:
-            RuntimeError: `generate` differs from the model without a cache too.
-        """
+        """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
             self._is_generation_checked = True  # before the check, which generates
             if problem := find_generation_fault(self):
+                newest = "{}.{}".format(*NEWEST_TESTED)
                 problem = (
-                    f"this model's code knows transformers up to {NEWEST_TESTED}, and with {transformers.__version__} "
-                    f"{problem}: install transformers {NEWEST_TESTED}, or save the model with newer code"
+                    f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
+                    f"{problem}: install transformers {newest}, or save the model with newer code"
                 )
                 self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
                 if not self._is_generation_checked:
@@ -162,13 +137,7 @@ class CheckedGenerationMixin(GenerationMixin):
 
 @torch.no_grad()
 def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
-    """Compare a few steps of `generate` with one pass of the model over the same tokens.
-
-    Greedy and beam search are tried with a padded source, and with `use_cache` also a static cache.
-
-    Returns:
-        What differs, or raises, in words; None if nothing does.
-    """
+    """What differs, in words, between steps of `generate` and one pass of the model over their tokens, if any does."""
     config, was_training = model.config, model.training
     length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
     input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
@@ -178,16 +147,15 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     # what is not said here is as the model was saved with
     options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
-    for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-        options[name] = getattr(model.generation_config, name)
+    tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
         return model.generate(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
     try:
-        static = {"cache_implementation": "static", "disable_compile": True}
-        for cache in ({}, static) if use_cache else ({},):
+        for cache in ({}, {"cache_implementation": "static", "disable_compile": True})[: 1 + use_cache]:
             greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
             expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
             error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()
@@ -219,14 +187,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
-_GATES = {
-    "glu": "sigmoid",
-    "bilinear": "identity",
-    "reglu": "relu",
-    "drelu": "relu",
-    "geglu": "gelu",
-    "swiglu": "swish",
-}
+_GATES = {"glu": "sigmoid", "bilinear": "identity", "geglu": "gelu", "swiglu": "swish"}
+_GATES |= dict.fromkeys(("reglu", "drelu"), "relu")
 
 
 class FeedForward(nn.Module):
@@ -234,10 +196,6 @@ class FeedForward(nn.Module):
 
     With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
     parameters stay equal (Shazeer 2020, section 3); dReLU has ReLU on both sides (TurboSparse, Song et al. 2024).
-
-    Args:
-        config: `activation_function`, `feed_forward_…`, `ffn_bias`, `swish_beta` and `activation_dropout` are of it.
-        ffn_dim: inner width, before the cut of gated forms.
     """
 
     def __init__(self, config: TransformerConfig, ffn_dim: int):
@@ -251,14 +209,13 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(width, inner_dim, bias=bias)
         self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
         self.fc2 = nn.Linear(inner_dim, width, bias=bias)
-        has_norm = config.feed_forward_norm == "layer_norm"
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if has_norm else None
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.feed_forward_norm == "layer_norm" else None
         learns_beta = config.learned_swish_beta and self.activation_name == "swish"
         self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """β as given; the linear maps keep the initialisation of the model they stand in."""
+        """Set β; the model initialises the maps."""
         if self.swish_beta is not None:
             init.constant_(self.swish_beta, self.initial_swish_beta)
 
@@ -283,7 +240,7 @@ class FeedForward(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/layers.py
-# Layers of the encoder and the decoder: attention and feed-forward branches around the residual stream.
+# Layers: attention and feed-forward branches around the residual stream.
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -331,10 +288,320 @@ class EncoderLayer(TransformerLayer):
         return self.add_branch(self.mlp_norm, hidden_states, branch), sums
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_base.py
+# What all models share: abilities, the initialisation of shared modules, attention options and the regulariser.
+
+
+logger = logging.get_logger(__name__)
+
+# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
+_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
+_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+
+
+def is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
+    if first is None or second is None or "meta" in (first.device.type, second.device.type):
+        return True
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
+
+
+class TransformerPreTrainedModel(PreTrainedModel):
+    """Abilities of all models, and the initialisation of every module that several of them have."""
+
+    config: TransformerConfig
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: TransformerConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+        self._folder_with_code: PurePath | None = None
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Initialise modules without a parameter too, which transformers passes over in code from outside."""
+        super()._initialize_weights(module)
+
+    def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
+        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
+
+        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
+        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
+        builds is a `ValueError`.
+        """
+        if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
+            state_dict = self._weights_to_save(state_dict)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        folder = PurePath(save_directory)
+        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
+            if self.is_remote_code():
+                # once: later on, a push that runs in the background may be reading these files
+                if self._folder_with_code != folder.parent:
+                    custom_object_save(self, folder.parent)
+                    self._folder_with_code = folder.parent
+            elif self.config.payload_writer is not None:
+                self.config.payload_writer(self.config, folder.parent)
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        """Fields of the configuration that must be others for it to build a model of these weights."""
+        return {}
+
+    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
+        weights = dict(self.state_dict() if state_dict is None else state_dict)
+        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
+        config.update(changes)
+        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+            opened = type(self)(config)
+        modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
+        differences = []
+        for name, module in opened.named_modules(remove_duplicate=False):
+            found = modules.get(name, module)
+            # a class that FSDP or transformers has put around it has the same forward inside
+            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
+                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
+            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
+                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
+        names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
+        sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
+        differences += [
+            f"{name} is {sizes.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+            for name in names
+            if sizes.get(name) != wanted.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
+                f"{len(differences)} places: {'; '.join(differences[:3])}"
+            )
+        self.config.update(changes)
+        self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and is_same(weights[source], weights[target]):
+                del weights[target]
+        for name, tensor in weights.items():  # what else is shared opens as weights of their own
+            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
+                weights[name] = tensor.clone()
+            storages.add(id_tensor_storage(tensor))
+        return weights
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MultiHeadAttention):
+            scheme = self.config.initialization
+            for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+                self._init_linear(linear, _JOINED_INPUTS.get(scheme, 1))
+            self._init_linear(module.out_proj, _JOINED_OUTPUT.get(scheme, 1))
+        elif isinstance(module, FeedForward):
+            for linear in (module.fc1, module.fc_linear, module.fc2):
+                self._init_linear(linear)
+                if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
+                    init.normal_(linear.bias, std=1e-6)
+        # after the projections: scalars and gates that transformers does not know
+        if isinstance(module, NormGate):
+            module.reset_gate()
+        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
+            module.reset_parameters()
+
+    def _init_linear(self, linear: nn.Linear | None, maps: int = 1) -> None:
+        """Draw a map of fan-in m as one of several of n in all: U(±√(6/(m+n))), N(0, √(2/(m+n))), or transformers'."""
+        if linear is None:
+            return
+        total = linear.in_features + maps * linear.out_features
+        if self.config.initialization in ("xavier", "big_vision"):
+            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
+        elif self.config.initialization == "small":
+            init.normal_(linear.weight, std=math.sqrt(2 / total))
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend of that name, `fused` if none is named; transformers' own compute softmax and are refused."""
+        name = DEFAULT_BACKEND if requested_attention is None else requested_attention
+        attention_backend(name)
+        return name
+
+    def attention_options(
+        self,
+        mask: AttentionMask,
+        query_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> dict:
+        """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
+        return {
+            "attention_mask": mask,
+            "query_mask": query_mask,
+            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
+            "count_null_rows": bool(output_null_rate),
+            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
+        }
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
+        return self.training and self.config.has_regularizer
+
+    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+
+        Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
+        """
+        if sums is None:
+            return None, None
+        means = sums / sums[ROWS].clamp_min(1)
+        if not self.is_regularized:
+            return None, means[NULL_ROWS].detach()
+        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
+        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
+                "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
+            )
+        return loss, means[NULL_ROWS].detach()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/sequence_masks.py
+# Masks and positions of token sequences: what of the padding, the past and the future a query may see.
+#
+# Wrong masks are `ValueError`s: of other dimensions, not of all tokens, additive, or with rows for another sequence.
+
+
+def padding_mask(
+    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
+) -> AttentionMask:
+    """The mask of a sequence that every query sees the same way.
+
+    Args:
+        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
+        query_len, key_len, device: as in `AttentionMask`.
+        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
+    """
+    if attention_mask is None:
+        return AttentionMask(query_len, key_len, device)
+    mask = _checked(attention_mask)
+    if mask.dim() == 2:
+        return AttentionMask(query_len, key_len, device, mask)
+    if is_cross and mask.shape[2] != 1:
+        raise ValueError(f"the mask of cross-attention is {list(mask.shape)}, but must be [batch, 1, 1, source_len]")
+    return AttentionMask.of(mask, query_len, key_len, device)
+
+
+def causal_mask(
+    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> AttentionMask:
+    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+
+    Args:
+        query_len: number of new tokens.
+        key_len: number of keys, cached ones included; a static cache counts its empty places too.
+        past_len: number of tokens before the new ones.
+        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
+        device: where the queries are.
+    """
+    mask = None if attention_mask is None else _checked(attention_mask)
+    if mask is not None and mask.dim() == 4:
+        return AttentionMask.of(mask, query_len, key_len, device)
+    if isinstance(past_len, Tensor):
+        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
+    if mask is None:
+        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
+    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
+        raise ValueError(
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
+            f"{query_len} new ones"
+        )
+    # places of a static cache that no token has reached
+    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
+    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
+
+
+def token_positions(
+    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(query_len, device=device) + past_len)[None]
+    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+
+
+def _checked(mask: Tensor) -> Tensor:
+    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down."""
+    if mask.dim() not in (2, 4):
+        raise ValueError(f"an attention mask is {list(mask.shape)}, but must be [batch, length] or of 4 dimensions")
+    if mask.dim() == 4 and mask.is_floating_point():
+        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
+    return mask.bool()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_seq2seq.py
+
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler import EndpointHandler as EndpointHandler
+
+
+@dataclass
+class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
+    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """Decoder output; `regularizer_sums` as in the encoder's."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
+    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
+    """Output of the translation model; the last two may be missing.
+
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
+    query rows that attend to nothing (ReLA, section 5.2), with `output_null_rate` and beside the regulariser.
+    """
+
+    regularization_loss: Tensor | None = None
+    null_rate: Tensor | None = None
+
+
+# what transformers calls the cache: `past_key_values` up to 5.23, `cache` from 5.24 on; a third name ends the import
+CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
+
+
+def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
+    """The cache of a call, which has two names."""
+    if past_key_values is not None and cache is not None:
+        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
+    return past_key_values if cache is None else cache
+
+
+def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero states [batch, length, width] of padding that a caller made: 0 · NaN would reach the real tokens."""
+    if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
+        return states
+    return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
+
+
 class DecoderLayer(TransformerLayer):
     """Causal self-attention, cross-attention and feed-forward network."""
 
-    def __init__(self, config: TransformerConfig, layer_idx: int):
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
         super().__init__(config, config.decoder_ffn_dim)
         heads = config.decoder_attention_heads
         self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
@@ -371,282 +638,6 @@ class DecoderLayer(TransformerLayer):
         return hidden_states, add_regularizer_sums([self_sums, cross_sums])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# modeling/modeling_base.py
-# What all models share: abilities, the initialisation of shared modules, attention options and the regulariser.
-
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the endpoint's must be among them
-    from .handler import EndpointHandler as EndpointHandler
-
-logger = logging.get_logger(__name__)
-
-# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
-_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
-_SHOWN_DIFFERENCES = 3
-
-
-def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
-    if first is None or second is None or "meta" in (first.device.type, second.device.type):
-        return True
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
-
-
-class TransformerPreTrainedModel(PreTrainedModel):
-    """Abilities of all models, and the initialisation of every module that several of them have."""
-
-    config: TransformerConfig
-    supports_gradient_checkpointing = True
-    _can_compile_fullgraph = True
-
-    def __init__(self, config: TransformerConfig):
-        config.validate()  # fields may have been set since it was built
-        super().__init__(config)
-        self._folder_with_code: PurePath | None = None
-
-    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """Initialise as transformers does, which in code from outside passes over modules without a parameter.
-
-        Attention and feed-forward modules are such, and their maps are initialised here. All our initialisation goes
-        through `transformers.initialization`, which leaves loaded weights alone.
-        """
-        super()._initialize_weights(module)
-
-    def save_pretrained(
-        self,
-        save_directory,
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        *args,
-        **kwargs,
-    ) -> None:
-        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
-
-        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
-        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
-
-        Raises:
-            ValueError: the model is another than its configuration builds; the message names what differs.
-        """
-        if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
-            state_dict = self._weights_to_save(state_dict)
-        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
-        folder = PurePath(save_directory)
-        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
-            if self.is_remote_code():
-                # once: later on, a push that runs in the background may be reading these files
-                if self._folder_with_code != folder.parent:
-                    custom_object_save(self, folder.parent)
-                    self._folder_with_code = folder.parent
-            elif self.config.payload_writer is not None:
-                self.config.payload_writer(self.config, folder.parent)
-
-    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        """Fields of the configuration that must be others for it to build a model of these weights."""
-        return {}
-
-    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
-        weights = dict(self.state_dict() if state_dict is None else state_dict)
-        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
-        config.update(changes)
-        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
-            opened = type(self)(config)
-        modules, differences = dict(self.named_modules(remove_duplicate=False)), []
-        for name, module in opened.named_modules(remove_duplicate=False):
-            found = modules.get(name, module)
-            # a class that FSDP or transformers has put around it has the same forward inside
-            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
-                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
-        expected = opened.state_dict()
-        for name, tensor in expected.items():
-            owner, _, kind = name.rpartition(".")
-            if state_dict is None and kind == "bias" and getattr(modules.get(owner), kind, tensor) is None:
-                weights[name] = torch.zeros_like(tensor, device="cpu", dtype=modules[owner].weight.dtype)
-            if name in weights and weights[name].shape != tensor.shape:
-                differences.append(f"{name} is {list(weights[name].shape)}, not {list(tensor.shape)}")
-            elif name not in weights and state_dict is None:
-                differences.append(f"{name} is missing")
-        if state_dict is None:
-            differences += [f"{name} has no place in it" for name in weights if name not in expected]
-        if differences:
-            more = f" and {len(differences) - _SHOWN_DIFFERENCES} more" * (len(differences) > _SHOWN_DIFFERENCES)
-            raise ValueError(
-                f"{type(self).__name__} is not what its configuration builds, and would not open again: "
-                f"{'; '.join(differences[:_SHOWN_DIFFERENCES])}{more}; change its configuration, or the model back"
-            )
-        self.config.update(changes)
-        self.all_tied_weights_keys = opened.all_tied_weights_keys
-        for target, source in opened.all_tied_weights_keys.items():
-            if source in weights and target in weights and is_same(weights[source], weights[target]):
-                del weights[target]
-        storages = set()
-        for name, tensor in weights.items():  # what else is shared opens as weights of their own
-            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
-                weights[name] = tensor.clone()
-            storages.add(id_tensor_storage(tensor))
-        return weights
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, MultiHeadAttention):
-            self._init_attention(module)
-        elif isinstance(module, FeedForward):
-            self._init_feed_forward(module)
-        # after the projections: scalars and gates that transformers does not know
-        if isinstance(module, NormGate):
-            module.reset_gate()
-        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
-            module.reset_parameters()
-
-    def _init_attention(self, module: MultiHeadAttention) -> None:
-        width, scheme = module.out_proj.out_features, self.config.initialization
-        for projection in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
-            if projection is not None:
-                self._init_linear(projection, fan_out=_JOINED_INPUTS.get(scheme, 1) * width)
-        self._init_linear(module.out_proj, fan_out=_JOINED_OUTPUT.get(scheme, 1) * width)
-
-    def _init_feed_forward(self, module: FeedForward) -> None:
-        for linear in (module.fc1, module.fc_linear, module.fc2):
-            if linear is None:
-                continue
-            self._init_linear(linear, fan_out=linear.out_features)
-            if self.config.initialization == "big_vision" and linear.bias is not None:
-                init.normal_(linear.bias, std=1e-6)
-
-    def _init_linear(self, linear: nn.Linear, fan_out: int) -> None:
-        """A linear map of fan-in m and fan-out n: U(±√(6/(m+n))), N(0, √(2/(m+n))), or as transformers does it."""
-        total = linear.in_features + fan_out
-        if self.config.initialization in ("xavier", "big_vision"):
-            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
-        elif self.config.initialization == "small":
-            init.normal_(linear.weight, std=math.sqrt(2 / total))
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The backend of that name, `fused` if none is named; transformers' own compute softmax and are refused."""
-        name = DEFAULT_BACKEND if requested_attention is None else requested_attention
-        attention_backend(name)
-        return name
-
-    def attention_options(
-        self,
-        mask: AttentionMask,
-        query_mask: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_null_rate: bool | None = None,
-    ) -> dict:
-        """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
-        return {
-            "attention_mask": mask,
-            "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
-            "count_null_rows": bool(output_null_rate),
-            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
-        }
-
-    @property
-    def is_regularized(self) -> bool:
-        """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
-        return self.training and self.config.has_regularizer
-
-    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
-
-        Warns once if the model is trained without labels, which it needs to have the regulariser in its loss: a loss
-        that is computed outside, as by the Trainer's `label_smoothing_factor` or `compute_loss_func`, lacks it unless
-        `regularization_loss` of the output is added. Without gradients, as in `generate`, nothing is trained.
-        """
-        if sums is None:
-            return None, None
-        means = sums / sums[ROWS].clamp_min(1)
-        if not self.is_regularized:
-            return None, means[NULL_ROWS].detach()
-        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
-        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
-        if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
-            logger.warning_once(
-                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: add "
-                "regularization_loss of the output, or give labels and set label_smoothing in the configuration "
-                "instead of label_smoothing_factor"
-            )
-        return loss, means[NULL_ROWS].detach()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# modeling/modeling_seq2seq.py
-
-
-if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the pipeline must be among them
-    from .handler import TranslationPipeline as TranslationPipeline
-
-
-@dataclass
-class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
-    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
-
-    regularizer_sums: Tensor | None = None
-
-
-@dataclass
-class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Decoder output; `regularizer_sums` as in the encoder's."""
-
-    regularizer_sums: Tensor | None = None
-
-
-@dataclass
-class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
-    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
-
-    regularizer_sums: Tensor | None = None
-
-
-@dataclass
-class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
-    """Output of the translation model; the last two may be missing.
-
-    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
-    query rows, over heads, layers and sites, that attend to nothing (ReLA, section 5.2), with `output_null_rate` and
-    beside the regulariser.
-    """
-
-    regularization_loss: Tensor | None = None
-    null_rate: Tensor | None = None
-
-
-# what transformers calls the cache: `past_key_values` up to 5.23, `cache` from 5.24 on; a third name ends the import
-CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
-
-
-def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache of a call, which has two names.
-
-    Raises:
-        ValueError: both are given.
-    """
-    if past_key_values is not None and cache is not None:
-        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
-    return past_key_values if cache is None else cache
-
-
-def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero states [batch, length, width] of padding, whose weights are 0: 0 · NaN would reach the real tokens.
-
-    Args:
-        states: that a caller has made.
-        mask: 1 = real [batch, length or more]; another one, or none, changes nothing.
-    """
-    if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
-        return states
-    return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
-
-
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
     """Abilities, and the initialisation of embeddings, of all encoder–decoder families."""
 
@@ -679,24 +670,20 @@ class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
         return embeddings
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        def find(ending: str) -> Tensor | None:
-            return next((weights[name] for name in weights if name.endswith(ending)), None)
-
-        source, target = find("encoder.embed_tokens.weight"), find("decoder.embed_tokens.weight")
-        config, head, fields = self.config, find("lm_head.weight"), {}
+        endings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+        source, target, head = (
+            next((weights[name] for name in weights if name.endswith(ending)), None) for ending in endings
+        )
+        config, fields = self.config, {}
         if source is not None and target is not None:
-            if len(source) != config.vocab_size:
-                fields["vocab_size"] = len(source)
+            fields["vocab_size"] = len(source)
             if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
                 fields["decoder_vocab_size"] = len(target)
-        tying = config.tying
-        if tying == "all" and not (is_same(source, target) and is_same(source, head)):
-            tying = "decoder"
-        if tying == "decoder" and not is_same(target, head):
-            tying = "none"
-        if tying != config.tying:
-            fields["tying"] = tying
-        if "lm_head.bias" in weights and not config.output_bias:
+        if not is_same(target, head):
+            fields["tying"] = "none"
+        elif config.tying == "all" and not is_same(source, target):
+            fields["tying"] = "decoder"
+        if "lm_head.bias" in weights:
             fields["output_bias"] = True
         return fields
 
@@ -723,30 +710,25 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         self.dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_bias = nn.Parameter(torch.empty(config.d_model)) if config.embedding_bias else None
-        if config.position_embedding_type == "learned":
-            self.embed_positions = nn.Embedding(
-                config.max_position_embeddings + config.position_offset, config.d_model
-            )
+        rows, layout = config.max_position_embeddings, config.position_embedding_type
+        if layout == "learned":
+            self.embed_positions = nn.Embedding(rows + config.position_offset, config.d_model)
         else:
-            self.embed_positions = SinusoidalPositions(
-                config.max_position_embeddings, config.d_model, config.position_embedding_type
-            )
+            self.embed_positions = SinusoidalPositions(rows, config.d_model, layout)
         self.embedding_norm = build_norm(config) if config.embedding_norm == "layer_norm" else None
         self.layers = nn.ModuleList(layers)
-        self.norm = None
-        if config.norm_position == "pre":
-            self.norm = build_norm(config)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
         self.gradient_checkpointing = False
 
     @staticmethod
     def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the one input that is given, or raise a `ValueError`."""
+        """The one input that is given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
         return inputs_embeds if input_ids is None else input_ids
 
     def check_length(self, length: int) -> None:
-        """Raise a `ValueError` if a sequence has more tokens than there are positions."""
+        """Refuse a sequence of more tokens than there are positions."""
         longest = self.config.max_position_embeddings
         if length > longest:
             raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
@@ -758,7 +740,8 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
         config = self.config
         if inputs_embeds is None:
             if self.training and config.word_dropout > 0:
-                input_ids = drop_words(input_ids, config.word_dropout, config.unk_token_id, config.pad_token_id)
+                is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
+                input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
             inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
         else:
             inputs_embeds = without_padding(inputs_embeds, mask)
@@ -805,10 +788,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens.
-
-        `use_cache` is what `generate` and the configuration tell every part of a model; an encoder has no cache.
-        """
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
         self.check_length(length)
@@ -852,15 +832,9 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> Seq2SeqTransformerDecoderOutput:
-        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`.
+        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`, or `cache`.
 
-        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side. `cache`
-        is another name of `past_key_values`: `generate` of transformers has it from 5.24 on.
-
-        Raises:
-            ValueError: the rows are no multiple of the source's, a mask does not fit, or is missing for a cache that
-                was written under one, the tokens are too many, or gradient checkpointing would compute layers again
-                whose cache holds tokens.
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
         """
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
@@ -879,8 +853,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         mask = causal_mask(length, key_len, past_len, attention_mask, device)
         positions = token_positions(length, past_len, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
-        sources, source_len = encoder_hidden_states.shape[:2]
-        rows = given.shape[0]
+        (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
@@ -891,19 +864,14 @@ class Seq2SeqTransformerDecoder(TransformerStack):
             for masks in ((mask, query_mask), (source_mask, cross_queries))
         )
         # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
-        arguments = (encoder_hidden_states, self_options, cross_options, cache)
-        hidden_states, sums = self.run_layers(hidden_states, *arguments)
+        hidden_states, sums = self.run_layers(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
         )
 
     @staticmethod
     def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
-        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask.
-
-        Raises:
-            ValueError: names the mask.
-        """
+        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
         if torch.compiler.is_compiling():  # by `generate` alone, which has one set of masks for all steps
             return
         written_under = cache.__dict__.setdefault("written_under", set())
@@ -916,11 +884,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
                 raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
 
     def writable_cache(self, cache: Cache | None) -> EncoderDecoderCache | None:
-        """The cache that the layers read and write; None where the backward pass computes them again.
-
-        Raises:
-            ValueError: it is no `EncoderDecoderCache`, or has tokens that it would lose or hold twice.
-        """
+        """The cache that the layers read and write; None where the backward pass computes them again."""
         if cache is None:
             return None
         if not isinstance(cache, EncoderDecoderCache):
@@ -930,7 +894,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if cache.get_seq_length() > 0:
             raise ValueError(
                 f"past_key_values holds {int(cache.get_seq_length())} tokens, but with gradient checkpointing it must "
-                "be empty in training: the backward pass computes the layers again. Leave one of the two out"
+                "be empty in training: leave one of the two out"
             )
         return None
 
@@ -950,11 +914,11 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
         return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if is_one else None
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Embeddings of the source, and of the target too where they are tied."""
+        """Embeddings of the source."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace what `get_input_embeddings` gives."""
+        """Replace those of the source, and of the target too where they are tied."""
         self.encoder.embed_tokens = value
         if self.config.tying == "all":
             self.decoder.embed_tokens = value
@@ -986,9 +950,6 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             past_key_values, cache: two names of the cache of earlier target tokens.
             decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
-
-        Raises:
-            TypeError: a keyword is none of these.
         """
         encoder_sums, cache = None, one_cache(past_key_values, cache)
         if encoder_outputs is None:
@@ -1059,10 +1020,7 @@ class Seq2SeqTransformerForConditionalGeneration(
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
     ):
-        """Generate as transformers does; of `max_length` and `max_new_tokens` the one that is asked for holds alone.
-
-        A saved setting of the other would draw a warning at every call, or overrule what is asked for.
-        """
+        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -1070,19 +1028,12 @@ class Seq2SeqTransformerForConditionalGeneration(
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
-        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet.
-
-        Raises:
-            ValueError: it holds all of them, or there are more than positions, which a static cache cannot tell.
-        """
+        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
         if cache is not None:
             held = int(cache.get_seq_length())
             if held >= given:
-                raise ValueError(
-                    f"decoder_input_ids has {given} tokens with the start token, but the cache holds {held} already: "
-                    "give all tokens so far, and at least one more than the cache holds"
-                )
+                raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
             kwargs["next_sequence_length"] = given - held
         self.model.decoder.check_length(given)
         return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
@@ -1124,9 +1075,7 @@ class Seq2SeqTransformerForConditionalGeneration(
 
         loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
         and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
-        it is plain cross-entropy, without smoothing and regulariser. Smoothing is `config.label_smoothing`: the
-        Trainer's `label_smoothing_factor` hides the labels from the model, and with them the regulariser, of which it
-        then warns once.
+        it is plain cross-entropy, without smoothing and regulariser.
 
         Args:
             labels: target ids, −100 where there is none [batch, target_len]; `decoder_input_ids` are made from them.
@@ -1135,8 +1084,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """
         query_mask = None
         if labels is not None:
-            use_cache = False
-            query_mask = labels.ne(-100)
+            use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -1158,18 +1106,13 @@ class Seq2SeqTransformerForConditionalGeneration(
         loss = None
         if labels is not None:
             loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
+        own = {"last_hidden_state", "regularizer_sums"}
         return Seq2SeqTransformerLMOutput(
             loss=loss,
             logits=logits,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
             regularization_loss=regularization_loss,
             null_rate=null_rate,
-            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
+            **{name: value for name, value in outputs.items() if name not in own},
         )
 
     def compute_loss(

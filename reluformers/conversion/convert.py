@@ -25,11 +25,9 @@ from transformers import (
 from transformers.utils import cached_file, has_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
-from reluformers.configuration.configuration_seq2seq import seq2seq_config
-from reluformers.configuration.configuration_vision import vision_config
 from reluformers.data.checked_fields import check_name
 from reluformers.errors import UserError, describe_error
-from reluformers.families import FAMILIES, config_class_of
+from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory, check_output_folder, read_json
 from reluformers.saved_models import load_config, opening
 

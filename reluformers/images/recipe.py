@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reluformers.configuration.configuration_vision import VisionTransformerConfig, vision_config, vision_config_class
+from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.errors import UserError
+from reluformers.families import preset_family, vision_config
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
 
@@ -83,7 +84,7 @@ class ImageRecipe(Recipe):
     @staticmethod
     def config_class(preset: str) -> type[VisionTransformerConfig]:
         """Configuration class of a preset."""
-        return vision_config_class(preset)
+        return preset_family(preset, VisionTransformerConfig)
 
     @staticmethod
     def make_config(preset: str, **fields: Any) -> VisionTransformerConfig:

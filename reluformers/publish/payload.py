@@ -24,7 +24,7 @@ _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w
 # beside a model, it lets nobody change the backend
 _ATTENTION = "attention"
 # what serves a model is one file: loading a model fetches all of its files, and three requests go for each
-_JOINED = {"pipeline_translation": "handler"}
+_JOINED = dict.fromkeys(("pipeline_translation", "handler_translation", "handler_images"), "handler")
 # files of earlier versions, whose modules have other names now, or lie in kernels/
 _FORMER_NAMES = {
     *(
@@ -34,6 +34,7 @@ _FORMER_NAMES = {
         "cache.py",
         "compiled.py",
         "computation.py",
+        "dropout.py",
         "rectified_attention.py",
     ),
     *("search.py", "triton_attention.py", "triton_functions.py", "triton_kernels.py"),
@@ -56,7 +57,7 @@ def find_payload_file(module: str) -> Path:
 def payload_names() -> set[str]:
     """Names of all files that may lie beside a config.json, whatever its model and whichever version wrote them."""
     modules = {path.name for folder in _FOLDERS for path in folder.glob("*.py") if path.name != "__init__.py"}
-    return modules | _FORMER_NAMES
+    return modules | {f"{name}.py" for name in _JOINED.values()} | _FORMER_NAMES
 
 
 def payload_files(modules: list[str]) -> dict[str, str]:
@@ -64,7 +65,7 @@ def payload_files(modules: list[str]) -> dict[str, str]:
 
     Args:
         modules: those that config.json names, configurations before models; each is the head of a file. So is what
-            they import only later or for its file alone (kernels, handler).
+            they import only later or for its file alone (handler).
     """
     parts: dict[str, list[_Module]] = {}  # file → its modules, in the order of their imports
     files: dict[str, str] = {}  # module → file
@@ -78,8 +79,7 @@ def payload_files(modules: list[str]) -> dict[str, str]:
         new = [module for name, module in found.items() if name not in files]
         files |= {module.name: file_of(head) for module in new}
         pending += [name for module in new for name in module.late_imports]
-        sections = [*parts.get(file_of(head), []), *new]
-        parts[file_of(head)] = sorted(sections, key=lambda module: module.name == file_of(head))
+        parts.setdefault(file_of(head), []).extend(new)
     return {f"{head}.py": _put_together(sections, files) for head, sections in parts.items()}
 
 
@@ -176,7 +176,7 @@ def _merge_imports(modules: list[_Module], files: dict[str, str]) -> str:
             source = node.module
             if node.level:
                 source = f".{files[node.module.rpartition('.')[2]]}"
-                if source == f".{modules[-1].name}":
+                if source == f".{files[modules[-1].name]}":
                     continue
             named.setdefault(source, set()).update(names)
     groups = [[] for _ in range(4)]

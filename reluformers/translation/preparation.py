@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reluformers.configuration.configuration_seq2seq import SITES
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.batches import PairCollator
 from reluformers.data.sources import check_apart, naming
@@ -46,7 +46,7 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 # of a stream, for training its tokenizers
 TOKENIZER_ROWS = 1_000_000
 _CALIBRATION_BATCH = 32  # rows
-_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in SITES))
+_ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in Seq2SeqTransformerConfig.sites))
 
 
 @dataclass

@@ -8,12 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from transformers.trainer_utils import IntervalStrategy
 
-from reluformers.configuration.configuration_seq2seq import (
-    Seq2SeqTransformerConfig,
-    seq2seq_config,
-    seq2seq_config_class,
-)
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.errors import UserError
+from reluformers.families import preset_family, seq2seq_config
 from reluformers.training.recipe import Recipe, check_least
 
 from .arguments import TranslationTrainingArguments
@@ -186,7 +183,7 @@ class TranslationRecipe(Recipe):
     @staticmethod
     def config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
         """Configuration class of a preset."""
-        return seq2seq_config_class(preset)
+        return preset_family(preset, Seq2SeqTransformerConfig)
 
     @staticmethod
     def make_config(preset: str, **fields: Any) -> Seq2SeqTransformerConfig:

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 import models
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.modeling import handler
+from reluformers.modeling import handler_images as handler
 from reluformers.modeling.pipeline_translation import longest_translation
 
 TEXT = TEXTS[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reluformers.modeling.dropout import apply_dropout
+from reluformers.modeling.kernels import apply_dropout
 from reluformers_kernels.dropout import keep_factors
 
 

@@ -2,15 +2,17 @@
 
 import math
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 
 import reference
-from reluformers.configuration.configuration_base import FEED_FORWARD_ACTIVATIONS
+from reluformers.configuration.configuration_base import FeedForwardActivation
 from reluformers.modeling.feed_forward import FeedForward
 
 WIDTH, INNER = 5, 9
+FEED_FORWARD_ACTIVATIONS = get_args(FeedForwardActivation)
 all_activations = pytest.mark.parametrize("activation", FEED_FORWARD_ACTIVATIONS)
 
 

@@ -22,7 +22,7 @@ from builders.clean_processes import run_clean
 from builders.models import build_model
 from builders.pictures import encode, mutations, picture
 from reluformers.images.processing import build_image_processor
-from reluformers.modeling import handler
+from reluformers.modeling.handler_images import open_image
 from reluformers.translation.tokenization import train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
@@ -277,12 +277,10 @@ def test_a_fault_of_the_model_is_logged_and_not_shown(translate, monkeypatch, ca
     assert "secret" in caplog.text
 
 
-def test_without_pillow_texts_are_translated_and_images_refused(translation_folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    handler = open_handler(translation_folder, monkeypatch)
-    assert set(handler({"inputs": "old dog"})[0]) == {"translation_text"}
-    monkeypatch.setattr(handler, "task", "image-classification")
-    assert "Pillow, which is not installed" in error_of(handler, {"inputs": "AAAA"})
+def test_without_pillow_texts_are_translated_and_images_refused(translation_folder, classify, monkeypatch):
+    assert "PIL" not in (translation_folder / "handler.py").read_text()
+    monkeypatch.setattr(sys.modules["handler"], "Image", None)
+    assert "Pillow, which is not installed" in error_of(classify, {"inputs": "AAAA"})
 
 
 @contextmanager
@@ -370,5 +368,5 @@ def test_the_client_classifies_with_and_without_parameters(classify, online, tmp
 @pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
 def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
     with pytest.raises(ValueError, match="50 times"):
-        handler.open_image(Image.new("RGB", size))
-    assert handler.open_image(Image.new("RGB", (1, 50))).size == (1, 50)
+        open_image(Image.new("RGB", size))
+    assert open_image(Image.new("RGB", (1, 50))).size == (1, 50)

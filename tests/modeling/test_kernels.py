@@ -12,7 +12,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 import reluformers_kernels
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from reluformers.configuration.configuration_attention import ACTIVATIONS
-from reluformers.modeling import attention, dropout, normalization
+from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
@@ -39,9 +39,10 @@ MASKS = {
 @pytest.fixture
 def no_library(monkeypatch):
     """As if the library were not installed, and so that a few weights make several blocks."""
-    for module in (attention, dropout, normalization):
+    for module in (attention, door, normalization):
         monkeypatch.setattr(module, "kernels", None)
-    monkeypatch.setattr(attention, "SHARED_ACTIVATIONS", frozenset())
+    for name in ("SHARED_ACTIVATIONS", "SPARSE_DISTRIBUTIONS"):
+        monkeypatch.setattr(attention, name, frozenset())
     monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
 
 

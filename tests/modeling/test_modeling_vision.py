@@ -350,7 +350,7 @@ def test_bad_inputs_are_named():
         model(torch.zeros(3, 1, 8, 12))
     with pytest.raises(ValueError, match=r"pixel_values is \[3, 8, 12\]"):
         model(torch.zeros(3, 8, 12))
-    with pytest.raises(ValueError, match=r"9 x 12 pixels, but height and width must be multiples of patch_size \(4\)"):
+    with pytest.raises(ValueError, match=r"9 x 12 pixels.*patch_size \(4\)"):
         model(torch.zeros(1, 3, 9, 12))
     with pytest.raises(ValueError, match=r"labels is torch.float32 \[3\], but must be integers \[3\] or floats"):
         model(draw_images()["pixel_values"], labels=torch.zeros(3))

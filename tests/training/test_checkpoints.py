@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builders.image_runs import make_image_recipe, write_images
-from builders.translation_runs import make_recipe, write_toy_files
+from builders.translation_runs import make_recipe
 from reluformers.errors import UserError
 from reluformers.files import replace_directory
 from reluformers.images import train_image_classification
@@ -30,11 +30,6 @@ from reluformers.training.checkpoints import (
 from reluformers.translation import train_translation
 
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "max_tokens": 200}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

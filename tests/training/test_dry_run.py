@@ -4,15 +4,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from builders.image_runs import make_image_recipe, write_images
-from builders.translation_runs import make_recipe, training_logs, write_toy_files
+from builders.translation_runs import make_recipe, training_logs
 from reluformers.errors import UserError
 from reluformers.images import train_image_classification
 from reluformers.translation import train_translation
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 def test_a_dry_run_says_what_the_run_takes_and_leaves_nothing(files, tmp_path, capsys):

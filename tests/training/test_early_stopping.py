@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from builders.commands import SCRIPTS, refusal_of, run_command
-from builders.translation_runs import make_recipe, write_toy_files
+from builders.translation_runs import make_recipe
 from reluformers.errors import UserError
 from reluformers.translation import train_translation
 
@@ -21,11 +21,6 @@ PATIENT = {
     "eval_strategy": "epoch",
     "evaluate_bleu": False,
 }
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from builders.commands import refusal_of, run_command
-from builders.translation_runs import make_recipe, training_logs, write_toy_files
+from builders.translation_runs import make_recipe, training_logs
 from reluformers.errors import DivergenceError, UserError
 from reluformers.files import write_json
 from reluformers.training.arguments import TaskTrainingArguments
@@ -29,11 +29,6 @@ with only_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(files, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers import trainer as transformers_trainer
 
-from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs, write_toy_files
+from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs
 from reluformers.errors import UserError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
@@ -26,11 +26,6 @@ PLATEAU = {
     "lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0},
 }
 ACCUMULATED = {"schedule": "noam", "gradient_accumulation_steps": 2}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from builders.translation_runs import make_recipe, training_logs, write_toy_files
+from builders.translation_runs import make_recipe, training_logs
 from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
@@ -19,11 +19,6 @@ from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
 from reluformers.translation.schedules import WarmupThenPlateau
 from reluformers.translation.tokenization import load_tokenizers
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_toy_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
