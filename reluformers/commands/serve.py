@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from reluformers.app.app import hide_tokens
 from reluformers.errors import UserError
 from reluformers.saved_models import check_indices, check_no_adapter
+from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
 
 
@@ -38,8 +39,6 @@ def run(options: argparse.Namespace) -> None:
     check_indices(options.model)
     check_no_adapter(options.model)
     check_model(options.model)
-    from reluformers.serving.server import bind, build_server, load_handler, serve
-
     bound = bind(options.host, options.port)
     disable_progress_bar()
     hide_tokens(os.environ)
