@@ -41,6 +41,8 @@ EXTRAS_REQUIRE = {
         "fastapi>=0.162",  # requests, and the OpenAPI page
         "uvicorn>=0.34",  # the HTTP server
     ],
+    # weights that are saved in int8
+    "int8": ["torchao>=0.18"],  # their format in transformers
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",

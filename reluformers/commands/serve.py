@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import hide_tokens
 from reluformers.errors import UserError
-from reluformers.saved_models import check_indices, check_no_adapter
+from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
 
@@ -24,6 +24,7 @@ from reluformers.training.checkpoints import check_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", help="folder of a saved model")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all of the machine")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one")
 
@@ -42,7 +43,9 @@ def run(options: argparse.Namespace) -> None:
     bound = bind(options.host, options.port)
     disable_progress_bar()
     hide_tokens(os.environ)
-    server = build_server(*load_handler(options.model), title=Path(options.model).resolve().name)
+    module, handler = load_handler(options.model)
+    set_precision(handler.pipeline.model, options.dtype)
+    server = build_server(module, handler, title=Path(options.model).resolve().name)
     host, port = bound.getsockname()[:2]
     print(f"{options.model} is served at http://{host}:{port}, described at http://{host}:{port}/docs", flush=True)
     serve(server, bound)
