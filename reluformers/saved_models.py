@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
-from reluformers_kernels import is_quantized, quantize_int8
+from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
 
 from .errors import UserError, describe_error
 from .files import check_name, read_json
@@ -119,7 +119,9 @@ def to_accelerator(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
-    """Let a model compute in one of `DTYPES`, in place; None leaves it, but for int8 of torchao on a CPU.
+    """Let a model compute in one of `DTYPES`, in place, and lay its weights out for inference.
+
+    None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
     Raises:
         UserError: the name is none of them, int8 is asked for off the CPU, or a model in int8 for another.
@@ -133,7 +135,8 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
         raise UserError(f"the model is saved in int8, and cannot compute in {dtype}")
     if dtype == "int8" or (is_int8 and model.device.type == "cpu"):
         return quantize_int8(model.float() if not is_int8 else model)
-    return model if dtype is None else model.to(getattr(torch, dtype))
+    model = model if dtype is None else model.to(getattr(torch, dtype))
+    return store_by_columns(model) if model.dtype == torch.float32 else model
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, activate
 from .dropout import dropout
 from .fused_attention import attention, rectified_attention
-from .int8 import is_quantized, quantize_int8
+from .linear import is_quantized, quantize_int8, store_by_columns
 from .norms import norm
 from .search import SearchMixin
 
@@ -31,4 +31,5 @@ __all__ = [
     "norm",
     "quantize_int8",
     "rectified_attention",
+    "store_by_columns",
 ]

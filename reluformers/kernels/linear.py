@@ -1,6 +1,6 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""int8 products on CPUs: weights packed once, activations quantised as they come, by PyTorch's own kernels.
+"""Linear layers for inference on CPUs: weights in the order in which few rows read them fastest, and int8 products.
 
 torchao, which PyTorch names as the successor of its eager quantisation, keeps and saves int8 weights, but multiplies
 them by several operators a layer unless the model is compiled: on CPUs a third as fast as float32 for one sentence
@@ -11,6 +11,26 @@ import warnings
 
 import torch
 from torch import nn
+
+
+def store_by_columns(model: nn.Module) -> nn.Module:
+    """Store the matrices of a model column by column, in place; shapes and values stay, strides change.
+
+    A step of a search multiplies few rows by all weights, and is bound by reading them: x·Wᵀ of one row reads a W that
+    lies in columns from memory in about half of the time, by the same function of PyTorch.
+
+    Args:
+        model: on the CPU; another one stays as it is, and so do weights that torchao has quantised.
+
+    Returns:
+        The same model.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():  # a tied one is there once
+            is_plain = type(parameter) is nn.Parameter and parameter.is_contiguous()
+            if is_plain and parameter.dim() == 2 and parameter.device.type == "cpu":
+                parameter.data = parameter.t().contiguous().t()
+    return model
 
 
 def quantize_int8(model: nn.Module) -> nn.Module:
