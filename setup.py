@@ -36,6 +36,13 @@ EXTRAS_REQUIRE = {
     "convert": ["sentencepiece>=0.2.1"],  # their tokenizers
     # what research/benchmarks compares with
     "benchmark": ["ctranslate2>=4.6"],  # generation on processors
+    # `reluformers serve`
+    "serve": [
+        "fastapi>=0.162",  # requests, and the OpenAPI page
+        "uvicorn>=0.34",  # the HTTP server
+    ],
+    # weights that are saved in int8
+    "int8": ["torchao>=0.18"],  # their format in transformers
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",
@@ -51,7 +58,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "entmax", "demo", "convert", "app", "slurm")
+        for extra in ("train", "publish", "entmax", "demo", "convert", "app", "serve", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.0",

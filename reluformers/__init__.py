@@ -1,6 +1,6 @@
 """Attention without plain softmax for the Hugging Face Hub: ReLUFormer, ReLA, QKNorm, ReLU-ViT, baselines."""
 
-from reluformers_kernels import rectified_attention
+from reluformers_kernels import quantize_int8, rectified_attention
 
 from . import families
 from .attentions import register_attention, register_attentions
@@ -24,6 +24,7 @@ __all__ = [
     "exchange_attention",
     "fit_attention",
     "load_adapter",
+    "quantize_int8",
     "rectified_attention",
     "register_attention",
     "restore_attention",

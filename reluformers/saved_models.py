@@ -12,12 +12,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
+from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
+
 from .errors import UserError, describe_error
 from .files import check_name, read_json
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
+DTYPES = ("float32", "bfloat16", "int8")  # that models compute in
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
 _SHARD = re.compile(r"[\w-][\w.-]*\.(?:safetensors|bin)")
@@ -113,6 +116,27 @@ def load_model(
 def to_accelerator(model: PreTrainedModel) -> PreTrainedModel:
     """Move a model to the accelerator, if there is one."""
     return model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
+def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
+    """Let a model compute in one of `DTYPES`, in place, and lay its weights out for inference.
+
+    None is what it was loaded in, and int8 for weights of torchao on a CPU.
+
+    Raises:
+        UserError: the name is none of them, int8 is asked for off the CPU, or a model in int8 for another.
+    """
+    if dtype not in (None, *DTYPES):
+        raise UserError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
+    if dtype == "int8" and model.device.type != "cpu":
+        raise UserError(f"dtype int8 is for CPUs, but the model is on {model.device}: take bfloat16 there")
+    is_int8 = is_quantized(model)
+    if is_int8 and dtype not in (None, "int8"):
+        raise UserError(f"the model is saved in int8, and cannot compute in {dtype}")
+    if dtype == "int8" or (is_int8 and model.device.type == "cpu"):
+        return quantize_int8(model.float() if not is_int8 else model)
+    model = model if dtype is None else model.to(getattr(torch, dtype))
+    return store_by_columns(model) if model.dtype == torch.float32 else model
 
 
 @contextmanager

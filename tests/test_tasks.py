@@ -30,7 +30,7 @@ FLOORS = (
     ("evaluation",),
     ("training",),
     ("translation", "images"),
-    ("app",),
+    ("app", "serving"),
     ("publish",),
     ("commands",),
     ("cli",),

@@ -24,6 +24,7 @@ COMMANDS = {
     "check": "make sure that a saved model still computes what it did",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",
+    "serve": "serve a saved model over HTTP",
     "env": "say by which computation attention runs here, and why",
 }
 

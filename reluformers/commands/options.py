@@ -19,12 +19,15 @@ def add_fields(group: argparse._ActionsContainer, owner: type, names: Iterable[s
     hints = typing.get_type_hints(owner)
     defaults = {item.name: item.default for item in dataclasses.fields(owner)}
     for name in names:
-        kinds = [kind for kind in typing.get_args(hints[name]) or (hints[name],) if kind is not type(None)]
+        hint = hints[name]
+        if type(None) in typing.get_args(hint):
+            hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
+        kinds = typing.get_args(hint) or (hint,)
         options = {"help": _help_of(owner, name).replace("%", "%%")}
-        if hints[name] is bool:
+        if hint is bool:
             options |= {"action": "store_true"}
-        elif typing.get_origin(hints[name]) is typing.Literal:
-            options |= {"choices": kinds, "default": defaults[name]}
+        elif typing.get_origin(hint) is typing.Literal:
+            options |= {"choices": list(kinds), "default": defaults[name]}
         else:
             options |= {"type": kinds[0], "default": defaults[name]}
         group.add_argument(f"--{name}", **options)

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from reluformers.errors import UserError
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
-from reluformers.saved_models import WEIGHTS
+from reluformers.saved_models import DTYPES, WEIGHTS
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_search
 from reluformers.translation.lines import TABLES, align_lines, continued_file, read_texts, translate_lines
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", help="of a file .jsonl, .json, .tsv or .csv: key or column of the texts")
     parser.add_argument("--output", help="file for the translations, instead of the standard output")
     parser.add_argument("--num_beams", type=int, help="beams of the search; those that the model was saved with")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
     parser.add_argument("--batch_size", type=int, help="most sentences of a batch, beside --max_tokens")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
     parser.add_argument("--alignments", action="store_true", help="write JSON lines with the source word of each word")
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     check_output_files(options.output, inputs=[source] if is_file else [])
     place = options.model or default_model()
     check_model(place)
-    model, tokenizers = load_translation_model(place, trust_remote_code=options.trust_remote_code)
+    model, tokenizers = load_translation_model(place, trust_remote_code=options.trust_remote_code, dtype=options.dtype)
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -126,6 +127,7 @@ def run(options: argparse.Namespace) -> None:
         "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,
         "column": options.column,
         "alignments": options.alignments,
+        **({} if options.dtype is None else {"dtype": options.dtype}),
         **search,
     }
     with continued_file(options.output, identity) as (file, done):

@@ -12,6 +12,7 @@ from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, activate
 from .dropout import dropout
 from .fused_attention import attention, rectified_attention
+from .linear import is_quantized, quantize_int8, store_by_columns
 from .norms import norm
 from .search import SearchMixin
 
@@ -26,6 +27,9 @@ __all__ = [
     "attention",
     "dropout",
     "interface",
+    "is_quantized",
     "norm",
+    "quantize_int8",
     "rectified_attention",
+    "store_by_columns",
 ]

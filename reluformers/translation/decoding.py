@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedMode
 from reluformers.data.batches import length_batches
 from reluformers.errors import UserError, describe_error
 from reluformers.modeling.pipeline_translation import longest_translation
-from reluformers.saved_models import load_model, opening, to_accelerator
+from reluformers.saved_models import load_model, opening, set_precision, to_accelerator
 
 from .length_penalty import wu_length_penalty
 from .tokenization import check_tokenizer_fits, describe_unknown, load_tokenizers, unknown_characters
@@ -32,13 +32,15 @@ Tokenizers = PreTrainedTokenizerBase | tuple[PreTrainedTokenizerBase, PreTrained
 
 
 def load_translation_model(
-    name_or_path: str | Path, *, trust_remote_code: bool = False
+    name_or_path: str | Path, *, trust_remote_code: bool = False, dtype: str | None = None
 ) -> tuple[PreTrainedModel, tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]]:
     """Load a translation model and its tokenizers, and check that they belong together.
 
     Args:
         name_or_path: folder of a saved model, or a Hub id.
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
+        dtype: one of `DTYPES`; None for what the model was saved with. int8 is `quantize_int8`, for CPUs alone, and
+            what a folder that torchao has quantised becomes there.
 
     Returns:
         The model in evaluation mode, on the accelerator if there is one, and (source tokenizer, target tokenizer).
@@ -46,7 +48,9 @@ def load_translation_model(
     Raises:
         UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
-    model = to_accelerator(load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code))
+    options = {} if dtype is None else {"dtype": "float32" if dtype == "int8" else dtype}
+    model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **options)
+    model = set_precision(to_accelerator(model), dtype)
     tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
     with opening(name_or_path, "its tokenizer"):
         for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):

@@ -23,7 +23,7 @@ from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
-from reluformers.saved_models import opening
+from reluformers.saved_models import DTYPES, opening
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .languages import saved_languages
@@ -60,6 +60,7 @@ class TranslationScoring(ScoringOptions):
         min_new_tokens: tokens; 1 forbids empty translations.
         tokenize: sacreBLEU's tokenizer; none for text in tokens.
         predictions: text file for the translations, one per line.
+        dtype: data type to compute in, int8 on CPUs alone; that of the saved model if missing.
         comet: score by this model of COMET too, such as Unbabel/wmt22-comet-da, or by a file of one.
     """
 
@@ -76,6 +77,7 @@ class TranslationScoring(ScoringOptions):
     min_new_tokens: int = 0
     tokenize: str = "13a"
     predictions: str | None = None
+    dtype: Literal[DTYPES] | None = None
     comet: str | None = None
 
     row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
@@ -135,7 +137,7 @@ class TranslationScorer(Scorer):
         columns |= {"document_column": options.document_column} if packs else {}
         self.pairs = load_translation_split(options.source, options.split, **languages, **columns)
         self.model, self.tokenizers = load_translation_model(
-            options.model, trust_remote_code=options.trust_remote_code
+            options.model, trust_remote_code=options.trust_remote_code, dtype=options.dtype
         )
         if packs:
             self.pairs = pack_documents(self.pairs, *self.tokenizers, options.document_tokens)
@@ -180,7 +182,8 @@ class TranslationScorer(Scorer):
         if self.options.comet is not None:
             value = comet_score(self.options.comet, self.pairs["source"], answers, self.pairs["target"])
             scores["comet"] = Score(value, self.options.comet)
-        return Scores(scores, self.decoding)
+        precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
+        return Scores(scores, self.decoding | precision)
 
     def row_statistics(self, answers: list[str]) -> dict[str, np.ndarray]:
         """What BLEU and chrF count of each pair."""

@@ -9,8 +9,9 @@
 many tokens on average as ours may. Counted are real tokens of both sides a second, without padding.
 
 `generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
-and by `--ctranslate2` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`). `search`
-translates with a trained model, by the search of this library and by that of transformers.
+and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
+`--dtypes float32 bfloat16 int8` are ours. A vocabulary that the data do not fill is filled with unused tokens.
+`search` translates with a trained model, by the search of this library and by that of transformers.
 
 Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are
 taken inside a round.
@@ -42,6 +43,7 @@ from transformers import (
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.errors import UserError, run_main
+from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.loading import load_translation_split
@@ -85,10 +87,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=4, help="generate: batches a round")
     parser.add_argument("--num_beams", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=20, help="generate: steps, the same for all")
-    parser.add_argument("--ctranslate2", action="store_true", help="generate: CTranslate2 on Marian's weights too")
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--ffn_dim", type=int, help="twice d_model if missing")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], help="generate: of our models")
+    parser.add_argument(
+        "--ctranslate2", nargs="*", choices=["float32", "int8"], help="generate: CTranslate2 on Marian's weights too"
+    )
     arguments = parser.parse_args()
-    if arguments.ctranslate2 and arguments.job != "generate":
-        parser.error("--ctranslate2 goes with the job generate")
+    arguments.ctranslate2 = ["float32"] if arguments.ctranslate2 == [] else arguments.ctranslate2 or []
+    if (arguments.ctranslate2 or arguments.dtypes != ["float32"]) and arguments.job != "generate":
+        parser.error("--ctranslate2 and --dtypes go with the job generate")
     if (arguments.job == "search") != (arguments.model is not None):
         parser.error("--model goes with the job search, and search needs it")
     unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
@@ -105,10 +113,10 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
         "d_model": options.d_model,
         "encoder_layers": options.layers,
         "decoder_layers": options.layers,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 2 * options.d_model,
-        "decoder_ffn_dim": 2 * options.d_model,
+        "encoder_attention_heads": options.heads,
+        "decoder_attention_heads": options.heads,
+        "encoder_ffn_dim": options.ffn_dim or 2 * options.d_model,
+        "decoder_ffn_dim": options.ffn_dim or 2 * options.d_model,
     }
     if name not in (PEER, GROUPED_PEER):
         return AutoModelForSeq2SeqLM.from_config(seq2seq_config(name, **shape, **PLAIN))
@@ -121,13 +129,15 @@ def build(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 class CTranslate2Model:
-    """Marian's weights in CTranslate2, float32, with as much of `generate` as is timed here.
+    """Marian's weights in CTranslate2, with as much of `generate` as is timed here.
 
     Raises:
         UserError: ctranslate2 is not installed, or writes other tokens than the model whose weights it has.
     """
 
-    def __init__(self, marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, batch: dict, threads: int):
+    def __init__(
+        self, marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, batch: dict, threads: int, dtype: str
+    ):
         try:
             from ctranslate2 import Translator
             from ctranslate2.converters import Converter
@@ -145,8 +155,10 @@ class CTranslate2Model:
 
         with tempfile.TemporaryDirectory() as folder:
             LoadedMarianConverter().convert(folder, force=True)
-            self.translator = Translator(folder, DEVICE, compute_type="float32", intra_threads=threads)
+            self.translator = Translator(folder, DEVICE, compute_type=dtype, intra_threads=threads)
         self.tokenizer = tokenizer
+        if dtype != "float32":
+            return
         steps = {"num_beams": 1, "max_new_tokens": 20, "eos_token_id": None}
         theirs = marian.generate(**batch, **steps, suppress_tokens=[tokenizer.eos_token_id])[:, 1:].cpu()
         if not torch.equal(self.generate(**batch, **steps), theirs):
@@ -310,15 +322,21 @@ def main() -> None:
     pairs = load_translation_split(options.data, "train", **languages)
     texts = [text for side in ("source", "target") for text in pairs[side]]
     tokenizer = train_tokenizer(texts, options.vocab_size)
+    if options.job == "generate":
+        tokenizer.add_tokens([f"<unused{number}>" for number in range(options.vocab_size - len(tokenizer))])
     options.vocab_size = len(tokenizer)
     dataset = tokenize_pairs(pairs, tokenizer, tokenizer).select_columns(["input_ids", "labels"])
     names = [PEER, *([GROUPED_PEER] if options.job == "train" else []), *options.presets]
     if options.job == "generate":
-        models = {name: build(name, options).eval().to(DEVICE) for name in names}
+        models = {PEER: build(PEER, options).eval().to(DEVICE)}
+        for name in options.presets:
+            for dtype in options.dtypes:
+                models[f"{name}, {dtype}"] = set_precision(build(name, options).eval().to(DEVICE), dtype)
         batches = source_batches(dataset, tokenizer, options)
-        if options.ctranslate2:
-            models["ctranslate2"] = CTranslate2Model(models[PEER], tokenizer, batches[0], options.threads)
-            names = [*models]
+        for dtype in options.ctranslate2:
+            arguments = (models[PEER], tokenizer, batches[0], options.threads, dtype)
+            models[f"ctranslate2, {dtype}"] = CTranslate2Model(*arguments)
+        names = [*models]
         for model in models.values():  # warm up
             sentences_per_second(model, batches[:1], options)
     speeds: dict[str, list[float]] = {name: [] for name in names}

@@ -1,0 +1,51 @@
+r"""Serve a saved folder over HTTP, with the handler that an Inference Endpoint runs.
+
+The code in the folder is executed. It gets no token of the environment or of `hf auth login`. Requests that wait are
+computed together; SIGTERM and Ctrl-C answer those that are there and end.
+
+Examples:
+    reluformers serve ./runs/reluformer
+    curl 127.0.0.1:8080 -H 'Content-Type: application/json' -d '{"inputs": "A dog runs."}'
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from transformers.utils.logging import disable_progress_bar
+
+from reluformers.app.app import hide_tokens
+from reluformers.errors import UserError
+from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
+from reluformers.serving.server import bind, build_server, load_handler, serve
+from reluformers.training.checkpoints import check_model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", help="folder of a saved model")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all of the machine")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Load and serve.
+
+    Raises:
+        UserError: the folder is none, its model cannot be loaded, or the address is taken.
+    """
+    if not Path(options.model, "config.json").is_file():
+        raise UserError(f"{options.model}: is not the folder of a saved model, it has no config.json")
+    check_indices(options.model)
+    check_no_adapter(options.model)
+    check_model(options.model)
+    bound = bind(options.host, options.port)
+    disable_progress_bar()
+    hide_tokens(os.environ)
+    module, handler = load_handler(options.model)
+    set_precision(handler.pipeline.model, options.dtype)
+    server = build_server(module, handler, title=Path(options.model).resolve().name)
+    host, port = bound.getsockname()[:2]
+    print(f"{options.model} is served at http://{host}:{port}, described at http://{host}:{port}/docs", flush=True)
+    serve(server, bound)

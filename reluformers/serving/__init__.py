@@ -1,0 +1,1 @@
+"""A saved folder behind HTTP: the endpoint's own handler, and a queue that joins the requests that wait."""

@@ -1,0 +1,107 @@
+"""Joins requests that wait for a handler: what came meanwhile is computed together."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(eq=False)
+class Waiting:
+    """One request: its body, what tells whether the asker has gone, and where the answer goes."""
+
+    data: Any
+    is_gone: Callable[[], Awaitable[bool]]
+    answer: asyncio.Future
+
+    @property
+    def inputs(self) -> list[Any] | None:
+        """The inputs as a list; None of a body that is to be refused alone."""
+        if not isinstance(self.data, dict) or not {"inputs"} <= self.data.keys() <= {"inputs", "parameters"}:
+            return None
+        inputs = self.data["inputs"]
+        return inputs if isinstance(inputs, list) else [inputs]
+
+
+class Batcher:
+    """Answer one batch after another, in the order of the first request of each.
+
+    A batch is the oldest request and those behind it that have the same parameters, up to `batch_size` inputs. Nobody
+    waits for others to come: only while the model computes do requests gather.
+
+    Args:
+        handler: `EndpointHandler` of a folder.
+        batch_size: inputs that it computes at a time.
+    """
+
+    def __init__(self, handler: Callable[[Any], list[Any]], batch_size: int):
+        self.handler, self.batch_size = handler, batch_size
+        self.waiting: deque[Waiting] = deque()
+        self.has_come = asyncio.Event()
+
+    async def answer(self, data: Any, is_gone: Callable[[], Awaitable[bool]]) -> Any:
+        """Wait for the answer to one request, or raise what the handler raises for it."""
+        one = Waiting(data, is_gone, asyncio.get_running_loop().create_future())
+        self.waiting.append(one)
+        self.has_come.set()
+        return await one.answer
+
+    async def run(self) -> None:
+        """Compute until cancelled, in one thread beside the server's."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
+            while True:
+                await self.has_come.wait()
+                batch = [one for one in self._take() if not await one.is_gone()]
+                answers = await loop.run_in_executor(thread, self._compute, [one.data for one in batch], batch)
+                for one, answer in zip(batch, answers, strict=True):
+                    if one.answer.done():  # cancelled
+                        continue
+                    if isinstance(answer, Exception):
+                        one.answer.set_exception(answer)
+                    else:
+                        one.answer.set_result(answer)
+                if not self.waiting:
+                    self.has_come.clear()
+
+    def _take(self) -> list[Waiting]:
+        first = self.waiting.popleft()
+        batch, inputs = [first], first.inputs
+        if inputs is None:
+            return batch
+        number = len(inputs)
+        for one in list(self.waiting):
+            others = one.inputs
+            if others and number + len(others) <= self.batch_size and _parameters(one) == _parameters(first):
+                self.waiting.remove(one)
+                batch.append(one)
+                number += len(others)
+        return batch
+
+    def _compute(self, bodies: list[Any], batch: list[Waiting]) -> list[Any]:
+        """The answer or the error of each request; where one has an error, each is computed alone."""
+        if len(batch) > 1:
+            joined = [value for one in batch for value in one.inputs]
+            try:
+                answers = iter(self.handler({"inputs": joined, "parameters": _parameters(batch[0])}))
+                return [self._share(one, answers) for one in batch]
+            except Exception:
+                pass  # whose it is is found below
+        return [self._attempt(body) for body in bodies]
+
+    def _share(self, one: Waiting, answers: Any) -> Any:
+        own = [next(answers) for _ in one.inputs]
+        # as the handler has it: an image alone has a list of classes, a text alone a list of one translation
+        return own if isinstance(one.data["inputs"], list) or self.handler.task == "translation" else own[0]
+
+    def _attempt(self, data: Any) -> Any:
+        try:
+            return self.handler(data)
+        except Exception as error:
+            return error
+
+
+def _parameters(one: Waiting) -> Any:
+    return one.data.get("parameters") or {}

@@ -1,0 +1,193 @@
+"""The HTTP server: the addresses of an Inference Endpoint, and the OpenAPI page."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from reluformers.errors import UserError
+from reluformers.saved_models import opening
+
+from .batching import Batcher
+
+logger = logging.getLogger(__name__)
+
+HANDLER = "handler.py"
+MAX_REQUESTS = 64  # that are read, wait or are computed; more are asked to come again
+MAX_BODY_BYTES = 16 * 2**20  # the largest image of the handler in base64, with its frame
+BODY_SECONDS = 30  # for a body to arrive
+DRAIN_SECONDS = 60  # after SIGTERM, for requests that are there
+
+
+def load_handler(folder: str | Path) -> tuple[ModuleType, Any]:
+    """Open a saved folder as an Inference Endpoint does; its code is executed.
+
+    Args:
+        folder: that `save_pretrained` of a model of this library has written.
+
+    Returns:
+        Its handler.py as a module, and `EndpointHandler` with the model.
+
+    Raises:
+        UserError: there is no handler.py, or the model cannot be opened.
+    """
+    path = Path(folder, HANDLER)
+    if not path.is_file():
+        raise UserError(f"{folder}: has no {HANDLER}; `save_pretrained` of a model of this library writes it")
+    spec = importlib.util.spec_from_file_location("handler", path)
+    module = importlib.util.module_from_spec(spec)
+    with opening(folder, "its handler"):
+        spec.loader.exec_module(module)
+        return module, module.EndpointHandler(str(folder))
+
+
+def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
+    """Build the server of one model.
+
+    `POST /` and `POST /predict` take the body that an Inference Endpoint takes, `GET /` and `GET /health` say that the
+    model is loaded, `/docs` is the OpenAPI page. Errors are `{"error": one line}`: 400 for what the handler refuses,
+    408, 413 and 415 for a body that is slow, too large or of another kind, 500 where the model failed, and 503 while
+    `MAX_REQUESTS` are in the house.
+
+    Args:
+        module, handler: as `load_handler` gives them.
+        title: of the OpenAPI page.
+    """
+    batcher, requests = Batcher(handler, module.BATCH_SIZE), set()
+
+    @contextlib.asynccontextmanager
+    async def computing(server: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(batcher.run())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    body = {"requestBody": describe_body(module, handler)}
+    server = FastAPI(title=title, description=f"A model for {handler.task.replace('-', ' ')}.", lifespan=computing)
+
+    @server.get("/health", summary="Say that the model is loaded")
+    @server.get("/", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @server.post("/predict", summary="Answer one request", openapi_extra=body)
+    @server.post("/", include_in_schema=False)
+    async def predict(request: Request) -> JSONResponse:
+        if len(requests) >= MAX_REQUESTS:
+            raise HTTPException(503, f"{MAX_REQUESTS} requests are waiting: ask again later", {"Retry-After": "1"})
+        requests.add(request)
+        try:
+            data = await read_request(request, handler.task)
+            return JSONResponse(await batcher.answer(data, request.is_disconnected))
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        except RuntimeError as error:
+            raise HTTPException(500, str(error)) from error
+        finally:
+            requests.remove(request)
+
+    @server.exception_handler(HTTPException)
+    async def say(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    return server
+
+
+async def read_request(request: Request, task: str) -> Any:
+    """The body as the handler takes it: JSON, or for image classification an image file.
+
+    Raises:
+        HTTPException: it is slow, too large or of another kind.
+        ValueError: it is no JSON.
+    """
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    is_file = task == "image-classification" and kind.startswith("image/")
+    if kind != "application/json" and not is_file:  # pages of other sites could send text/plain unasked
+        kinds = "application/json or image/…" if task == "image-classification" else "application/json"
+        raise HTTPException(415, f"Content-Type must be {kinds}, got {kind!r:.50}")
+    body, length = bytearray(), 0
+
+    async def read() -> None:
+        nonlocal length
+        async for part in request.stream():
+            length += len(part)
+            if length <= MAX_BODY_BYTES:  # the rest is read all the same: who still sends does not hear the answer
+                body.extend(part)
+
+    try:
+        await asyncio.wait_for(read(), BODY_SECONDS)
+    except asyncio.TimeoutError as error:  # another one than TimeoutError up to Python 3.10
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS} seconds") from error
+    if length > MAX_BODY_BYTES:
+        raise HTTPException(413, f"the body has {length} bytes, at most {MAX_BODY_BYTES} are allowed")
+    if is_file:
+        return {"inputs": bytes(body)}
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON: {error}") from error
+
+
+def describe_body(module: ModuleType, handler: Any) -> dict[str, Any]:
+    """The request body for the OpenAPI page, with the bounds that the handler has."""
+    properties = {}
+    for name, allowed in module.PARAMETERS[handler.task].items():
+        if isinstance(allowed, list):
+            properties[name] = {"enum": allowed}
+        else:
+            low, high = allowed
+            properties[name] = {"type": "integer" if type(low) is int else "number", "minimum": low, "maximum": high}
+    is_text = handler.task == "translation"
+    one = {"type": "string"} | ({"maxLength": module.MAX_CHARACTERS} if is_text else {"format": "byte"})
+    many = {"type": "array", "items": one, "minItems": 1, "maxItems": module.MAX_BATCH}
+    schema = {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "inputs": {"oneOf": [one, many]},
+            "parameters": {"type": "object", "properties": properties, "additionalProperties": False},
+        },
+    }
+    content = {"application/json": {"schema": schema}}
+    if is_text:
+        content["application/json"]["example"] = {"inputs": "A dog runs."}
+    else:
+        content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+    return {"required": True, "content": content}
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Reserve an address, before a model is loaded for it.
+
+    Raises:
+        UserError: it is taken, or none of this machine.
+    """
+    if not 0 <= port <= 65535:
+        raise UserError(f"the port is {port}, but must be from 0 to 65535")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; name another --port") from error
+    return bound
+
+
+def serve(server: FastAPI, bound: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that are there are answered first, for `DRAIN_SECONDS` at most."""
+    config = uvicorn.Config(server, timeout_graceful_shutdown=DRAIN_SECONDS, access_log=False)
+    with contextlib.suppress(KeyboardInterrupt):  # the signal again, once all is answered
+        uvicorn.Server(config).run(sockets=[bound])

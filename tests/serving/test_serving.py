@@ -1,0 +1,254 @@
+"""`reluformers serve`: the endpoint's handler behind HTTP, asked as programs ask it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from huggingface_hub import InferenceClient
+
+from builders.commands import refusal_of
+from builders.pictures import encode, picture
+from builders.saved_models import save_classifier, save_translator
+from reluformers.serving import server
+from reluformers.serving.batching import Batcher
+
+
+@contextmanager
+def serving(app):
+    """Address of a server in a thread."""
+    bound = server.bind("127.0.0.1", 0)
+    runner = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while thread.is_alive() and not runner.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    runner.should_exit = True
+    thread.join()
+
+
+def ask(address: str, data=None, kind: str = "application/json"):
+    """Status and answer; JSON unless the body is bytes."""
+    body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": kind} if body is not None else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return server.load_handler(save_translator(tmp_path_factory.mktemp("translator")))
+
+
+@pytest.fixture(scope="module")
+def address(translator):
+    with serving(server.build_server(*translator, title="toy")) as address:
+        yield address
+
+
+def test_answers_are_those_of_the_handler(translator, address):
+    handler = translator[1]
+    assert ask(f"{address}/health") == ask(address) == (200, {"status": "ok"})
+    beams = {"inputs": ["old dog", "red cat house"], "parameters": {"num_beams": 2}}
+    for body in ({"inputs": "old dog"}, beams):
+        assert ask(address, body) == ask(f"{address}/predict", body) == (200, handler(body))
+
+
+def test_the_client_of_the_hub_asks_it(translator, address, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    found = InferenceClient(address).translation("old dog", generate_parameters={"num_beams": 2}).translation_text
+    assert found == translator[1]({"inputs": "old dog", "parameters": {"num_beams": 2}})[0]["translation_text"]
+
+
+def test_the_page_describes_the_bounds_of_the_handler(address):
+    _, described = ask(f"{address}/openapi.json")
+    schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    properties = schema["properties"]["parameters"]["properties"]
+    assert properties["num_beams"] == {"type": "integer", "minimum": 1, "maximum": 8}
+    assert properties["early_stopping"] == {"enum": [True, False]}
+    with urllib.request.urlopen(f"{address}/docs", timeout=60) as page:
+        assert b"openapi.json" in page.read()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "message"),
+    [
+        (b"{", "application/json", 400, "no JSON"),
+        (b"[" * 10**5, "application/json", 400, "no JSON"),
+        (b"\xff", "application/json", 400, "no JSON"),
+        ([], "application/json", 400, "the body must be an object"),
+        ({"inputs": ""}, "application/json", 400, "must be a string that is not empty"),
+        ({"inputs": "a", "parameters": {"num_beams": 9}}, "application/json", 400, "num_beams must be a number from"),
+        ({"inputs": "a"}, "text/plain", 415, "Content-Type must be application/json, got 'text/plain'"),
+        (b"x" * (server.MAX_BODY_BYTES + 1), "application/json", 413, "are allowed"),
+    ],
+    ids=["half", "deep", "bytes", "list", "empty", "beams", "kind", "large"],
+)
+def test_a_bad_request_gets_one_line(address, body, kind, status, message):
+    code, answer = ask(address, body, kind)
+    assert (code, set(answer)) == (status, {"error"})
+    assert message in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_what_fails_is_the_servers_fault_and_what_is_not_there_is_404(translator, address, monkeypatch):
+    monkeypatch.setattr(translator[1].pipeline, "forward", lambda *arguments, **options: 1 / 0)
+    code, answer = ask(address, {"inputs": "old dog"})
+    assert code == 500
+    assert "the log of the endpoint says why" in answer["error"]
+    assert ask(f"{address}/nowhere") == (404, {"error": "Not Found"})
+
+
+def test_images_come_as_files_and_in_base64(tmp_path):
+    module, handler = server.load_handler(save_classifier(tmp_path / "model"))
+    data = encode(picture(8, 12))
+    with serving(server.build_server(module, handler, title="toy")) as address:
+        assert ask(address, data, "image/png") == (200, handler({"inputs": data}))
+        assert ask(address, b"no image", "image/png")[0] == 400
+        assert "image/…" in ask(address, data, "application/octet-stream")[1]["error"]
+
+
+class Counting:
+    """A handler that reverses texts, refuses empty ones, and keeps the bodies; the first waits until it may go on."""
+
+    task = "translation"
+
+    def __init__(self):
+        self.bodies, self.may_go_on = [], threading.Event()
+
+    def __call__(self, data):
+        self.bodies.append(data)
+        self.may_go_on.wait(60)
+        texts = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+        if "" in texts:
+            raise ValueError("a text is empty")
+        return [text[::-1] for text in texts]
+
+
+def batched(bodies, gone=()):
+    """Answers or errors to requests of which all but the first wait while that is computed, and the calls."""
+    handler = Counting()
+
+    async def ask_all():
+        batcher = Batcher(handler, batch_size=4)
+        worker = asyncio.create_task(batcher.run())
+
+        async def is_gone(number):
+            return number in gone
+
+        asked = []
+        for number, body in enumerate(bodies):
+            answer = batcher.answer(body, lambda number=number: is_gone(number))
+            asked.append(asyncio.create_task(answer))
+            while number == 0 and not handler.bodies:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        handler.may_go_on.set()
+        kept = [one for number, one in enumerate(asked) if number not in gone]
+        answers = await asyncio.gather(*kept, return_exceptions=True)
+        worker.cancel()
+        return answers
+
+    return asyncio.run(ask_all()), handler.bodies[1:]
+
+
+def test_requests_that_wait_are_joined_by_their_parameters():
+    beams = {"num_beams": 2}
+    bodies = [
+        {"inputs": "ab"},
+        {"inputs": "cd"},
+        {"inputs": ["ef", "gh"], "parameters": beams},
+        {"inputs": ["ij", "kl"], "parameters": {}},
+        {"inputs": ["mn", "op"]},  # would be a fifth input
+        {"inputs": "qr", "parameters": None},
+        {"inputs": "st", "parameters": beams},
+    ]
+    answers, calls = batched(bodies)
+    assert answers == [["ba"], ["dc"], ["fe", "hg"], ["ji", "lk"], ["nm", "po"], ["rq"], ["ts"]]
+    assert [call["inputs"] for call in calls] == [["cd", "ij", "kl", "qr"], ["ef", "gh", "st"], ["mn", "op"]]
+
+
+def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():
+    answers, calls = batched([{"inputs": "ab"}, {"inputs": ""}, {"inputs": "cd"}, {"inputs": "ef"}, []], gone=[3])
+    assert answers[0] == ["ba"]
+    assert answers[2] == ["dc"]
+    assert [type(answer) for answer in answers] == [list, ValueError, list, TypeError]
+    assert "ef" not in str(calls)
+
+
+def test_too_many_requests_are_asked_to_come_again(monkeypatch):
+    monkeypatch.setattr(server, "MAX_REQUESTS", 2)
+    handler = Counting()
+    module = type(sys)("handler")
+    module.BATCH_SIZE, module.MAX_BATCH, module.MAX_CHARACTERS, module.PARAMETERS = 1, 1, 9, {"translation": {}}
+    with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(ask, address, {"inputs": "ab"}) for _ in range(2)]
+        deadline = time.monotonic() + 60
+        while (status := ask(address, b"{")[0]) == 400 and time.monotonic() < deadline:  # until both have come
+            time.sleep(0.01)
+        assert status == 503
+        assert ask(f"{address}/health")[0] == 200
+        handler.may_go_on.set()
+        assert [one.result() for one in first] == [(200, ["ba"])] * 2
+
+
+def test_refusals_of_the_command(capsys, tmp_path):
+    assert "has no config.json" in refusal_of(capsys, "serve", tmp_path)
+    folder = save_translator(tmp_path / "model")
+    taken = server.bind("127.0.0.1", 0)
+    taken.listen()
+    port = taken.getsockname()[1]
+    assert f"cannot listen on 127.0.0.1, port {port}" in refusal_of(capsys, "serve", folder, "--port", port)
+    assert "must be from 0 to 65535" in refusal_of(capsys, "serve", folder, "--port", 65536)
+    os.remove(os.path.join(folder, "handler.py"))
+    with pytest.raises(ValueError, match=r"has no handler\.py"):
+        server.load_handler(folder)
+
+
+@pytest.mark.slow
+def test_the_command_answers_what_is_there_before_it_ends(tmp_path):
+    """Without the packages that training needs, and with SIGTERM while a request is computed."""
+    folder = save_translator(tmp_path / "model")
+    with open(os.path.join(folder, "handler.py"), "a") as file:
+        file.write("\nimport os, time\nassert 'SECRET' not in os.environ\n")
+        file.write("compute = EndpointHandler.__call__\n")
+        file.write("EndpointHandler.__call__ = lambda self, data: (time.sleep(1), compute(self, data))[1]\n")
+    program = "import sys; sys.modules |= dict.fromkeys(('datasets', 'evaluate', 'gradio', 'matplotlib')); "
+    program += "from reluformers_cli import main; main(sys.argv[1:])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "serve", folder, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SECRET": "x"},
+    )
+    line = child.stdout.readline()
+    assert "is served at" in line, child.stderr.read()
+    address = line.split(" is served at ")[1].split(",")[0]
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(100):
+            try:
+                ask(f"{address}/health")
+                break
+            except urllib.error.URLError:
+                time.sleep(0.1)
+        answer = pool.submit(ask, address, {"inputs": "old dog"})
+        time.sleep(0.5)
+        child.send_signal(signal.SIGTERM)
+        assert answer.result()[0] == 200
+    assert child.wait(30) == 0
+    assert "Traceback" not in child.stderr.read()
