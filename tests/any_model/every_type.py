@@ -34,8 +34,8 @@ class Found:
     """What came of a type.
 
     Args:
-        outcome: `"exact"`, `"in parts"` (exact, but tried part by part), `"refused"`, `"untried"` (no tiny model of it runs here), `"none"` (no attention through
-            the interface) or `"wrong"`.
+        outcome: `"exact"`, `"in parts"` (exact, but tried part by part), `"refused"`, `"untried"` (no tiny model of it
+            runs here), `"none"` (no attention through the interface) or `"wrong"`.
         why: the reason, where it is not exact.
         files: modules of transformers that called the attention.
     """
@@ -56,7 +56,8 @@ def files_with_interface() -> set[str]:
 def examine(model_type: str) -> Found:
     """Outputs and gradients of tiny models with `relu_attention`, beside those of the written-out form.
 
-    The whole model is tried first; then its parts, where the whole does not run or leaves the attention of its file out.
+    The whole model is tried first, then its parts, where the whole does not run or leaves the attention of its file
+    out; attention modules by themselves come last.
     """
     register_written_out("written_relu", exponent=1.0)
     outcomes, files, why, built = set(), set(), "", []
