@@ -850,6 +850,8 @@ def fused_attention(
         return output, None, rows
     if formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
+    # one query has nothing to save but the copies of keys that several heads share
+    is_long_or_shared = mask.query_len > 1 or key.shape[1] < query.shape[1]
     if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
@@ -858,7 +860,7 @@ def fused_attention(
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
         return softmax1_attention(*arguments)
-    elif mask.query_len > 1 and mask.is_structured and is_fused(attention.activation, statistics):
+    elif is_long_or_shared and mask.is_structured and is_fused(attention.activation, statistics):
         is_distribution = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
         found = kernels.attention(
             query,

@@ -31,14 +31,12 @@ def calls_of(module: nn.Module) -> Iterator[dict[str, Any]]:
     required = [
         name for name, one in arguments.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD
     ]
-    optional = [name for name in ("position_embeddings",) if name in arguments and name not in required]
-    for names in (required, required + optional) if optional else (required,):
-        names = [name for name in names if name != "attention_mask"]
+    for optional in ([], ["position_embeddings"], ["position_ids"]):
+        names = [name for name in (*required, *optional) if name in arguments and name != "attention_mask"]
         for sizes in ((BATCH, LENGTH), (LENGTH,), (BATCH, 4, 4)):
-            choices = [list(_values(name, module, sizes)) for name in names]
-            yield from (
-                dict(zip(names, one, strict=True)) for one in itertools.islice(itertools.product(*choices), 40)
-            )
+            choices = [list(_values(name, module, sizes)) for name in dict.fromkeys(names)]
+            for one in itertools.islice(itertools.product(*choices), 200):
+                yield dict(zip(dict.fromkeys(names), one, strict=True))
 
 
 def with_mask(module: nn.Module, call: dict[str, Any], attention: str) -> dict[str, Any]:
@@ -74,6 +72,8 @@ def _values(name: str, module: nn.Module, sizes: tuple[int, ...]) -> Iterator[An
             angles = torch.rand(LENGTH, width, generator=generator) * 6
             for part in (angles, angles[None], angles.expand(BATCH, -1, -1)):
                 yield part.cos(), part.sin()
+        for width in _widths("query", module):
+            yield torch.randn(*sizes, width, generator=generator)
     elif name == "position_ids":
         yield torch.arange(LENGTH)[None]
     elif name == "layer_idx":

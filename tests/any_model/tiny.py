@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, ResNetConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WIDTH, HEADS, LENGTH = 32, 4, 11
-MOST_PARAMETERS = 40_000_000
+MOST_PARAMETERS = 100_000_000
 # field → value, where a configuration has such a field of that kind
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
@@ -87,9 +87,40 @@ SIZES: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     "hidden_size_per_head": 8,
     "num_frames": 4,
+    "frames_per_clip": 4,
+    "crop_size": 32,
+    "prediction_length": 4,
+    "context_length": 16,
+    "n_shared_experts": 1,
+    "num_kv_shared_layers": 0,
+    "cross_attention_hidden_size": WIDTH,
     "tubelet_size": 2,
 }
-OFTEN_NONE = {"vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"}
+OFTEN_NONE = {
+    *("vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"),
+    *(
+        "num_experts",
+        "num_key_value_heads",
+        "n_shared_experts",
+        "prediction_length",
+        "context_length",
+        "moe_intermediate_size",
+    ),
+}
+# model type → fields that no size says: without them its model cannot be built, or has no attention
+FIELDS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "kyutai_speech_to_text": {"audio_pad_token_id": 1},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "patchtsmixer": {"self_attn": True},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid"] * 2},
+}
+# backbones that need a further package, or that are refused themselves
+OTHER_BACKBONES = ("timm_backbone", "swin", "maskformer-swin")
 MAPPINGS = [
     *("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"),
     *("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
@@ -101,8 +132,13 @@ def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
     fields = {}
     sizes = SIZES if widths else {name: size for name, size in SIZES.items() if size in (2, 99)}
     for name, value in list(config.__dict__.items()):
-        if isinstance(value, PreTrainedConfig):
+        if name == "backbone_config" and getattr(value, "model_type", "") in OTHER_BACKBONES:
+            stages = {"hidden_sizes": [16, 16, 32, WIDTH], "depths": [1, 1, 1, 1], "embedding_size": 16}
+            fields[name] = ResNetConfig(**stages, layer_type="basic", out_indices=value.out_indices or [4])
+        elif isinstance(value, PreTrainedConfig):
             fields[name] = shrink(value, widths)
+        elif name == "image_size" and (isinstance(value, list | tuple) or not widths):
+            fields[name] = [64, 64] if isinstance(value, list | tuple) else 64
         elif name in sizes and ((isinstance(value, int) and not isinstance(value, bool)) or name in OFTEN_NONE):
             fields[name] = sizes[name]
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type") and value:
@@ -115,7 +151,7 @@ def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
             fields[name] = {**value, "mrope_section": [2, 1, 1]}
     if widths and hasattr(config, "kv_lora_rank"):  # each head has keys of its own, made of what is shared
         fields["num_key_value_heads"] = HEADS
-    fields["use_cache"] = False
+    fields |= {"use_cache": False, **FIELDS.get(config.model_type, {})}
     for name, value in fields.items():
         try:
             setattr(config, name, value)
@@ -230,7 +266,7 @@ def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exce
             if sorted(names) in seen:
                 break
             seen.append(sorted(names))
-            named = set()
+            named, found, error = set(), {}, None
             values = [list(values_of(name, model)) for name in names]
             for one in itertools.islice(itertools.product(*values), 24):
                 found = dict(zip(names, one, strict=True))
@@ -239,6 +275,12 @@ def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exce
                     found["attention_mask"][1:, :3] = 0
                 error = yield found
                 named |= set(re.findall(r"\w+", str(error))) & set(arguments)
+            for number in {int(number) for number in re.findall(r"\d+", str(error))} - {1, 2, LENGTH}:
+                if number < 4096 and main in found and found[main].is_floating_point():  # a width that it wants
+                    error = yield {
+                        **found,
+                        main: torch.randn(2, 32, number, generator=torch.Generator().manual_seed(1)),
+                    }
             names = [*names, *(name for name in sorted(named) if name not in names)]
 
 
@@ -265,7 +307,13 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
     width = number(WIDTH, "hidden_size", "d_model", "embed_dim", "dim")
     channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
     bins = number(
-        8, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim"
+        8,
+        "num_mel_bins",
+        "feature_size",
+        "input_feat_per_channel",
+        "feature_projection_input_dim",
+        "input_dim",
+        "input_size",
     )
     patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
     frames, count = 2 * number(32, "max_source_positions"), number(4, "num_frames", "frames_per_clip")
@@ -301,8 +349,10 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
     elif name == "bbox":
         yield torch.tensor([1, 2, 5, 7]).expand(2, LENGTH, 4)
     elif name in ("past_values", "past_time_features", "past_observed_mask"):
-        past = number(32, "context_length") + max(getattr(config, "lags_sequence", None) or [0])
-        past = {"past_values": draw(2, past), "past_observed_mask": torch.ones(2, past)}.get(name, draw(2, past, 2))
+        past = number(32, "context_length", "prediction_length") + max(getattr(config, "lags_sequence", None) or [0])
+        past = {"past_values": draw(2, past), "past_observed_mask": torch.ones(2, past)}.get(
+            name, draw(2, past, getattr(config, "num_time_features", 2))
+        )
         yield past
         if name == "past_values":
             yield draw(2, past.shape[1], number(1, "num_input_channels"))
