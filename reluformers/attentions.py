@@ -49,7 +49,7 @@ REFUSED: dict[str, str] = {
         ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
     ),
     **dict.fromkeys(
-        ("git", "gemma4_audio", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
+        ("git", "gemma4_audio", "informer", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
         "its own code computes with the mask",
     ),
     **dict.fromkeys(

@@ -75,8 +75,8 @@ def examine(model_type: str) -> Found:
                 why = why or f"{type(inputs).__name__}: {inputs}"
                 continue
             found = _compare(model, functools.partial(_output, model, inputs))
-            if found.outcome in ("refused", "wrong"):
-                return found
+            if found.outcome in ("refused", "wrong", "raises"):
+                return Found(found.outcome.replace("raises", "wrong"), found.why, found.files)
             if found.outcome == "exact":
                 files |= found.files
             if place == "whole" or found.outcome == "exact":
@@ -96,6 +96,7 @@ def examine(model_type: str) -> Found:
             found = None if isinstance(call, Exception) else _compare(model, functools.partial(run, call))
             if found is not None and found.outcome in ("refused", "wrong"):
                 return found
+            # one that raises may get a mask of another kind from its model
             if found is not None and found.outcome == "exact":
                 files |= found.files
                 outcomes.add("in parts")
@@ -143,7 +144,7 @@ def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     except TimeoutError:
         raise
     except Exception as error:
-        return Found("wrong", f"{type(error).__name__}: {error}", files)
+        return Found("raises", f"{type(error).__name__}: {error}", files)
     finally:
         InterfaceAttention.forward = call
     if not files:
