@@ -147,8 +147,11 @@ class InterfaceAttention(AttentionVariant):
             value = unit_length(value)
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if scaling is None or config.scale is not None or config.score == "cosine":
+        if config.score == "cosine":
             scaling = config.initial_scale(query.shape[-1])
+        elif scaling is None or config.scale is not None:
+            own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
+            scaling = config.initial_scale(query.shape[-1]) / own
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )

@@ -29,8 +29,14 @@ class ExchangeableAttention(InterfaceAttention):
     """What the interface calls: the attention that hangs on a module, or softmax where there is none."""
 
     def forward(self, module: nn.Module, *states: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
-        """Attend by the module's own attention."""
-        found = getattr(module, SUBMODULE, None)
+        """Attend by the module's own attention.
+
+        Raises:
+            ValueError: nothing was exchanged: a stock class was built from the configuration of an exchanged model.
+        """
+        found = getattr(module, SUBMODULE, self)
+        if found is self:
+            raise ValueError(f"{type(module).__name__} has no exchanged attention: open its model by from_pretrained")
         return super().forward(module, *states, **keywords) if found is None else found(module, *states, **keywords)
 
 
@@ -77,6 +83,12 @@ class ExchangedModel(PreTrainedModel):
         return super(ExchangedModel, model_class).from_pretrained(
             pretrained_model_name_or_path, *arguments, config=config, **keywords
         )
+
+    @classmethod
+    def _from_config(cls, config: PreTrainedConfig, **keywords: Any) -> PreTrainedModel:
+        if config.model_type == ExchangedConfig.model_type:
+            return exchanged_class(_class_of(config))._from_config(_base_with(config), **keywords)
+        return super()._from_config(config, **keywords)
 
     def save_pretrained(
         self, save_directory: str, *arguments: Any, push_to_hub: bool = False, **keywords: Any
@@ -178,6 +190,9 @@ def attach(model: PreTrainedModel) -> None:
     for name in exchanged["modules"] or [""]:
         if name not in modules or not calls_interface(type(modules[name])):
             raise ValueError(f"ExchangedConfig.modules has {name!r}, which is no attention module of this model")
+    for module in modules.values():
+        if calls_interface(type(module)):
+            module.add_module(SUBMODULE, None)  # softmax, where the next lines put nothing else
     for name, (num_heads, head_dim, output_dim) in exchanged["modules"].items():
         attention = InterfaceAttention(exchanged["attention"], None, num_heads, head_dim, output_dim)
         model.get_submodule(name).add_module(SUBMODULE, attention)

@@ -37,6 +37,8 @@ ATTENTIONS: dict[str, str | dict[str, Any]] = {
     },
 }
 _LEARNED = ("learned_scale", "learned_length_exponent", "learned_threshold")
+_CALL = "ALL_ATTENTION_FUNCTIONS.get_interface("
+_OWN_SCALE = ("scaling=1.0", "self.scaling = nn.Parameter")  # of code that scales queries before it calls attention
 # fields of configurations by which scores are capped before softmax
 _SOFTCAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logits_soft_cap")
 _NAMES_OF_OTHERS = ("flash", "sdpa", "flex_attention", "paged", "/", ":", "|")  # transformers reads more into these
@@ -47,7 +49,7 @@ REFUSED: dict[str, str] = {
         ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
     ),
     **dict.fromkeys(
-        ("git", "gemma4_audio", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
+        ("git", "gemma4_audio", "informer", "lightglue", "nemotron_asr_streaming", "nemotron_asr_streaming_encoder"),
         "its own code computes with the mask",
     ),
     **dict.fromkeys(
@@ -127,6 +129,9 @@ def check_attention(model_class: type, config: PreTrainedConfig, attention: Atte
             )
     if config.model_type in REFUSED:
         raise ValueError(f"{owner} does not take {name}: {REFUSED[config.model_type]}")
+    has_fixed_scale = attention.score == "dot" and attention.scale is not None and not attention.learned_scale
+    if has_fixed_scale and all(part in _source_of(model_class) for part in _OWN_SCALE):
+        raise ValueError(f"{owner} does not take {name}: it learns a scale of its queries, so that none is fixed")
     if "s_aux=" in _source_of(model_class) and attention.activation not in ("softmax", "softmax1"):
         raise ValueError(
             f"{owner} does not take {name}: its softmax has sinks; take 'softmax_attention' or 'softmax1_attention'"
@@ -160,37 +165,70 @@ def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     return {"": own, **found} if found or (parts and not is_ours(own)) else own
 
 
+def _given_to(config: PreTrainedConfig, names: Any) -> dict[int, Any]:
+    """What `attn_implementation` gives each configuration in one, by its identity.
+
+    Raises:
+        ValueError: it gives an attention of ours to a part that is not there.
+    """
+    if not isinstance(names, dict):
+        parts, own = dict.fromkeys(config.sub_configs, names), names
+    else:
+        parts, own = {key: part for key, part in names.items() if key}, names.get("")
+    found = {id(config): own}
+    for key, name in parts.items():
+        if isinstance(part := getattr(config, key, None), PreTrainedConfig):
+            found |= _given_to(part, name)
+        elif key not in config.sub_configs and (isinstance(name, dict) or is_ours(name)):
+            known = ", ".join(map(repr, config.sub_configs)) or "none"
+            raise ValueError(
+                f"attn_implementation is {names!r}, but {key!r} is no part of {type(config).__name__}: {known}"
+            )
+    return found
+
+
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
     transformers only warns where a model takes no attention by name, and saves none. So three methods are wrapped:
-    where a model is built or given another attention, and where a configuration is saved.
+    where a model is built or given another attention, and where a configuration is saved; and a property, where a
+    configuration is given a dict of names.
     """
     if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
         return
     check, give = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
-    save = PreTrainedConfig.save_pretrained
+    save, name_of = PreTrainedConfig.save_pretrained, PreTrainedConfig._attn_implementation
 
-    def check_model(model: PreTrainedModel, name: Any) -> None:
+    def check_model(model: PreTrainedModel, name: Any, given: dict[int, Any] | None) -> None:
         attention = _ours(name)
         if attention is None:
             return
         if name == IMPLEMENTATION and not BEING_MADE:
             raise ValueError(f"{type(model).__name__} does not take {name}, which is what exchange_attention gives")
         check_attention(type(model), model.config, attention.attention, name)
+        if given is None:
+            return
+        parts = [getattr(model.config, part, None) for part in model.config.sub_configs]
+        parts = [part for part in parts if isinstance(part, PreTrainedConfig)]
+        names = [given.get(id(part), part._attn_implementation) for part in parts]
+        if names and name not in names and _CALL not in _source_of(type(model)):
+            raise ValueError(
+                f"{type(model).__name__} does not take {name}: it has no attention of its own, and its parts have "
+                f"{', '.join(sorted(set(map(str, names))))}"
+            )
 
     @functools.wraps(check)
-    def get_correct_attn_implementation(self, requested_attention, *args, **keywords):
-        check_model(self, requested_attention)
-        return check(self, requested_attention, *args, **keywords)
+    def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
+        check_model(self, requested_attention, {} if is_init_check else None)
+        return check(self, requested_attention, is_init_check)
 
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
+        given = _given_to(self.config, attn_implementation)
         is_name_of_ours = is_ours(attn_implementation)
-        if is_name_of_ours:
-            for part in self.modules():
-                if isinstance(part, PreTrainedModel):
-                    check_model(part, attn_implementation)
+        for part in self.modules():
+            if isinstance(part, PreTrainedModel):
+                check_model(part, attn_implementation if is_name_of_ours else given.get(id(part.config)), given)
         give(self, attn_implementation, *args, **keywords)
         if is_name_of_ours:  # transformers 5.17 forgets the copies of a configuration that parts may have
             for part in self.modules():
@@ -209,9 +247,15 @@ def guard_models() -> None:
         finally:
             del self.attn_implementation
 
+    def take_name(self, name):
+        if isinstance(name, dict):
+            _given_to(self, name)
+        name_of.fset(self, name)
+
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
     PreTrainedModel.set_attn_implementation = set_attn_implementation
     PreTrainedConfig.save_pretrained = save_pretrained
+    PreTrainedConfig._attn_implementation = property(name_of.fget, take_name)
 
 
 def register_attentions() -> None:

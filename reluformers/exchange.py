@@ -67,7 +67,7 @@ def exchange_attention(
         if isinstance(part, PreTrainedModel):
             check_attention(type(part), part.config, config, f"the attention {config.preset_name or 'given'}")
     InterfaceAttention(config)  # raises what it cannot compute before anything is changed
-    modules = {name: module for name, module in model.named_modules() if calls_interface(type(module))}
+    modules = {name: model.get_submodule(name) for name in _sites(model)}
     patterns = ["*"] if sites is None else list(sites)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
@@ -105,7 +105,7 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, ExchangedModel):
         raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
-    for name in model.config.exchanged["modules"]:
+    for name in _sites(model):
         delattr(model.get_submodule(name), SUBMODULE)
     model.__class__ = model.base_class
     configs = _configs_of(model)
@@ -125,6 +125,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     exchanged = {name: model.config.exchanged[name] for name in ("attention", "modules")}
     text = {"base_model": model.name_or_path, "base_class": model.base_class.__name__, **exchanged}
+    text["sites"] = _sites(model)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
 
@@ -132,12 +133,18 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Exchange the attention of a model as `save_adapter` saved it.
 
     Raises:
-        ValueError: the adapter belongs to a model of another class.
+        ValueError: the adapter belongs to a model of another class or of other layers.
     """
     folder = Path(folder)
     saved = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     if saved["base_class"] != type(model).__name__:
         raise ValueError(f"{folder} belongs to a {saved['base_class']}, but the model is a {type(model).__name__}")
+    sites = saved.get("sites", list(saved["modules"]))
+    if sites != _sites(model):
+        raise ValueError(
+            f"{folder} belongs to a model of {len(sites)} attention modules, but this one has {len(_sites(model))} or "
+            "others"
+        )
     exchange_attention(model, saved["attention"], saved["modules"])
     try:
         found = model.load_state_dict(load_file(folder / ADAPTER_WEIGHTS), strict=False)
@@ -149,6 +156,11 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         restore_attention(model)
         raise ValueError(f"{folder} does not fit the model: {', '.join([*missing, *found.unexpected_keys][:3])}")
     return model
+
+
+def _sites(model: PreTrainedModel) -> list[str]:
+    """Names of all modules whose attention can be exchanged."""
+    return [name for name, module in model.named_modules() if calls_interface(type(module))]
 
 
 def _configs_of(model: PreTrainedModel) -> list:

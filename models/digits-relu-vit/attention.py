@@ -660,6 +660,9 @@ def fused_attention(
     # exported programs are to hold PyTorch's plain operators alone
     if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
         return attention_in_blocks(*arguments)
+    is_compiled = attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none")
+    # one query saves nothing but copies of keys that several heads share
+    is_saving = mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1])
     if attention.activation == "softmax":
         # on processors PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
@@ -668,11 +671,7 @@ def fused_attention(
             return softmax_attention(*arguments)
     elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
         return softmax_attention(*arguments)
-    elif (
-        mask.query_len > 1
-        and mask.is_structured
-        and (attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none"))
-    ):
+    elif is_compiled and is_saving:
         found = kernels.attention(
             query,
             key,

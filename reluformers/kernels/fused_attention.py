@@ -331,6 +331,10 @@ def attention(
     Returns:
         output like `query`, and Σ_j s_ij, Σ_j s_ij·log s_ij and the number of s_ij ≠ 0 or None; or None, see above.
     """
+    if not _fit(query, key, value):
+        if may_write_out:  # where PyTorch broadcasts, or says what is wrong
+            return None
+        _check(query, key, value, None, None)
     query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
     if not power > 0 or (activation != POWER and power != 1):
@@ -553,12 +557,19 @@ def _in_one_dtype(*states: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in states]
 
 
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether shapes are what compiled code may be given: it reads by them."""
+    shapes = [states.shape for states in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes) or shapes[1][:3] != shapes[2][:3] or shapes[0][0] != shapes[1][0]:
+        return False
+    return shapes[0][1] % (shapes[1][1] or shapes[0][1] + 1) == 0 and shapes[0][3] == shapes[1][3]
+
+
 def _check(
     query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, first_keys: Tensor | None
 ) -> None:
-    shapes = [list(states.shape) for states in (query, key, value)]
-    fits = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3] and shapes[0][0] == shapes[1][0]
-    if not fits or query.shape[1] % (key.shape[1] or query.shape[1] + 1) or query.shape[3] != key.shape[3]:
+    if not _fit(query, key, value):
+        shapes = [list(states.shape) for states in (query, key, value)]
         raise ValueError(
             f"query, key and value are {shapes}, but must be [batch, heads, length, width] with the same batch and "
             "heads, or heads of keys that divide those of queries, keys as wide as queries, and as many values as keys"

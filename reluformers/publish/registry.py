@@ -9,7 +9,7 @@ from transformers.models.auto import modeling_auto
 
 from reluformers.configuration.configuration_exchanged import ExchangedConfig
 from reluformers.families import FAMILIES
-from reluformers.modeling.modeling_exchanged import ExchangedModel
+from reluformers.modeling.modeling_exchanged import ExchangedModel, _class_of
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 
 from .payload import file_of, payload_files, write_payload
@@ -65,8 +65,38 @@ def register_exchanged() -> None:
     """Make exchanged models known to the auto classes, and every way of saving them write their code."""
     AutoConfig.register(ExchangedConfig.model_type, ExchangedConfig, exist_ok=True)
     for auto in _auto_classes():
-        auto.register(ExchangedConfig, ExchangedModel, exist_ok=True)
+        auto.register(ExchangedConfig, _opened_by(auto), exist_ok=True)
     ExchangedModel.payload_writer = staticmethod(save_exchanged_code)
+
+
+def _opened_by(auto: type) -> type[ExchangedModel]:
+    """What an auto class opens: an exchanged model of a class that it has for such a configuration, and no other."""
+
+    def check(config: PreTrainedConfig) -> None:
+        if config.model_type == ExchangedConfig.model_type and auto.__name__ not in (found := _openers(config)):
+            raise ValueError(
+                f"{auto.__name__} does not open an exchanged {config.base_class}: "
+                f"take {' or '.join(found) or ExchangedModel.__name__}"
+            )
+
+    class Opened(ExchangedModel):
+        @classmethod
+        def from_pretrained(cls, name, *arguments, config=None, **keywords):
+            if config is not None:
+                check(config)
+            return ExchangedModel.from_pretrained(name, *arguments, config=config, **keywords)
+
+        @classmethod
+        def _from_config(cls, config, **keywords):
+            check(config)
+            return ExchangedModel._from_config(config, **keywords)
+
+    return Opened
+
+
+def _openers(config: ExchangedConfig) -> list[str]:
+    found = exchanged_auto_map(_class_of(config), type(config.base_config()))
+    return [name for name in found if name != "AutoConfig"]
 
 
 def _auto_classes() -> list[type]:

@@ -4,6 +4,7 @@ r"""Time of whole models of transformers with an attention of ours by name, as a
 
 Tiny depth, real widths: Llama with grouped keys, BERT, ViT and Whisper's encoder, of random weights, one row. In each
 round every attention runs once, in turning order; the share is taken inside the round, and its median is shown.
+With --memory it measures one layer instead: the most that a call holds beyond what there was before.
 """
 
 import argparse
@@ -11,42 +12,61 @@ import statistics
 import time
 
 import torch
+from attention import peak_megabytes
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 import reluformers  # noqa: F401 (registers the names)
 
 PEER = "sdpa"
-SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
+PASSES = ("forward", "both")
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
 
 
-def build(kind: str, length: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def build(kind: str, length: int, layers: int = 2) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model and its inputs of about that many tokens."""
+    sizes = {**SIZES, "num_hidden_layers": layers}
     if kind == "llama":
-        config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, max_position_embeddings=length, **SIZES)
+        config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, max_position_embeddings=length, **sizes)
         return LlamaModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
     if kind == "bert":
-        config = BertConfig(vocab_size=1000, max_position_embeddings=length, **SIZES)
+        config = BertConfig(vocab_size=1000, max_position_embeddings=length, **sizes)
         return BertModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
     if kind == "vit":
         side = round(length**0.5)
-        config = ViTConfig(image_size=16 * side, **SIZES)
+        config = ViTConfig(image_size=16 * side, **sizes)
         return ViTModel(config), {"pixel_values": torch.randn(1, 3, 16 * side, 16 * side)}
     config = WhisperConfig(
-        d_model=256, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=1024, max_source_positions=length
+        d_model=256,
+        encoder_layers=layers,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=1024,
+        max_source_positions=length,
     )
     return WhisperEncoder(config), {"input_features": torch.randn(1, 80, 2 * length)}
+
+
+def call(model, inputs, has_backward: bool) -> None:
+    """Run a model, and back if asked."""
+    with torch.set_grad_enabled(has_backward):
+        output = model(**inputs).last_hidden_state
+        if has_backward:
+            output.float().square().mean().backward()
 
 
 def seconds(model, inputs, attention: str, has_backward: bool) -> float:
     """Time of one call."""
     model.set_attn_implementation(attention)
     start = time.perf_counter()
-    with torch.set_grad_enabled(has_backward):
-        output = model(**inputs).last_hidden_state
-        if has_backward:
-            output.float().square().mean().backward()
+    call(model, inputs, has_backward)
     return time.perf_counter() - start
+
+
+def megabytes(model, inputs, attention: str, has_backward: bool) -> float:
+    """Peak memory of one call; the gradients of the weights are there before."""
+    model.set_attn_implementation(attention)
+    call(model, inputs, has_backward)
+    return peak_megabytes(lambda: call(model, inputs, has_backward))
 
 
 def main() -> None:
@@ -58,15 +78,20 @@ def main() -> None:
     )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory", action="store_true", help="measure the peak memory of one layer, and no time")
     options = parser.parse_args()
     names = [PEER, *options.attentions]
-    print("| model | dtype | tokens | pass | sdpa, ms |", " | ".join(options.attentions), "|")
+    print(
+        f"| model | dtype | tokens | pass | sdpa, {'MB' if options.memory else 'ms'} |",
+        " | ".join(options.attentions),
+        "|",
+    )
     print("|---" * (5 + len(options.attentions)) + "|")
     for kind in options.models:
         for dtype in options.dtypes:
             for length in options.lengths:
                 torch.manual_seed(0)
-                model, inputs = build(kind, length)
+                model, inputs = build(kind, length, layers=1 if options.memory else 2)
                 model.to(getattr(torch, dtype)).eval()  # without dropout, for which SDPA would write its weights out
                 inputs = {
                     name: part.to(getattr(torch, dtype))
@@ -75,6 +100,12 @@ def main() -> None:
                     for name, part in inputs.items()
                 }
                 for has_backward in (False, True):
+                    if options.memory:
+                        held = [f"{megabytes(model, inputs, name, has_backward):.1f}" for name in names]
+                        print(
+                            "|", " | ".join([kind, dtype, str(length), PASSES[has_backward], *held]), "|", flush=True
+                        )
+                        continue
                     times = {name: [] for name in names}
                     for number in range(options.rounds + 1):
                         for place in range(len(names)):
@@ -86,7 +117,7 @@ def main() -> None:
                         statistics.median(a / b for a, b in zip(times[name], times[PEER], strict=True))
                         for name in options.attentions
                     ]
-                    row = [kind, dtype, str(length), "both" if has_backward else "forward"]
+                    row = [kind, dtype, str(length), PASSES[has_backward]]
                     row.append(f"{1000 * statistics.median(times[PEER]):.0f}")
                     print("|", " | ".join([*row, *(f"{share:.2f}" for share in shares)]), "|", flush=True)
 

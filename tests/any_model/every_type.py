@@ -3,25 +3,31 @@
 Run as a module it writes the table into a page: python -m tests.any_model.every_type docs/any-model.md
 """
 
+import functools
+import os
 import re
 import signal
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Generator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import reluformers  # noqa: F401 (registers the names)
 from reluformers.modeling.attention_interface import InterfaceAttention
 
-from .tiny import build, inputs_of, model_types
+from .alone import attention_modules, calls_of, with_mask
+from .tiny import inputs_of, model_types, models_of
 from .written_out import register_written_out
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
-SECONDS = 20  # of a type
+SECONDS = 15  # of a type's models, and again of its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
 
 
@@ -30,8 +36,8 @@ class Found:
     """What came of a type.
 
     Args:
-        outcome: `"exact"`, `"refused"`, `"untried"` (no tiny model of it runs here), `"none"` (no attention through
-            the interface) or `"wrong"`.
+        outcome: `"exact"`, `"in parts"` (exact, but tried part by part), `"refused"`, `"untried"` (no tiny model of it
+            runs here), `"none"` (no attention through the interface) or `"wrong"`.
         why: the reason, where it is not exact.
         files: modules of transformers that called the attention.
     """
@@ -41,6 +47,7 @@ class Found:
     files: set[str] = field(default_factory=set)
 
 
+@functools.cache
 def files_with_interface() -> set[str]:
     """Modules of models that call the attention interface."""
     root = Path(transformers.__file__).parent / "models"
@@ -49,32 +56,78 @@ def files_with_interface() -> set[str]:
 
 
 def examine(model_type: str) -> Found:
-    """Outputs and gradients of a tiny model with `relu_attention`, beside those of the written-out form."""
+    """Outputs and gradients of tiny models with `relu_attention`, beside those of the written-out form.
+
+    The whole model is tried first, then its parts, where the whole does not run or leaves the attention of its file
+    out; attention modules by themselves come last.
+    """
     register_written_out("written_relu", exponent=1.0)
-    model, why = None, ""
-    for widths in (True, False):
+    outcomes, files, why, built = set(), set(), "", []
+    own, every = f"transformers.models.{_folder(model_type)}.modeling_{_folder(model_type)}", files_with_interface()
+    try:
+        for place, model in models_of(model_type):
+            if isinstance(model, Exception):
+                why = why or f"{type(model).__name__}: {model}"
+                continue
+            built.append(model)
+            inputs = _first_that_runs(inputs_of(model), functools.partial(_output, model))
+            if isinstance(inputs, Exception):
+                why = why or f"{type(inputs).__name__}: {inputs}"
+                continue
+            found = _compare(model, functools.partial(_output, model, inputs))
+            if found.outcome in ("refused", "wrong", "raises"):
+                return Found(found.outcome.replace("raises", "wrong"), found.why, found.files)
+            if found.outcome == "exact":
+                files |= found.files
+            if place == "whole" or found.outcome == "exact":
+                outcomes.add(found.outcome if place == "whole" else "in parts")
+            if outcomes and own not in every - files:
+                break
+    except TimeoutError as error:
+        why = why or str(error)
+        signal.alarm(SECONDS)
+    for model in built if own in every - files else ():
+        for module in attention_modules(model).values():
+            if own not in every - files:
+                break
+            model.set_attn_implementation("eager")  # which broadcasts less than the written-out form
+            run = functools.partial(_output_alone, model, module)
+            call = _first_that_runs(calls_of(module), run)
+            found = None if isinstance(call, Exception) else _compare(model, functools.partial(run, call))
+            if found is not None and found.outcome in ("refused", "wrong"):
+                return found
+            # one that raises may get a mask of another kind from its model
+            if found is not None and found.outcome == "exact":
+                files |= found.files
+                outcomes.add("in parts")
+    outcome = next((name for name in ("exact", "in parts", "none") if name in outcomes), "untried")
+    return Found(outcome, why if outcome == "untried" else "", files)
+
+
+def _folder(model_type: str) -> str:
+    return CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+
+
+def _first_that_runs(tries: Generator[dict, Exception | None, None], run: Callable) -> dict | Exception:
+    """The first inputs that a model takes; what it says of others is sent back to where they come from."""
+    error = None
+    while True:
         try:
-            candidate = build(model_type, widths)
+            inputs = tries.send(error)
+        except StopIteration:
+            return error or LookupError("no inputs of it are known")
+        try:
+            with torch.no_grad():
+                run(inputs)
+            return inputs
         except TimeoutError:
             raise
-        except Exception as error:  # whatever a model raises that was made too small
-            why = why or f"{type(error).__name__}: {error}"
-            continue
-        for inputs in inputs_of(candidate):
-            try:
-                with torch.no_grad():
-                    _output(candidate, inputs)
-            except TimeoutError:
-                raise
-            except Exception as error:  # or that wants other inputs
-                why = why or f"{type(error).__name__}: {error}"
-                continue
-            model = candidate
-            break
-        if model is not None:
-            break
-    if model is None:
-        return Found("untried", why)
+        except Exception as found:  # whatever a model raises that wants others
+            error = found
+
+
+def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
+    """Outputs and gradients of a run of a model, or of a part of it, with both forms of an attention."""
     try:
         model.set_attn_implementation("relu_attention")
     except ValueError as error:
@@ -87,29 +140,40 @@ def examine(model_type: str) -> Found:
 
     InterfaceAttention.forward = noting
     try:
-        output, gradients = _with_gradients(model, inputs)
+        output, gradients = _with_gradients(model, run)
     except TimeoutError:
         raise
     except Exception as error:
-        return Found("wrong", f"{type(error).__name__}: {error}", files)
+        return Found("raises", f"{type(error).__name__}: {error}", files)
     finally:
         InterfaceAttention.forward = call
     if not files:
         return Found("none")
-    model.set_attn_implementation("written_relu")
     try:
-        expected, expected_gradients = _with_gradients(model, inputs)
+        model.set_attn_implementation("written_relu")
+        expected, expected_gradients = _with_gradients(model, run)
+        if not (output - expected).norm() <= TOLERANCE * expected.norm():
+            why = f"outputs differ by {(output - expected).norm() / expected.norm():.1e}"
+            return Found("untried" if _differs_by_itself(model, run) else "wrong", why, files)
     except TimeoutError:
         raise
     except Exception as error:
         return Found("untried", f"the written-out form raises {type(error).__name__}: {error}", files)
-    if not (output - expected).norm() <= TOLERANCE * expected.norm():
-        return Found("wrong", f"outputs differ by {(output - expected).norm() / expected.norm():.1e}", files)
     scale = max([gradient.norm() for gradient in expected_gradients.values()], default=torch.zeros(()))
     for name, gradient in gradients.items():
         if not (gradient - expected_gradients[name]).norm() <= 10 * TOLERANCE * scale:
             return Found("wrong", f"gradients of {name} differ", files)
     return Found("exact", files=files)
+
+
+def _differs_by_itself(model, run: Callable[[], torch.Tensor]) -> bool:
+    """Whether these inputs mean something else to the model's own eager form than to its SDPA."""
+    outputs = []
+    for name in ("eager", "sdpa"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            outputs.append(run())
+    return bool((outputs[0] - outputs[1]).norm() > TOLERANCE * outputs[0].norm())
 
 
 def _output(model, inputs) -> torch.Tensor:
@@ -131,9 +195,14 @@ def _output(model, inputs) -> torch.Tensor:
     return found[0][mask.bool()] if is_token_wise else found[0]
 
 
-def _with_gradients(model, inputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _output_alone(model, module, call) -> torch.Tensor:
+    result = module(**with_mask(module, call, model.config._attn_implementation))
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _with_gradients(model, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
-    output = _output(model, inputs)
+    output = run()
     if output.requires_grad:
         target = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
         (output * target).sum().backward()
@@ -146,21 +215,23 @@ def table(found: dict[str, Found]) -> str:
     groups = defaultdict(list)
     for model_type, one in found.items():
         groups[one.outcome].append(model_type)
-    files = {file for one in found.values() if one.outcome == "exact" for file in one.files}
+    files = {file for one in found.values() if one.outcome in ("exact", "in parts") for file in one.files}
     every = files_with_interface()
     reasons = defaultdict(list)
     for model_type in groups["refused"]:
         why = re.sub(r"^\w+ does not take \w+: ", "", found[model_type].why)
         reasons[re.sub(r"(its \w+ is) [\d.]+", r"\1 set", why)].append(model_type)
     lines = [
-        f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact, which run the attention of "
-        f"{len(files & every)} of the {len(every)} files of models that call the interface; {len(groups['refused'])} "
-        f"are refused by name; of {len(groups['untried'])} no tiny model ran here, and {len(groups['none'])} call no "
-        "attention through the interface.",
+        f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact and "
+        f"{len(groups['in parts'])} in their parts, which run the attention of {len(files & every)} of the "
+        f"{len(every)} files of models that call the interface; {len(groups['refused'])} are refused by name; of "
+        f"{len(groups['untried'])} no tiny model ran here, and {len(groups['none'])} call no attention through the "
+        "interface.",
         "",
         "| | model types |",
         "| --- | --- |",
         f"| exact | {', '.join(groups['exact'])} |",
+        f"| exact in parts, the whole was not tried | {', '.join(groups['in parts'])} |",
         *(f"| refused: {why} | {', '.join(types)} |" for why, types in sorted(reasons.items())),
         f"| not tried: no tiny model of it runs here | {', '.join(groups['untried'])} |",
     ]
@@ -193,13 +264,16 @@ if __name__ == "__main__":
     page = Path(sys.argv[1])
     text = page.read_text(encoding="utf-8")
     results = {}
-    for name in model_types():
-        results |= examine_all([name])
-        if results[name].outcome in ("wrong", "untried"):
-            print(name, results[name].outcome, results[name].why[:200].replace("\n", " "), sep="\t", flush=True)
+    with ProcessPoolExecutor(os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()) as pool:
+        for found in pool.map(examine_all, [[name] for name in model_types()]):
+            results |= found
+            for name, one in found.items():
+                if one.outcome in ("wrong", "untried"):
+                    print(name, one.outcome, one.why[:200].replace("\n", " "), sep="\t", flush=True)
     if BEGIN in text:
         head, _, rest = text.partition(BEGIN)
         page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     print(table(results)[:400])
-    missing = files_with_interface() - {f for one in results.values() if one.outcome == "exact" for f in one.files}
+    reached = {f for one in results.values() if one.outcome in ("exact", "in parts") for f in one.files}
+    missing = files_with_interface() - reached
     print("files not reached:", *sorted(name.rpartition("modeling_")[2] for name in missing))

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, StaticCache
 
 import reluformers  # noqa: F401 (registers the names)
 from reluformers.attentions import ATTENTIONS, register_attention
@@ -258,6 +258,32 @@ def test_what_a_model_asks_and_the_attention_has_not_is_an_error():
     model, batch = build("llama", "relu_attention"), inputs("llama")
     with pytest.raises(ValueError, match="unheard_of"):
         model(**batch, unheard_of=torch.ones(1))
+
+
+@pytest.mark.parametrize("attention", ["relu_attention", "relu_sum_attention", "entmax15_attention"])
+def test_one_query_of_grouped_heads(attention):
+    attention = AttentionInterface()[attention]
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 1, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    key, value = torch.randn(2, 2, 2, 9, 8, generator=generator, dtype=torch.float64).requires_grad_()
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[1, ..., :4] = False
+    module, found = torch.nn.Module(), []
+    for keys, values in ((key, value), (key.repeat_interleave(3, 1), value.repeat_interleave(3, 1))):
+        output, _ = attention(module, query, keys, values, mask)
+        found.append([output, *torch.autograd.grad(output.square().sum(), (query, key, value))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_states_that_do_not_fit_each_other_are_an_error_and_those_that_broadcast_are_not():
+    attention = AttentionInterface()["relu_attention"]
+    module, states = torch.nn.Module(), torch.randn(2, 4, 16, 8)
+    with pytest.raises(RuntimeError):
+        attention(module, states, states, states[:, :, :1].contiguous(), None, is_causal=False)
+    found, _ = attention(module, states, states[:1], states[:1], None, is_causal=False)
+    expanded = states[:1].expand(2, -1, -1, -1).contiguous()
+    torch.testing.assert_close(found, attention(module, states, expanded, expanded, None, is_causal=False)[0])
 
 
 def test_phi_of_ones_own():

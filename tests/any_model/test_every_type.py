@@ -17,13 +17,16 @@ SOME = [
     "clip_vision_model",
     "hubert",
     "deberta",
+    # and of parts, or attention modules, by themselves
+    "detr",
+    "decision_transformer",
 ]
 
 
 def test_some_types_are_exact_or_refused():
     found = examine_all(SOME)
     assert {name: one.outcome for name, one in found.items()} == {
-        name: "refused" if name == "deberta" else "exact" for name in SOME
+        name: {"deberta": "refused", "decision_transformer": "in parts"}.get(name, "exact") for name in SOME
     }
 
 
@@ -31,5 +34,5 @@ def test_some_types_are_exact_or_refused():
 def test_no_type_is_wrong():
     found = examine_all()
     assert {name: one.why for name, one in found.items() if one.outcome == "wrong"} == {}
-    exact = {file for one in found.values() if one.outcome == "exact" for file in one.files}
-    assert len(exact & files_with_interface()) > 240
+    exact = {file for one in found.values() if one.outcome in ("exact", "in parts") for file in one.files}
+    assert len(exact & files_with_interface()) >= 300

@@ -21,7 +21,7 @@ from reluformers import (
 )
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
-from .test_by_name import LLAMA, MODELS, build, inputs, real_part
+from .test_by_name import LLAMA, MODELS, TEXT, build, inputs, real_part
 
 WITHOUT_THE_LIBRARY = """
 import sys
@@ -207,3 +207,108 @@ def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
         load_adapter(wider, tmp_path)
     assert torch.equal(logits(wider), before)
     assert not any(SUBMODULE in name for name, _ in wider.named_modules())
+
+
+@pytest.mark.parametrize("auto", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForCausalLM"])
+def test_an_auto_class_opens_what_it_is_asked_for_or_nothing(auto, tmp_path):
+    model = exchange_attention(build("llama", "eager"), "relu-vit")
+    model.save_pretrained(tmp_path)
+    auto = getattr(transformers, auto)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    if auto is AutoModelForCausalLM:
+        assert torch.equal(logits(auto.from_pretrained(tmp_path).eval()), logits(model))
+        assert type(auto.from_config(config)) is type(model)
+        return
+    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+        auto.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+        auto.from_config(config)
+
+
+STOCK_FROM_EXCHANGED = """
+import sys
+sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+assert any("exchanged_attention" in name for name, _ in model.named_parameters())
+model(torch.arange(3, 12)[None])
+stock = AutoModelForCausalLM.from_config(model.config)
+try:
+    stock(torch.arange(3, 12)[None])
+except ValueError as error:
+    assert "exchanged" in str(error)
+else:
+    raise AssertionError("softmax in silence")
+"""
+
+
+def test_a_configuration_without_the_library_builds_the_exchanged_model_or_none(tmp_path):
+    exchange_attention(build("llama", "eager"), "rela-g").save_pretrained(tmp_path)
+    process = subprocess.run(
+        [sys.executable, "-c", STOCK_FROM_EXCHANGED, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_ready_mask_is_read_as_sdpa_reads_it(dtype):
+    """Floats are added to the scores, also where they are 0 and 1."""
+    mask = torch.ones(13, 13).tril()[None, None].expand(2, -1, -1, -1).to(dtype)
+    ids = inputs("llama")["input_ids"]
+    outputs = [build("llama", name)(ids, attention_mask=mask).logits for name in ("softmax_attention", "sdpa")]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "whisper"])
+def test_a_fixed_scale_is_that_of_dot_products_also_of_queries_that_are_scaled_already(name):
+    register_attention("fixed_scale_attention", "relu-vit", scale=0.7)
+    wanted = build(name, "written_relu", torch.float64)
+    for key, parameter in wanted.named_parameters():
+        if "q_proj" in key:
+            parameter.data *= 0.7 * 8**0.5  # heads of width 8
+    batch = inputs(name)
+    batch = {key: part.double() if part.is_floating_point() else part for key, part in batch.items()}
+    found = build(name, "fixed_scale_attention", torch.float64)(**batch).logits
+    torch.testing.assert_close(real_part(found, batch), real_part(wanted(**batch).logits, batch))
+
+
+def test_a_fixed_scale_of_queries_with_a_learned_one_is_refused():
+    register_attention("fixed_scale_attention", "relu-vit", scale=0.7)
+    config = transformers.TimesFmConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, head_dim=8)
+    with pytest.raises(ValueError, match="scale of its queries"):
+        transformers.TimesFmModel._from_config(config, attn_implementation="fixed_scale_attention")
+
+
+def test_an_adapter_of_fewer_layers_is_refused(tmp_path):
+    save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
+    deeper = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"2 attention modules.*3"):
+        load_adapter(deeper, tmp_path)
+    assert not isinstance(deeper, ExchangedModel)
+
+
+@pytest.mark.parametrize(
+    ("names", "encoder", "match"),
+    [
+        ({"encoder": "relu_attention"}, "DebertaConfig", "DebertaModel"),
+        ({"encodr": "relu_attention"}, "BertConfig", "encodr"),
+        ({"": "relu_attention"}, "BertConfig", "no attention of its own"),
+    ],
+    ids=["part without the interface", "no such part", "no attention of its own"],
+)
+def test_a_wrapper_refuses_names_that_no_part_computes(names, encoder, match):
+    fields = {**TEXT, "intermediate_size": 48}
+    decoder = transformers.BertConfig(**fields, is_decoder=True, add_cross_attention=True)
+    wrapper = transformers.EncoderDecoderModel
+    make = wrapper.config_class.from_encoder_decoder_configs
+    with pytest.raises(ValueError, match=match):
+        wrapper._from_config(
+            make(getattr(transformers, encoder)(**fields), copy.deepcopy(decoder)), attn_implementation=names
+        )
+    model = wrapper(config=make(getattr(transformers, encoder)(**fields), decoder))
+    before = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
+    with pytest.raises(ValueError, match=match):
+        model.set_attn_implementation(names)
+    assert before == (model.encoder.config._attn_implementation, model.decoder.config._attn_implementation)

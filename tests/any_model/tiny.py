@@ -2,16 +2,19 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Generator, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, ResNetConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WIDTH, HEADS, LENGTH = 32, 4, 11
-MOST_PARAMETERS = 40_000_000
+MOST_PARAMETERS = 100_000_000
 # field → value, where a configuration has such a field of that kind
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
@@ -84,9 +87,40 @@ SIZES: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     "hidden_size_per_head": 8,
     "num_frames": 4,
+    "frames_per_clip": 4,
+    "crop_size": 32,
+    "prediction_length": 4,
+    "context_length": 16,
+    "n_shared_experts": 1,
+    "num_kv_shared_layers": 0,
+    "cross_attention_hidden_size": WIDTH,
     "tubelet_size": 2,
 }
-OFTEN_NONE = {"vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"}
+OFTEN_NONE = {
+    *("vocab_size", "head_dim", "num_experts_per_tok", "n_group", "topk_group", "n_routed_experts"),
+    *(
+        "num_experts",
+        "num_key_value_heads",
+        "n_shared_experts",
+        "prediction_length",
+        "context_length",
+        "moe_intermediate_size",
+    ),
+}
+# model type → fields that no size says: without them its model cannot be built, or has no attention
+FIELDS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "kyutai_speech_to_text": {"audio_pad_token_id": 1},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "patchtsmixer": {"self_attn": True},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid"] * 2},
+}
+# backbones that need a further package, or that are refused themselves
+OTHER_BACKBONES = ("timm_backbone", "swin", "maskformer-swin")
 MAPPINGS = [
     *("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"),
     *("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
@@ -98,8 +132,13 @@ def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
     fields = {}
     sizes = SIZES if widths else {name: size for name, size in SIZES.items() if size in (2, 99)}
     for name, value in list(config.__dict__.items()):
-        if isinstance(value, PreTrainedConfig):
+        if name == "backbone_config" and getattr(value, "model_type", "") in OTHER_BACKBONES:
+            stages = {"hidden_sizes": [16, 16, 32, WIDTH], "depths": [1, 1, 1, 1], "embedding_size": 16}
+            fields[name] = ResNetConfig(**stages, layer_type="basic", out_indices=value.out_indices or [4])
+        elif isinstance(value, PreTrainedConfig):
             fields[name] = shrink(value, widths)
+        elif name == "image_size" and (isinstance(value, list | tuple) or not widths):
+            fields[name] = [64, 64] if isinstance(value, list | tuple) else 64
         elif name in sizes and ((isinstance(value, int) and not isinstance(value, bool)) or name in OFTEN_NONE):
             fields[name] = sizes[name]
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type") and value:
@@ -112,7 +151,7 @@ def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
             fields[name] = {**value, "mrope_section": [2, 1, 1]}
     if widths and hasattr(config, "kv_lora_rank"):  # each head has keys of its own, made of what is shared
         fields["num_key_value_heads"] = HEADS
-    fields["use_cache"] = False
+    fields |= {"use_cache": False, **FIELDS.get(config.model_type, {})}
     for name, value in fields.items():
         try:
             setattr(config, name, value)
@@ -122,8 +161,12 @@ def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
 
 
 def _has_sections(config: PreTrainedConfig) -> bool:
-    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    return "mrope_section" in inspect.getsource(module)
+    return "mrope_section" in inspect.getsource(module_of(config))
+
+
+def module_of(config: PreTrainedConfig) -> ModuleType:
+    """The module of transformers with the models of a configuration."""
+    return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
 
 
 def model_types() -> list[str]:
@@ -137,20 +180,49 @@ def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
         found = getattr(modeling_auto, mapping, {}).get(type(config), None)
         if found is not None:
             return found[0] if isinstance(found, tuple) else found
-    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    for found in vars(module).values():
-        is_model = (
-            isinstance(found, type) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
-        )
-        if is_model and found.config_class is type(config) and "PreTrained" not in found.__name__:
+    for found, part in parts_of(config):
+        if part is config:
             return found
     raise LookupError(f"no model class of {config.model_type}")
 
 
-def build(model_type: str, widths: bool = True) -> PreTrainedModel:
-    """A tiny model of a type, in evaluation mode, from seed 0."""
-    config = shrink(AutoConfig.for_model(model_type), widths)
-    model_class = model_class_of(config)
+def parts_of(config: PreTrainedConfig) -> Iterator[tuple[type[PreTrainedModel], PreTrainedConfig]]:
+    """The classes of models in the file of a configuration, each with that of its own which is in it."""
+    configs, waiting = [], [config]
+    while waiting:
+        configs.append(waiting.pop(0))
+        waiting += [part for part in vars(configs[-1]).values() if isinstance(part, PreTrainedConfig)]
+    for found in vars(module_of(config)).values():
+        is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+        if is_model and found.__module__ == module_of(config).__name__ and "PreTrained" not in found.__name__:
+            for part in configs:
+                if found.config_class is type(part):
+                    yield found, part
+                    break
+
+
+def models_of(model_type: str) -> Iterator[tuple[str, PreTrainedModel | Exception]]:
+    """Tiny models of a type in evaluation mode, from seed 0: the whole, then its parts, or why there is none."""
+    for place, widths in (("whole", True), ("whole", False), ("part", True), ("part", False)):
+        try:
+            config = shrink(AutoConfig.for_model(model_type), widths)
+            classes = [(model_class_of(config), config)] if place == "whole" else list(parts_of(config))
+        except TimeoutError:
+            raise
+        except Exception as error:  # whatever a model raises that was made too small
+            yield place, error
+            continue
+        for model_class, part in classes:
+            try:
+                yield place, build(model_class, part)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                yield place, error
+
+
+def build(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a small configuration."""
     config._attn_implementation = "eager"
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in model_class._from_config(config).parameters())
@@ -172,15 +244,57 @@ def spread(model: PreTrainedModel) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
 
-def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
-    """Inputs that the model may take, the likeliest first; of text two rows, the second padded on the left."""
-    generator = torch.Generator().manual_seed(1)
+def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exception, None]:
+    """Inputs that the model may take, the likeliest first; of text two rows, the second padded on the left.
+
+    Send back the error of a model that refused its inputs: what it names comes along with the next.
+    """
     arguments = inspect.signature(model.forward).parameters
     required = [
         name for name, one in arguments.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
     ]
-    config, main = model.config, model.main_input_name
-    main = main if isinstance(main, str) else main[0]
+    main = main_of(model)
+    media = [
+        name for name in ("pixel_values", "pixel_values_videos", "input_features", "input_values") if name in arguments
+    ]
+    chosen = [[main], *([main, name] for name in media), *([name] for name in media)]
+    beside = [name for name in ("decoder_input_ids",) if name in arguments]
+    seen = []
+    for names in chosen:
+        names = list(dict.fromkeys(name for name in [*required, *names, *beside] if name))
+        for _ in range(4):
+            if sorted(names) in seen:
+                break
+            seen.append(sorted(names))
+            named, found, error = set(), {}, None
+            values = [list(values_of(name, model)) for name in names]
+            for one in itertools.islice(itertools.product(*values), 24):
+                found = dict(zip(names, one, strict=True))
+                if "attention_mask" in arguments and found.get("input_ids", torch.empty(0)).shape == (2, LENGTH):
+                    found["attention_mask"] = torch.ones_like(found["input_ids"])
+                    found["attention_mask"][1:, :3] = 0
+                error = yield found
+                named |= set(re.findall(r"\w+", str(error))) & set(arguments)
+            for number in {int(number) for number in re.findall(r"\d+", str(error))} - {1, 2, LENGTH}:
+                if number < 4096 and main in found and found[main].is_floating_point():  # a width that it wants
+                    error = yield {
+                        **found,
+                        main: torch.randn(2, 32, number, generator=torch.Generator().manual_seed(1)),
+                    }
+            names = [*names, *(name for name in sorted(named) if name not in names)]
+
+
+def main_of(model: PreTrainedModel) -> str:
+    """Name of a model's first input."""
+    arguments = inspect.signature(model.forward).parameters
+    main = model.main_input_name if isinstance(model.main_input_name, str) else model.main_input_name[0]
+    return main if main in arguments else next(iter(arguments), "")
+
+
+def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
+    """Values that an argument of a model may take, the likeliest first."""
+    generator = torch.Generator().manual_seed(1)
+    config = model.config
     vision = getattr(config, "vision_config", config)
 
     def number(default: int, *names: str) -> int:
@@ -190,42 +304,62 @@ def inputs_of(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
+    width = number(WIDTH, "hidden_size", "d_model", "embed_dim", "dim")
     channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
     bins = number(
-        8, "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim"
+        8,
+        "num_mel_bins",
+        "feature_size",
+        "input_feat_per_channel",
+        "feature_projection_input_dim",
+        "input_dim",
+        "input_size",
     )
-    frames = 2 * number(32, "max_source_positions")
-    text = {"input_ids": torch.randint(3, 90, (2, LENGTH), generator=generator)}
-    if "attention_mask" in arguments:
-        text["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
-        text["attention_mask"][1, :3] = 0
-    rest = {}
-    if "decoder_input_ids" in arguments:
-        rest["decoder_input_ids"] = torch.randint(3, 90, (2, 7), generator=generator)
-    if main == "input_ids" or main not in arguments:
-        yield {**text, **rest}
-    if "grid_thw" in arguments or "image_grid_thw" in arguments:
-        patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
-        name = "grid_thw" if "grid_thw" in arguments else "image_grid_thw"
-        states = next((part for part in ("hidden_states", "pixel_values") if part in arguments), main)
-        yield {states: draw(16, channels * times * patch * patch), name: torch.tensor([[1, 4, 4]])}
-        yield {states: draw(16, channels, patch, patch), name: torch.tensor([[1, 4, 4]])}
-    sizes = [size, 64, 32]
-    count = number(4, "num_frames", "frames_per_clip")
-    shapes = {
-        "pixel_values": [
-            *([(2, count, channels, size, size)] if getattr(config, "num_frames", None) else []),
-            *((2, channels, side, side) for side in sizes),
-            (2, 2, channels, 64, 64),
-        ],
-        "pixel_values_videos": [(2, count, channels, size, size)],
-        "input_features": [(2, bins, frames), (2, frames, bins), (2, 1, bins, frames)],
-        "input_values": [(2, 1600), (2, 1, 1600), (2, 1024, 128), (2, 128, 1024)],
-    }
-    mains = [name for name in shapes if name in required] or [name for name in shapes if name == main]
-    for name in mains:
-        for shape in shapes[name]:
-            found = {name: draw(*shape), **rest}
-            if "input_features_mask" in required:
-                found["input_features_mask"] = torch.ones(2, shape[-1], dtype=torch.long)
-            yield {**found, **(text if "input_ids" in required else {})}
+    patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
+    frames, count = 2 * number(32, "max_source_positions"), number(4, "num_frames", "frames_per_clip")
+    sides = list(dict.fromkeys([size, 64, 32]))
+    has_grid = any("grid_thw" in one for one in inspect.signature(model.forward).parameters)
+    if name in ("input_ids", "decoder_input_ids") or name.endswith("_input_ids"):
+        length = 7 if name.startswith("decoder") else LENGTH
+        yield torch.randint(3, 90, (2, length), generator=generator)
+        books = number(0, "num_codebooks", "num_channels", "num_quantizers")
+        if books:
+            yield torch.randint(3, 90, (2, length, books), generator=generator)
+            yield torch.randint(3, 90, (2 * books, length), generator=generator)
+    elif name.endswith("grid_thw"):
+        yield torch.tensor([[1, 4, 4]])
+    elif name in ("pixel_values", "hidden_states", "patch_embeds", main_of(model)) and has_grid:
+        yield draw(16, channels * times * patch * patch)
+        yield draw(16, channels, patch, patch)
+    elif name == "pixel_values":
+        if getattr(config, "num_frames", None):
+            yield draw(2, count, channels, size, size)
+        for side in sides:
+            yield draw(2, channels, side, side)
+        yield draw(2, 2, channels, 64, 64)
+        yield draw(2, 4, channels * patch * patch)
+    elif name == "pixel_values_videos":
+        yield draw(2, count, channels, size, size)
+    elif name == "input_features":
+        yield from (draw(2, bins, frames), draw(2, frames, bins), draw(2, 1, bins, frames))
+    elif name == "input_values":
+        yield from (draw(2, 1600), draw(2, 1, 1600), draw(2, 1, 1920), draw(2, 1024, 128), draw(2, 128, 1024))
+    elif name in ("input_features_mask",):
+        yield torch.ones(2, frames, dtype=torch.long)
+    elif name == "bbox":
+        yield torch.tensor([1, 2, 5, 7]).expand(2, LENGTH, 4)
+    elif name in ("past_values", "past_time_features", "past_observed_mask"):
+        past = number(32, "context_length", "prediction_length") + max(getattr(config, "lags_sequence", None) or [0])
+        past = {"past_values": draw(2, past), "past_observed_mask": torch.ones(2, past)}.get(
+            name, draw(2, past, getattr(config, "num_time_features", 2))
+        )
+        yield past
+        if name == "past_values":
+            yield draw(2, past.shape[1], number(1, "num_input_channels"))
+    elif name.endswith("mask"):
+        yield torch.ones(2, LENGTH, dtype=torch.long)
+        yield torch.ones(2, LENGTH, dtype=torch.bool)
+    elif name.endswith(("states", "embeds", "features", "latents", "context", "feats")):
+        for part in dict.fromkeys([number(width, "visual_feat_dim", "encoder_hidden_size"), width, WIDTH]):
+            yield draw(2, LENGTH, part)
+            yield draw(2, part, 4, 4)
