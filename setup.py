@@ -36,6 +36,12 @@ EXTRAS_REQUIRE = {
     "convert": ["sentencepiece>=0.2.1"],  # their tokenizers
     # what research/benchmarks compares with
     "benchmark": ["ctranslate2>=4.6"],  # generation on processors
+    # graphs for onnxruntime, and pages without a server
+    "onnx": [
+        "onnx>=1.23.2",
+        "onnxscript>=0.7.2",  # what torch.onnx makes graphs with
+        "onnxruntime>=1.31.1",
+    ],
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",
@@ -51,7 +57,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "entmax", "demo", "convert", "app", "slurm")
+        for extra in ("train", "publish", "entmax", "demo", "convert", "onnx", "app", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.0",
@@ -65,10 +71,6 @@ EXTRAS_REQUIRE["test"] = [
     # the notebooks of docs/notebooks
     "nbclient>=0.11",
     "ipykernel>=7.0",  # what nbclient runs them in
-    # the pieces of code in docs/how-to.md
-    "onnx>=1.23.2",
-    "onnxscript>=0.7.2",
-    "onnxruntime>=1.31.1",
 ]
 
 # The compiled code of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
