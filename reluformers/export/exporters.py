@@ -10,11 +10,22 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
-from transformers import MarianConfig, PreTrainedConfig, PreTrainedModel, ViTConfig
+from transformers import (
+    ImageClassificationPipeline,
+    MarianConfig,
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+)
+
+# as in reluformers.images.scoring
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.images import onnx_model as images
 from reluformers.images.recipe import ImageRecipe
 from reluformers.images.scoring import load_image_model
+from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.onnx.models import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
 from reluformers.translation.recipe import TranslationRecipe
@@ -31,6 +42,7 @@ class Exporter:
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
         runner: opens the folder.
+        pipeline: opens the folder as a pipeline of transformers.
         searches: name → options of the scorer by which answers are compared.
         tokens: answers of a model to the task's example inputs, to compare without data: name → tensor.
         differing: number of rows of which two answers of a scorer differ.
@@ -40,6 +52,7 @@ class Exporter:
     config: Callable[[PreTrainedConfig], PreTrainedConfig]
     save_companions: Callable[[str | Path, Path], None]
     runner: type[OnnxModel]
+    pipeline: Callable[[str | Path], Pipeline]
     searches: Mapping[str, Mapping[str, Any]]
     tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], dict[str, Tensor]]
     differing: Callable[[Any, Any], int]
@@ -77,11 +90,27 @@ def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict
     }
 
 
+def _translation_pipeline(folder: str | Path) -> Pipeline:
+    model, tokenizers = onnx_runtime.load_onnx_translator(folder)
+    return TranslationPipeline(model, *tokenizers)
+
+
+def _image_pipeline(folder: str | Path) -> Pipeline:
+    model = images.OnnxClassifier.from_folder(folder)
+    return _OnnxImages(model=model, image_processor=AutoImageProcessor.from_pretrained(folder))
+
+
+class _OnnxImages(ImageClassificationPipeline):
+    def check_model_type(self, supported_models: Any) -> None:
+        """Pass over the list of models of transformers, which is of those in PyTorch."""
+
+
 TRANSLATION = Exporter(
     graphs=onnx_graphs.export_graphs,
     config=marian_config,
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
+    pipeline=_translation_pipeline,
     searches={"greedy": {"num_beams": 1}, "5 beams": {"num_beams": 5}},
     tokens=_search_tokens,
     differing=lambda one, other: sum(a != b for a, b in zip(one, other, strict=True)),
@@ -91,6 +120,7 @@ IMAGES = Exporter(
     config=vit_config,
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,
+    pipeline=_image_pipeline,
     searches={"class": {}},
     tokens=lambda model, inputs: {"class": model(**inputs).logits.argmax(-1)},
     differing=lambda one, other: int((one.logits.argmax(-1) != other.logits.argmax(-1)).sum()),

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.families import FAMILIES
-from reluformers.files import atomic_directory, check_output_folder, write_json
+from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
 from reluformers.onnx.graphs import operators
 from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
@@ -22,6 +22,11 @@ from reluformers.tasks import Task, task_of
 from .exporters import EXPORTERS, Exporter, differing_rows
 
 RECORD = "export.json"
+# of an Inference Endpoint
+SERVED = {
+    "handler.py": "from reluformers.export.endpoint import EndpointHandler as EndpointHandler\n",
+    "requirements.txt": "reluformers[onnx]\n",
+}
 MOST_BYTES = 2**31  # of one file of protobuf
 TOLERANCE = 1e-3  # of logits in float32, in shares of the largest; differences are near 1e-6
 
@@ -72,6 +77,8 @@ def export_onnx(
         exporter.save_companions(model, unfinished)
         if source.can_generate():
             source.generation_config.save_pretrained(unfinished)
+        for name, text in SERVED.items():
+            write_text(unfinished / name, text)
         record = {"model": Path(model).name, "task": task.name, "attentions": attentions, "operators": []}
         files: dict[str, dict[str, int]] = {name: {} for name in ordered}
         found: set[str] = set()
