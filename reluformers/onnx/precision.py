@@ -69,6 +69,7 @@ def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
                 target,
                 op_types_to_quantize=kinds,
                 weight_type=QuantType.QInt8,
+                per_channel=True,
                 extra_options={"MatMulConstBOnly": True},
             )
         return onnx.load(target)
