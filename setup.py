@@ -123,6 +123,7 @@ setup(
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
+        "reluformers.export": ["site/*"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],
     },

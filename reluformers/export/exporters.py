@@ -3,7 +3,7 @@
 Not in `reluformers.tasks`, as it needs the packages of the extra `onnx`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from reluformers.images.scoring import load_image_model
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.onnx.models import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
+from reluformers.translation.languages import saved_languages
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
 
@@ -42,6 +43,8 @@ class Exporter:
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
         runner: opens the folder.
+        languages: of a model, the source's and the target's, where it says them.
+        has_image_examples: whether the inputs that a model is shown with are files of images.
         pipeline: opens the folder as a pipeline of transformers.
         searches: name → options of the scorer by which answers are compared.
         tokens: answers of a model to the task's example inputs, to compare without data: name → tensor.
@@ -52,6 +55,8 @@ class Exporter:
     config: Callable[[PreTrainedConfig], PreTrainedConfig]
     save_companions: Callable[[str | Path, Path], None]
     runner: type[OnnxModel]
+    languages: Callable[[str | Path], Sequence[str | None]]
+    has_image_examples: bool
     pipeline: Callable[[str | Path], Pipeline]
     searches: Mapping[str, Mapping[str, Any]]
     tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -110,6 +115,8 @@ TRANSLATION = Exporter(
     config=marian_config,
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
+    languages=saved_languages,
+    has_image_examples=False,
     pipeline=_translation_pipeline,
     searches={"greedy": {"num_beams": 1}, "5 beams": {"num_beams": 5}},
     tokens=_search_tokens,
@@ -120,6 +127,8 @@ IMAGES = Exporter(
     config=vit_config,
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,
+    languages=lambda model: (),
+    has_image_examples=True,
     pipeline=_image_pipeline,
     searches={"class": {}},
     tokens=lambda model, inputs: {"class": model(**inputs).logits.argmax(-1)},

@@ -1,5 +1,6 @@
 """Writes a saved model as a folder of ONNX graphs, and compares these with the model."""
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import onnxruntime
 import torch
 from transformers import PreTrainedModel
 
+from reluformers.app.models import describe_training, find_examples
 from reluformers.errors import UserError
 from reluformers.families import FAMILIES
 from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
@@ -79,7 +81,12 @@ def export_onnx(
             source.generation_config.save_pretrained(unfinished)
         for name, text in SERVED.items():
             write_text(unfinished / name, text)
-        record = {"model": Path(model).name, "task": task.name, "attentions": attentions, "operators": []}
+        record = {
+            "model": (Path(model).resolve() if Path(model).exists() else Path(model)).name,
+            "task": task.name,
+            "about": _describe(model, exporter, unfinished),
+            "attentions": attentions,
+        }
         files: dict[str, dict[str, int]] = {name: {} for name in ordered}
         found: set[str] = set()
         (unfinished / FOLDER).mkdir()
@@ -104,6 +111,15 @@ def export_onnx(
     return record
 
 
+def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, Any]:
+    """What a page says of a model: training, languages, and inputs to begin with, whose images are copied."""
+    examples = find_examples(str(model), are_files=exporter.has_image_examples)
+    if exporter.has_image_examples:
+        examples = [Path(shutil.copy(path, folder)).name for path in examples]
+    languages = list(exporter.languages(model))
+    return {"training": describe_training(str(model)), "languages": languages, "examples": examples}
+
+
 @torch.inference_mode()
 def _compare(
     task: Task, exporter: Exporter, source: PreTrainedModel, folder: Path, precisions: Sequence[str]
@@ -115,8 +131,11 @@ def _compare(
     for precision in precisions:
         runner = exporter.runner.from_folder(folder, precision)
         error = float((runner(**inputs).logits - wanted).abs().max()) / scale
-        if precision == "fp32" and not error <= TOLERANCE:  # a NaN is not
-            raise UserError(f"the graphs give other logits than the model: they differ by {error:.1e} of the largest")
+        if not error <= (TOLERANCE if precision == "fp32" else 1):  # a NaN is not
+            raise UserError(
+                f"the graphs of {precision} give other logits than the model: they differ by {error:.1e} of the "
+                "largest"
+            )
         answers = exporter.tokens(runner, inputs)
         results[precision] = {
             "logits": error,
