@@ -2,7 +2,7 @@ r"""Write a saved model as ONNX graphs, for runtimes other than PyTorch, or as a
 
 The folder of ONNX has the names of optimum and transformers.js: onnx/encoder_model.onnx and
 onnx/decoder_model_merged.onnx with its cache, or onnx/model.onnx, each with _fp16, _quantized (int8) or _q4. Its
-export.json says how far logits and answers are those of PyTorch, with --data on rows of yours, with scores and seconds.
+export.json says how far logits and answers are those of PyTorch, with --data also scores and seconds on your rows.
 
 A page computes in the browser: any server of files can show it, and a Space with `sdk: static`. It takes models, or
 folders of ONNX with --attentions.
