@@ -139,6 +139,7 @@ def test_imports_point_down_only():
 
 # what is started or opened by others than the library: Python, a server, a clean process, and users
 DOORS = {
+    "reluformers.export.endpoint",
     *("reluformers.__main__", "reluformers.modeling.handler", "reluformers.publish.clean_process.child"),
     *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
     "reluformers_native",

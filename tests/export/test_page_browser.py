@@ -188,6 +188,9 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
         for beams in (1, 4):
             wanted = translate(*load_translation_model(folder), TEXTS, num_beams=beams)
             assert [ask(browser, section, text, beams) for text in TEXTS] == wanted
+    ask(browser, sections[0], "A 漢 dog.", 1)
+    said = sections[0].find_element(By.CLASS_NAME, "said").text
+    assert "does not know 漢:" in said
     # exact zeros of a pass that is given the translation
     section, text = sections[0], TEXTS[0]
     ask(browser, section, text, 1)
