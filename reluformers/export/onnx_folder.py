@@ -27,7 +27,7 @@ RECORD = "export.json"
 # of an Inference Endpoint
 SERVED = {
     "handler.py": "from reluformers.export.endpoint import EndpointHandler as EndpointHandler\n",
-    "requirements.txt": "reluformers[onnx]\n",
+    "requirements.txt": "reluformers[onnx,train]\n",
 }
 MOST_BYTES = 2**31  # of one file of protobuf
 TOLERANCE = 1e-3  # of logits in float32, in shares of the largest; differences are near 1e-6

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, pipeline
 
+from builders.models import PRESETS
 from builders.pictures import picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.errors import UserError
@@ -227,6 +228,19 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
     assert ask(browser, sections[0], TEXTS[0], 4) == translate(*load_translation_model(one), TEXTS[:1], num_beams=4)[0]
     severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert not [message for message in severe if "worker.js" not in message]  # which has no newer one offline
+
+
+def test_every_preset_on_one_page(browser, serve, tmp_path):
+    exported = [tmp_path / "onnx" / preset for preset in PRESETS]
+    for preset, target in zip(PRESETS, exported, strict=True):
+        folder = disturbed(save_translator(tmp_path / preset, preset), AutoModelForSeq2SeqLM)
+        export_onnx(folder, target, precisions=["fp32"], attentions=True)
+    server = serve(bundled(exported, tmp_path / "page", precision="fp32"))
+    open_page(browser, server.address)
+    for preset, section in zip(PRESETS, browser.find_elements(By.CSS_SELECTOR, "#models > section"), strict=True):
+        for beams in (1, 4):
+            wanted = translate(*load_translation_model(tmp_path / preset), TEXTS[:1], num_beams=beams)
+            assert [ask(browser, section, TEXTS[0], beams)] == wanted, (preset, beams)
 
 
 def test_only_what_is_pinned_is_run(browser, serve, tmp_path):
