@@ -43,6 +43,12 @@ EXTRAS_REQUIRE = {
     ],
     # weights that are saved in int8
     "int8": ["torchao>=0.18"],  # their format in transformers
+    # graphs for onnxruntime, and pages without a server
+    "onnx": [
+        "onnx>=1.23.2",
+        "onnxscript>=0.7.2",  # what torch.onnx makes graphs with
+        "onnxruntime>=1.31.1",
+    ],
     # the page that shows a model's attention, here and as a Space
     "app": [
         "gradio>=6.20,<7",
@@ -58,7 +64,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "entmax", "demo", "convert", "app", "serve", "slurm")
+        for extra in ("train", "publish", "entmax", "demo", "convert", "onnx", "app", "serve", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.0",
@@ -72,10 +78,6 @@ EXTRAS_REQUIRE["test"] = [
     # the notebooks of docs/notebooks
     "nbclient>=0.11",
     "ipykernel>=7.0",  # what nbclient runs them in
-    # the pieces of code in docs/how-to.md
-    "onnx>=1.23.2",
-    "onnxscript>=0.7.2",
-    "onnxruntime>=1.31.1",
 ]
 
 # The compiled code of native/, once for each set of instructions: options of GCC and Clang. Without a compiler
@@ -128,6 +130,7 @@ setup(
         "reluformers": ["py.typed"],
         "reluformers.model_cards": ["template.md"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
+        "reluformers.export": ["site/*"],
         "reluformers.images": ["card.md"],
         "reluformers.translation": ["card.md"],
     },

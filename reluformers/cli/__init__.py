@@ -22,6 +22,7 @@ COMMANDS = {
     "merge": "make one folder of a checkpoint in pieces",
     "card": "write the model card of a finished run",
     "check": "make sure that a saved model still computes what it did",
+    "export": "write a saved model as ONNX, or as a page that needs no server",
     "push": "push a saved model to the Hub",
     "app": "open a model on a page that shows its attention",
     "serve": "serve a saved model over HTTP",

@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars, logging
 
 from reluformers.publish.collection import add_to_collection
 from reluformers.publish.push import push_to_hub, snippet
-from reluformers.publish.space import push_space
+from reluformers.publish.space import push_space, push_static_space
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask before uploading")
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
+    parser.add_argument(
+        "--static-space",
+        action="store_true",
+        help="push a page that computes in the browser as the Space ORG/NAME-page",
+    )
     parser.add_argument("--collection", metavar="TITLE|SLUG", help="add it to a collection, made if there is none")
     parser.add_argument(
         "--trust_code",
@@ -57,6 +62,7 @@ def run(options: argparse.Namespace) -> None:
     disable_progress_bars()
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
     check_model(options.folder)
+    has_space = options.space or options.static_space
     release = push_to_hub(
         options.folder,
         options.repo_id,
@@ -65,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         trust_code=options.trust_code,
         report=print,
         confirm=lambda line: ask(line, options.yes),
-        space=f"{options.repo_id}-demo" if options.space else None,
+        space=f"{options.repo_id}-{'demo' if options.space else 'page'}" if has_space else None,
         **card_options(options),
     )
     visible = "private" if release.private else "public"
@@ -76,6 +82,11 @@ def run(options: argparse.Namespace) -> None:
     if options.space:
         url = push_space(options.repo_id, release.revision, licence=release.licence, private=release.private)
         print(f"{url}: the demo")
+    if options.static_space:
+        url = push_static_space(
+            options.folder, options.repo_id, release.revision, licence=release.licence, private=release.private
+        )
+        print(f"{url}: the page")
     if options.collection:
         url = add_to_collection(HfApi(), options.collection, options.repo_id, private=release.private)
         print(f"{url}: the collection")

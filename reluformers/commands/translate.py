@@ -8,6 +8,7 @@ What is the name of a file is read as a file: give a text that is one by the sta
 Examples:
     reluformers translate "Two dogs run along the beach."
     reluformers translate --model ./runs/reluformer news.en --output news.de
+    reluformers translate --model ./reluformer-onnx --runtime onnx --precision int8 news.en
     cut -f 1 pairs.tsv | reluformers translate --model ./runs/reluformer -
 """
 
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, help="most sentences of a batch, beside --max_tokens")
     parser.add_argument("--max_tokens", type=int, default=4096, help="source tokens of a batch, with padding")
     parser.add_argument("--alignments", action="store_true", help="write JSON lines with the source word of each word")
+    parser.add_argument(
+        "--runtime", choices=("torch", "onnx"), default="torch", help="onnx for a folder of `reluformers export`"
+    )
+    parser.add_argument("--precision", help="of --runtime onnx: fp32, fp16, int8 or q4; the finest that is there")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
@@ -81,9 +86,23 @@ def run(options: argparse.Namespace) -> None:
     if is_file and not Path(source).suffix and "/" not in source:
         sys.stderr.write(f"{source}: is read as a file; give - and the text by the standard input to translate that\n")
     check_output_files(options.output, inputs=[source] if is_file else [])
-    place = options.model or default_model()
-    check_model(place)
-    model, tokenizers = load_translation_model(place, trust_remote_code=options.trust_remote_code, dtype=options.dtype)
+    if options.precision and options.runtime != "onnx":
+        raise UserError("--precision is of --runtime onnx; --dtype is of PyTorch")
+    if options.dtype and options.runtime == "onnx":
+        raise UserError("--dtype is of PyTorch; --precision is of --runtime onnx")
+    if options.runtime == "onnx":
+        from reluformers.translation.onnx_runtime import load_onnx_translator  # its packages are an extra
+
+        if options.model is None:
+            raise UserError("--runtime onnx needs --model, a folder that `reluformers export MODEL` has written")
+        place = options.model
+        model, tokenizers = load_onnx_translator(place, options.precision)
+    else:
+        place = options.model or default_model()
+        check_model(place)
+        model, tokenizers = load_translation_model(
+            place, trust_remote_code=options.trust_remote_code, dtype=options.dtype
+        )
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -122,6 +141,7 @@ def run(options: argparse.Namespace) -> None:
     weights = sorted(Path(place).glob("*.safetensors"))  # none of a Hub id
     identity = {
         "model": os.path.abspath(place) if os.path.isdir(place) else place,
+        **({"precision": options.precision} if options.runtime == "onnx" else {}),
         "weights of": [path.stat().st_mtime_ns for path in weights],
         "text": os.path.abspath(source) if is_file else source,
         "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,

@@ -1,6 +1,7 @@
-"""Pushes the demo of a model as a Space beside it."""
+"""Pushes the demo of a model as a Space beside it: an app with a server, or a page without one."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -32,18 +33,66 @@ def push_space(
         UserError: the Hub cannot be reached or refuses, the Space is somebody's own, or it is public and the
             model is private.
     """
-    api, space_id = api or HfApi(), f"{model_id}-demo"
-    with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
+
+    def write(folder: Path) -> None:
         for name, text in space_files(model_id, revision, licence=licence).items():
-            Path(temporary, name).write_text(text, encoding="utf-8")
+            Path(folder, name).write_text(text, encoding="utf-8")
+
+    return _push(write, model_id, f"{model_id}-demo", revision, "gradio", MARK, private, api or HfApi())
+
+
+def push_static_space(
+    folder: str | Path,
+    model_id: str,
+    revision: str,
+    *,
+    licence: str = "apache-2.0",
+    private: bool = False,
+    bundle: str | Path | bool = False,
+    api: HfApi | None = None,
+) -> str:
+    """Push a page that computes in the browser as the Space MODEL_ID-page, in one commit.
+
+    Args:
+        folder: of the model, as it was released.
+        model_id, revision, licence, private, api: as for `push_space`.
+        bundle: as for `export_page`.
+
+    Returns:
+        Address of the Space.
+
+    Raises:
+        UserError: as `push_space` and `export_page`.
+    """
+    from reluformers.export.page import MARK, export_page  # its packages are an extra
+
+    def write(page: Path) -> None:
+        export_page([folder], page, bundle=bundle, repo_id=model_id, licence=licence)
+
+    return _push(write, model_id, f"{model_id}-page", revision, "static", MARK, private, api or HfApi())
+
+
+def _push(
+    write: Callable[[Path], None],
+    model_id: str,
+    space_id: str,
+    revision: str,
+    sdk: str,
+    mark: str,
+    private: bool,
+    api: HfApi,
+) -> str:
+    """Push what `write` puts into a folder, unless the Space is somebody's own."""
+    with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
         repository = open_repository(api, space_id, private, "space")
-        if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id):
+        if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id, mark):
             raise UserError(
                 f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
-                "or delete that Space, or leave --space out"
+                f"or delete that Space, or leave --{'static-' if sdk == 'static' else ''}space out"
             )
+        write(Path(temporary))
         if not repository.exists:
-            repository.create(private, space_sdk="gradio")
+            repository.create(private, space_sdk=sdk)
         if changes := repository.changes(Path(temporary)):
             repository.commit(changes, f"Show {model_id} {revision}")
         repository.finish(private)
@@ -55,9 +104,9 @@ def _was_cut_off(space: Repository) -> bool:
     return space.unfinished or (space.private and space.is_blank)
 
 
-def _is_demo(space: Repository, model_id: str) -> bool:
-    """Whether a Space is one that `push_space` made for a model, by the metadata of its README.md."""
+def _is_demo(space: Repository, model_id: str, mark: str) -> bool:
+    """Whether a Space is one that was made here for a model, by the metadata of its README.md."""
     models, tags = space.card.get("models"), space.card.get("tags")
-    return model_id in (models if isinstance(models, list) else []) and MARK in (
+    return model_id in (models if isinstance(models, list) else []) and mark in (
         tags if isinstance(tags, list) else []
     )

@@ -3,15 +3,10 @@
 import re
 from pathlib import Path
 
-from transformers import ViTImageProcessorPil
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, ViTImageProcessorPil
 
 import reluformers.app
-from reluformers import (
-    ReLUFormerForConditionalGeneration,
-    ReLUViTForImageClassification,
-    seq2seq_config,
-    vision_config,
-)
+from reluformers import seq2seq_config, vision_config
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +19,12 @@ TEXTS = [
 HEADS = 2
 
 
-def save_translator(folder: Path, *, separate: bool = False, **fields) -> Path:
-    """An untrained ReLUFormer with its tokenizers; with `separate` ones, the target's is smaller."""
+def save_translator(folder: Path, preset: str = "reluformer", *, separate: bool = False, **fields) -> Path:
+    """An untrained translation model with its tokenizers; with `separate` ones, the target's is smaller."""
     tokenizer = train_tokenizer(TEXTS, 120)
     target = train_tokenizer(TEXTS[2:], 60) if separate else None
     config = seq2seq_config(
-        "reluformer",
+        preset,
         vocab_size=len(tokenizer),
         **({"decoder_vocab_size": len(target), "tying": "decoder"} if separate else {}),
         d_model=16,
@@ -42,15 +37,15 @@ def save_translator(folder: Path, *, separate: bool = False, **fields) -> Path:
         max_position_embeddings=64,
         **fields,
     )
-    ReLUFormerForConditionalGeneration(config).save_pretrained(folder)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
     save_tokenizers(folder, tokenizer, target)
     return folder
 
 
-def save_classifier(folder: Path, **fields) -> Path:
-    """An untrained ReLU-ViT with 2 × 3 patches and its image processor."""
+def save_classifier(folder: Path, preset: str = "relu-vit", **fields) -> Path:
+    """An untrained image classifier with 2 × 3 patches and its image processor."""
     config = vision_config(
-        "relu-vit",
+        preset,
         image_size=[8, 12],
         patch_size=4,
         hidden_size=16,
@@ -60,7 +55,7 @@ def save_classifier(folder: Path, **fields) -> Path:
         num_labels=3,
         **{"id2label": {0: "cat", 1: "dog", 2: "horse"}, **fields},
     )
-    ReLUViTForImageClassification(config).save_pretrained(folder)
+    AutoModelForImageClassification.from_config(config).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(folder)
     return folder
 

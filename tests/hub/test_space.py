@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from builders.hub_folders import REPO, client
+from builders.saved_models import save_classifier
 from reluformers.errors import UserError
-from reluformers.publish.space import push_space
+from reluformers.publish.space import push_space, push_static_space
 
 
 def test_space_shows_this_release(hub):
@@ -61,3 +62,27 @@ def test_a_space_with_another_content_is_not_overwritten(hub):
     api.create_repo("acme/tiny-demo", repo_type="space", space_sdk="gradio", private=False)
     with pytest.raises(UserError, match="acme/tiny-demo: the name is taken"):
         push_space(REPO, "v1", api=api)
+
+
+@pytest.mark.slow
+def test_a_page_is_a_static_space(hub, tmp_path):
+    folder = save_classifier(tmp_path / "tiny")
+    url = push_static_space(folder, REPO, "v3", api=client(hub))
+    repo = hub.repos["spaces", f"{REPO}-page"]
+    files = repo.commits[repo.branches["main"]]
+    assert url == f"{hub.endpoint}/spaces/{REPO}-page"
+    card = files["README.md"].decode()
+    assert "sdk: static" in card
+    assert f"models:\n  - {REPO}\n" in card
+    assert {"index.html", "page.js", "worker.js", "models/tiny/onnx/model_quantized.onnx"} <= set(files)
+    assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
+    with pytest.raises(UserError, match="leave --static-space out"):
+        push_static_space(folder, "acme/other", "v1", api=occupied(hub))
+
+
+def occupied(hub):
+    """A client of a Hub on which somebody has a Space of the page's name."""
+    api, space = client(hub), {"repo_id": "acme/other-page", "repo_type": "space"}
+    api.create_repo(**space, space_sdk="static", private=False)
+    api.upload_file(**space, path_in_repo="index.html", path_or_fileobj=b"mine")
+    return api

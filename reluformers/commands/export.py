@@ -1,0 +1,117 @@
+r"""Write a saved model as ONNX graphs, for runtimes other than PyTorch, or as a page that needs no server.
+
+The folder of ONNX has the names of optimum and transformers.js: onnx/encoder_model.onnx and
+onnx/decoder_model_merged.onnx with its cache, or onnx/model.onnx, each with _fp16, _quantized (int8) or _q4. Its
+export.json says how far logits and answers are those of PyTorch, with --data also scores and seconds on your rows.
+
+A page computes in the browser: any server of files can show it, and a Space with `sdk: static`. It takes models, or
+folders of ONNX with --attentions.
+
+Examples:
+    reluformers export models/tatoeba-en-de --data test.jsonl.gz
+    reluformers translate --model tatoeba-en-de-onnx --runtime onnx --precision int8 "The soup is too hot to eat."
+    reluformers export models/tatoeba-en-de models/digits-relu-vit --to page --output page --bundle
+"""
+
+import argparse
+from pathlib import Path
+
+from reluformers.errors import UserError
+from reluformers.export.onnx_folder import export_onnx
+from reluformers.export.page import export_page
+from reluformers.onnx.precision import SUFFIXES
+from reluformers.training.checkpoints import check_model
+
+from .terminal import silence_transformers
+
+TARGETS = ("onnx", "page")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command."""
+    parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; of a page also several")
+    parser.add_argument("--to", choices=TARGETS, default="onnx", help="what to write")
+    parser.add_argument("--output", type=Path, help="folder to write; MODEL-onnx or MODEL-page here if missing")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=SUFFIXES,
+        help="number formats of the graphs: fp32 and int8, of a page one, int8",
+    )
+    parser.add_argument("--attentions", action="store_true", help="let the graphs give the weights of each layer too")
+    parser.add_argument("--data", help="rows to compare answers and scores on: Hub id, folder or file")
+    parser.add_argument(
+        "--bundle",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="NODE_MODULES",
+        help="of a page: put the JavaScript into the folder, from the npm registry or from NODE_MODULES; else the "
+        "browser fetches it from a content delivery network",
+    )
+    parser.add_argument("--split", help="of --data; may carry a slice, such as test[:100]")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Export."""
+    silence_transformers()
+    if options.split and not options.data:
+        raise UserError("--split is of --data, which is not given")
+    for model in options.model:
+        check_model(model)
+    first = options.model[0]
+    name = Path(first).resolve().name if Path(first).exists() else first.rpartition("/")[2]
+    output = options.output or Path(f"{name.removesuffix('-onnx')}-{options.to}")
+    (_export_page if options.to == "page" else _export_onnx)(options, output)
+    print(f"{output}: done")
+
+
+def _export_onnx(options: argparse.Namespace, output: Path) -> None:
+    if options.bundle or len(options.model) > 1:
+        raise UserError("--bundle and several models are of --to page")
+    record = export_onnx(
+        options.model[0],
+        output,
+        precisions=options.precision or ["fp32", "int8"],
+        attentions=options.attentions,
+        data={"data": options.data, "split": options.split} if options.data else None,
+        overwrite=options.overwrite,
+    )
+    for line in describe(record):
+        print(line)
+
+
+def _export_page(options: argparse.Namespace, output: Path) -> None:
+    precisions = options.precision or ["int8"]
+    if options.data or options.attentions or len(precisions) > 1:
+        raise UserError("a page has one --precision, always has attentions, and takes no --data")
+    page = export_page(
+        options.model, output, precision=precisions[0], bundle=options.bundle, overwrite=options.overwrite
+    )
+    print(f"{page['bytes'] / 1e6:.1f} MB to load; to look at it: python -m http.server --directory {output}")
+
+
+def describe(record: dict) -> list[str]:
+    """Lines that say what an export is like beside PyTorch."""
+    lines = []
+    rows = record["data"]
+    if rows:
+        lines.append(f"{rows['rows']} {rows['unit']} of {rows['source']}; rows whose answer differs from PyTorch's")
+    pytorch = record["pytorch"] or {}
+    for search, found in pytorch.items():
+        lines.append(f"{'pytorch':<8}{search:<9}{_scores(found)}")
+    for precision, found in record["precisions"].items():
+        size = sum(found["files"].values()) / 1e6
+        differing = ", ".join(f"{name} {count}" for name, count in found["differing_drawn"].items())
+        lines.append(
+            f"{precision:<8}{size:.1f} MB, logits within {found['logits']:.1e}, drawn rows that differ: {differing}"
+        )
+        for search, answers in found.get("answers", {}).items():
+            lines.append(f"{precision:<8}{search:<9}{_scores(answers)}, {answers['differing']} differ")
+    return lines
+
+
+def _scores(found: dict) -> str:
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in found["scores"].items() if value is not None)
+    return f"{scores}, {found['seconds']:.1f} s"

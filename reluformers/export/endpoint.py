@@ -1,0 +1,38 @@
+"""Answers requests to an Inference Endpoint that serves an exported folder, whose handler.py names this class."""
+
+from pathlib import Path
+from typing import Any
+
+from reluformers.files import read_json
+from reluformers.modeling import handler_images, handler_translation
+from reluformers.modeling.endpoint import BATCH_SIZE, MAX_BATCH
+from reluformers.modeling.handler_translation import MAX_CHARACTERS
+
+from .exporters import EXPORTERS
+from .onnx_folder import RECORD
+
+__all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "PARAMETERS", "EndpointHandler"]
+PARAMETERS = handler_translation.PARAMETERS | handler_images.PARAMETERS
+
+
+class _Graphs:
+    def __init__(self, path: str):
+        self.pipeline = EXPORTERS[self.task].pipeline(path)
+
+
+class _TranslationHandler(_Graphs, handler_translation.EndpointHandler):
+    pass
+
+
+class _ImageHandler(_Graphs, handler_images.EndpointHandler):
+    pass
+
+
+class EndpointHandler:
+    """Open the graphs of a folder once and answer requests with them, as models in PyTorch are served."""
+
+    def __new__(cls, path: str = "") -> Any:
+        """The handler of the folder's task."""
+        path = path or "."
+        task = read_json(Path(path, RECORD))["task"]
+        return {kind.task: kind for kind in (_TranslationHandler, _ImageHandler)}[task](path)

@@ -1,0 +1,145 @@
+"""What an export has to know of each task: one record each.
+
+Not in `reluformers.tasks`, as it needs the packages of the extra `onnx`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    ImageClassificationPipeline,
+    MarianConfig,
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+)
+
+# as in reluformers.images.scoring
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from reluformers.images import onnx_model as images
+from reluformers.images.recipe import ImageRecipe
+from reluformers.images.scoring import load_image_model
+from reluformers.modeling.pipeline_translation import TranslationPipeline
+from reluformers.onnx.models import OnnxModel
+from reluformers.translation import onnx_graphs, onnx_runtime
+from reluformers.translation.languages import saved_languages
+from reluformers.translation.recipe import TranslationRecipe
+from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """How models of a task are exported, opened again and compared.
+
+    Args:
+        graphs: exports a model, as `onnx_graphs.export_graphs` does.
+        config: configuration by which transformers.js knows such a model.
+        save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
+            folder.
+        runner: opens the folder.
+        languages: of a model, the source's and the target's, where it says them.
+        has_image_examples: whether the inputs that a model is shown with are files of images.
+        pipeline: opens the folder as a pipeline of transformers.
+        searches: name → options of the scorer by which answers are compared.
+        tokens: answers of a model to the task's example inputs, to compare without data: name → tensor.
+        differing: number of rows of which two answers of a scorer differ.
+    """
+
+    graphs: Callable[..., Any]
+    config: Callable[[PreTrainedConfig], PreTrainedConfig]
+    save_companions: Callable[[str | Path, Path], None]
+    runner: type[OnnxModel]
+    languages: Callable[[str | Path], Sequence[str | None]]
+    has_image_examples: bool
+    pipeline: Callable[[str | Path], Pipeline]
+    searches: Mapping[str, Mapping[str, Any]]
+    tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], dict[str, Tensor]]
+    differing: Callable[[Any, Any], int]
+
+
+def marian_config(config: PreTrainedConfig) -> MarianConfig:
+    """A configuration of the same sizes and tokens: transformers.js has a list of model types, without ours."""
+    names = (
+        *("vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model", "scale_embedding"),
+        *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+        *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+        *("alignment_layer", "alignment_head", "alignment_shifted"),
+    )
+    fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+    return MarianConfig(**fields, architectures=["MarianMTModel"])
+
+
+def vit_config(config: PreTrainedConfig) -> ViTConfig:
+    """A configuration of the same sizes and classes, for the same reason."""
+    names = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+        *("image_size", "patch_size", "num_channels", "id2label", "label2id", "problem_type"),
+    )
+    fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+    return ViTConfig(**fields, architectures=["ViTForImageClassification"])
+
+
+def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    length = min(24, model.config.max_position_embeddings)
+    return {
+        name: model.generate(**given, **search, do_sample=False, max_length=length)
+        for name, search in TRANSLATION.searches.items()
+    }
+
+
+def _translation_pipeline(folder: str | Path) -> Pipeline:
+    model, tokenizers = onnx_runtime.load_onnx_translator(folder)
+    return TranslationPipeline(model, *tokenizers)
+
+
+def _image_pipeline(folder: str | Path) -> Pipeline:
+    model = images.OnnxClassifier.from_folder(folder)
+    return _OnnxImages(model=model, image_processor=AutoImageProcessor.from_pretrained(folder))
+
+
+class _OnnxImages(ImageClassificationPipeline):
+    def check_model_type(self, supported_models: Any) -> None:
+        """Pass over the list of models of transformers, which is of those in PyTorch."""
+
+
+TRANSLATION = Exporter(
+    graphs=onnx_graphs.export_graphs,
+    config=marian_config,
+    save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
+    runner=onnx_runtime.OnnxTranslator,
+    languages=saved_languages,
+    has_image_examples=False,
+    pipeline=_translation_pipeline,
+    searches={"greedy": {"num_beams": 1}, "5 beams": {"num_beams": 5}},
+    tokens=_search_tokens,
+    differing=lambda one, other: sum(a != b for a, b in zip(one, other, strict=True)),
+)
+IMAGES = Exporter(
+    graphs=images.export_graphs,
+    config=vit_config,
+    save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
+    runner=images.OnnxClassifier,
+    languages=lambda model: (),
+    has_image_examples=True,
+    pipeline=_image_pipeline,
+    searches={"class": {}},
+    tokens=lambda model, inputs: {"class": model(**inputs).logits.argmax(-1)},
+    differing=lambda one, other: int((one.logits.argmax(-1) != other.logits.argmax(-1)).sum()),
+)
+EXPORTERS = {TranslationRecipe.task: TRANSLATION, ImageRecipe.task: IMAGES}
+
+
+def differing_rows(one: Tensor, other: Tensor) -> int:
+    """Number of rows of which two tensors differ, in their lengths too."""
+    one, other = (tensor.reshape(len(tensor), -1) for tensor in (one, other))
+    width = max(one.shape[1], other.shape[1])
+    one, other = (functional.pad(tensor, (0, width - tensor.shape[1]), value=-1) for tensor in (one, other))
+    return int((one != other).any(-1).sum())

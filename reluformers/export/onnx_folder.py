@@ -1,0 +1,175 @@
+"""Writes a saved model as a folder of ONNX graphs, and compares these with the model."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from transformers import PreTrainedModel
+
+from reluformers.app.models import describe_training, find_examples
+from reluformers.errors import UserError
+from reluformers.families import FAMILIES
+from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
+from reluformers.onnx.graphs import operators
+from reluformers.onnx.precision import SUFFIXES
+from reluformers.onnx.sessions import FOLDER
+from reluformers.saved_models import load_config, load_model
+from reluformers.tasks import Task, task_of
+
+from .exporters import EXPORTERS, Exporter, differing_rows
+
+RECORD = "export.json"
+# of an Inference Endpoint
+SERVED = {
+    "handler.py": "from reluformers.export.endpoint import *  # EndpointHandler and its bounds\n",
+    "requirements.txt": "reluformers[onnx,train]\n",
+}
+MOST_BYTES = 2**31  # of one file of protobuf
+TOLERANCE = 1e-3  # of logits in float32, in shares of the largest; differences are near 1e-6
+
+
+def export_onnx(
+    model: str | Path,
+    folder: str | Path,
+    *,
+    precisions: Sequence[str] = ("fp32", "int8"),
+    attentions: bool = False,
+    data: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write a saved model as ONNX graphs, in the folders and names of optimum and transformers.js.
+
+    Args:
+        model: folder or Hub id of a model of this library.
+        folder: to write: configuration, tokenizers or image processor, `onnx/`, and `export.json` with the comparison.
+        precisions: some of `SUFFIXES`.
+        attentions: whether the graphs give the weights of each layer too.
+        data: fields of `ScoringOptions` that name rows to compare answers and scores on, `data` among them; None to
+            compare on drawn inputs alone.
+        overwrite: replace the folder if it exists.
+
+    Returns:
+        What `export.json` holds.
+
+    Raises:
+        UserError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
+            float32 give other logits than the model.
+    """
+    unknown = [name for name in precisions if name not in SUFFIXES]
+    if unknown or not precisions:
+        raise UserError(f"precision is {unknown or precisions}, but must be some of {', '.join(SUFFIXES)}")
+    check_output_folder(folder, model, inside=True)
+    config = load_config(model)
+    if not any(isinstance(config, known) for known in FAMILIES):
+        raise UserError(
+            f"{model}: is a model of type {config.model_type!r}, but export writes those of this library; optimum "
+            "exports those of transformers"
+        )
+    task = task_of(config)
+    exporter = EXPORTERS[task.name]
+    source = load_model(task.auto_class, model)
+    ordered = tuple(name for name in SUFFIXES if name in precisions)
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        exporter.config(source.config).save_pretrained(unfinished)
+        exporter.save_companions(model, unfinished)
+        if source.can_generate():
+            source.generation_config.save_pretrained(unfinished)
+        for name, text in SERVED.items():
+            write_text(unfinished / name, text)
+        record = {
+            "model": (Path(model).resolve() if Path(model).exists() else Path(model)).name,
+            "task": task.name,
+            "about": _describe(model, exporter, unfinished),
+            "attentions": attentions,
+        }
+        files: dict[str, dict[str, int]] = {name: {} for name in ordered}
+        found: set[str] = set()
+        (unfinished / FOLDER).mkdir()
+        for name, precision, graph in exporter.graphs(source, ordered, attentions):
+            path = unfinished / FOLDER / f"{name}{SUFFIXES[precision]}.onnx"
+            if graph.ByteSize() >= MOST_BYTES:
+                raise UserError(f"{model}: {name} has {graph.ByteSize():,} bytes, more than one file of ONNX holds")
+            onnx.checker.check_model(graph, full_check=precision == "fp32")
+            onnx.save(graph, path)
+            files[precision][path.name] = path.stat().st_size
+            found |= operators(graph)
+        record["operators"] = sorted(found)
+        record["opset"] = max(entry.version for entry in graph.opset_import if not entry.domain)
+        record["versions"] = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
+        compared = _compare(task, exporter, source, unfinished, ordered)
+        answers = _answers(task, exporter, str(model), unfinished, ordered, data) if data else {}
+        record |= {"data": answers.pop("rows", None), "pytorch": answers.pop("pytorch", None)}
+        record["precisions"] = {
+            name: {"files": files[name], **compared[name], **answers.get(name, {})} for name in ordered
+        }
+        write_json(unfinished / RECORD, record)
+    return record
+
+
+def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, Any]:
+    """What a page says of a model: training, languages, and inputs to begin with, whose images are copied."""
+    examples = find_examples(str(model), are_files=exporter.has_image_examples)
+    if exporter.has_image_examples:
+        examples = [Path(shutil.copy(path, folder)).name for path in examples]
+    languages = list(exporter.languages(model))
+    return {"training": describe_training(str(model)), "languages": languages, "examples": examples}
+
+
+@torch.inference_mode()
+def _compare(
+    task: Task, exporter: Exporter, source: PreTrainedModel, folder: Path, precisions: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Compare logits and answers on the task's example inputs, which are drawn."""
+    inputs, results = task.example_inputs(source.config), {}
+    wanted, tokens = source(**inputs).logits, exporter.tokens(source, inputs)
+    scale = float(wanted.abs().max()) or 1.0  # a classifier that was never trained gives nothing but 0
+    for precision in precisions:
+        runner = exporter.runner.from_folder(folder, precision)
+        error = float((runner(**inputs).logits - wanted).abs().max()) / scale
+        if not error <= (TOLERANCE if precision == "fp32" else 1):  # a NaN is not
+            raise UserError(
+                f"the graphs of {precision} give other logits than the model: they differ by {error:.1e} of the "
+                "largest"
+            )
+        answers = exporter.tokens(runner, inputs)
+        results[precision] = {
+            "logits": error,
+            "differing_drawn": {name: differing_rows(tokens[name], answers[name]) for name in tokens},
+        }
+    return results
+
+
+def _answers(
+    task: Task, exporter: Exporter, model: str, folder: Path, precisions: Sequence[str], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Compare answers, scores and times on rows of data."""
+    scorer = task.scorer(task.scorer.options_class(model=model, **data))
+    rows = scorer.load()
+    runners = {"pytorch": scorer.model}
+    runners |= {name: exporter.runner.from_folder(folder, name) for name in precisions}
+    results: dict[str, Any] = {"rows": {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}}
+    for name, runner in runners.items():
+        scorer.model, results[name] = runner, {}
+        found = results[name]
+        for search, options in exporter.searches.items():
+            for field, value in options.items():
+                setattr(scorer.options, field, value)
+            start = time.perf_counter()
+            answer = scorer.answer()
+            seconds = time.perf_counter() - start
+            scores = {key: score.value for key, score in scorer.count(answer).scores.items()}
+            found[search] = {"seconds": round(seconds, 3), "scores": scores}
+            if name == "pytorch":
+                found[search]["answer"] = answer
+            else:
+                found[search]["differing"] = exporter.differing(results["pytorch"][search]["answer"], answer)
+    for search in exporter.searches:
+        del results["pytorch"][search]["answer"]
+    return {"rows": results.pop("rows"), "pytorch": results.pop("pytorch")} | {
+        name: {"answers": found} for name, found in results.items()
+    }

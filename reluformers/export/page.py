@@ -1,0 +1,222 @@
+"""Writes a page that computes in the browser of whoever opens it: no server, no upload."""
+
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from reluformers.errors import UserError
+from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
+from reluformers.onnx.sessions import FOLDER
+
+from .onnx_folder import RECORD, SERVED, export_onnx
+
+SITE = Path(__file__).with_name("site")
+CDN = "https://cdn.jsdelivr.net"
+# in the metadata of README.md: this library made the Space and may write it anew
+MARK = "reluformers-page"
+_NOT_SHOWN = (RECORD, *SERVED)  # of an exported folder, what a page has no use for
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A file of an npm package, by its version and the hash of its content."""
+
+    package: str
+    version: str
+    path: str
+    integrity: str
+    size: int
+
+    @property
+    def url(self) -> str:
+        """Where a content delivery network has it."""
+        return f"{CDN}/npm/{self.package}@{self.version}/{self.path}"
+
+    @property
+    def name(self) -> str:
+        """Its name alone."""
+        return self.path.rpartition("/")[2]
+
+
+RUNTIME = {
+    "ort": Pinned(
+        "onnxruntime-web",
+        "1.30.0",
+        "dist/ort.wasm.bundle.min.mjs",
+        "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
+        73_054,
+    ),
+    "wasm": Pinned(
+        "onnxruntime-web",
+        "1.30.0",
+        "dist/ort-wasm-simd-threaded.wasm",
+        "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
+        14_239_897,
+    ),
+    "tokenizers": Pinned(
+        "@huggingface/tokenizers",
+        "0.2.0",
+        "dist/tokenizers.min.mjs",
+        "sha384-Tl2lMbeE3RCGFLOUGQ7LhvaagysxiOw/9dulz2sD6jxNa1MckRJQBbYdVHhOoqEs",
+        36_601,
+    ),
+}
+
+
+def export_page(
+    models: Sequence[str | Path],
+    folder: str | Path,
+    *,
+    precision: str = "int8",
+    bundle: str | Path | bool = False,
+    repo_id: str | None = None,
+    licence: str = "apache-2.0",
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write a page that shows some models.
+
+    Args:
+        models: folders or Hub ids; folders of `export_onnx` with attentions are taken as they are.
+        folder: to write; any server of files can show it, and a Space with `sdk: static`.
+        precision: of the graphs.
+        bundle: whether the runtime lies in the folder too, where otherwise the browser fetches it from a content
+            delivery network; the path of a `node_modules` to take it from, or True for the npm registry.
+        repo_id: ORG/NAME of the model, for the metadata of a Space.
+        licence: of that Space, by its id on the Hub.
+        overwrite: replace the folder if it exists.
+
+    Returns:
+        What page.json holds: the runtime, the models and the bytes that the browser loads.
+
+    Raises:
+        UserError: a model cannot be exported or shown, two have one name, or a file of the runtime is not the pinned.
+    """
+    check_output_folder(folder, *models, inside=True)
+    with atomic_directory(folder, overwrite=overwrite) as unfinished:
+        for path in SITE.iterdir():
+            shutil.copyfile(path, unfinished / path.name)
+        entries = [_add_model(model, unfinished, precision) for model in models]
+        if len({entry["path"] for entry in entries}) < len(entries):
+            raise UserError(f"two of {', '.join(map(str, models))} have one name; rename a folder")
+        runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
+        if bundle:
+            _bundle(None if bundle is True else Path(bundle), unfinished / "runtime")
+            runtime = {
+                key: {"url": f"runtime/{pinned.name}", "integrity": pinned.integrity}
+                for key, pinned in RUNTIME.items()
+            }
+        sizes = [pinned.size for pinned in RUNTIME.values()]
+        sizes += [(unfinished / entry["path"] / name).stat().st_size for entry in entries for name in entry["graphs"]]
+        page = {"runtime": runtime, "models": entries, "bytes": sum(sizes)}
+        write_json(unfinished / "page.json", page)
+        title = f"{entries[0]['title']} in your browser" if len(entries) == 1 else "reluformers in your browser"
+        _fill(unfinished / "index.html", title=escape(title), origin="" if bundle else CDN)
+        names = [entry["title"] for entry in entries]
+        _fill(
+            unfinished / "README.md",
+            title=json.dumps(title),
+            licence=licence,
+            models=f"models:\n  - {repo_id}\n" if repo_id else "",
+            names=", ".join(names),
+        )
+        _write_worker(unfinished, [] if bundle else list(runtime.values()))
+    return page
+
+
+def _fill(path: Path, **values: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"{{{{ {name} }}}}", value)
+    path.write_text(text, encoding="utf-8")
+
+
+def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
+    """Copy a model in one precision into the folder of a page, and say what it shows of it."""
+    exported = Path(model)
+    with tempfile.TemporaryDirectory() as temporary:
+        if not (exported / RECORD).is_file():
+            exported = Path(temporary, "onnx")
+            export_onnx(model, exported, precisions=[precision], attentions=True)
+        record = read_json(exported / RECORD)
+        if not record["attentions"] or precision not in record["precisions"]:
+            raise UserError(
+                f"{model}: was exported without attentions or without {precision}; name the model that it was made of"
+            )
+        graphs = [f"{FOLDER}/{name}" for name in sorted(record["precisions"][precision]["files"])]
+        target = page / "models" / record["model"]
+        (target / FOLDER).mkdir(parents=True, exist_ok=True)
+        for path in exported.rglob("*"):
+            name = path.relative_to(exported)
+            is_wanted = str(name) in graphs if name.parts[0] == FOLDER else str(name) not in _NOT_SHOWN
+            if path.is_file() and is_wanted:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target / name)
+    graphs.sort(key=lambda name: "decoder" in name)
+    return {
+        "task": record["task"],
+        "title": record["model"],
+        "path": f"models/{record['model']}",
+        "graphs": graphs,
+        "hasTarget": (target / "target_tokenizer").is_dir(),
+        "about": record["about"]["training"] or "What it was trained on, its card does not say.",
+        "languages": record["about"]["languages"],
+        "examples": record["about"]["examples"],
+    }
+
+
+def _bundle(packages: Path | None, folder: Path) -> None:
+    """Copy the files of the runtime, from an installed `node_modules` or from the npm registry."""
+    folder.mkdir()
+    with tempfile.TemporaryDirectory() as temporary:
+        for package, version in {(pinned.package, pinned.version) for pinned in RUNTIME.values()}:
+            place = Path(temporary, package) if packages is None else packages / package
+            if packages is None:
+                _fetch_package(package, version, place)
+            for pinned in (pinned for pinned in RUNTIME.values() if pinned.package == package):
+                path = place / pinned.path
+                if not path.is_file() or integrity_of(path.read_bytes()) != pinned.integrity:
+                    raise UserError(f"{path}: is not that of {package} {version}; install this version")
+                shutil.copyfile(path, folder / pinned.name)
+
+
+def _fetch_package(package: str, version: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    command = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"{package}@{version}"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    except FileNotFoundError as error:
+        raise UserError("--bundle needs npm, or a node_modules with the packages: --bundle NODE_MODULES") from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or ["npm failed"]
+        raise UserError(f"{package} {version}: {lines[-1]}") from error
+    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        for member in archive:
+            if member.isfile() and member.name.removeprefix("package/") in {one.path for one in RUNTIME.values()}:
+                path = folder / member.name.removeprefix("package/")
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(archive.extractfile(member).read())
+
+
+def integrity_of(content: bytes) -> str:
+    """Hash of a file as browsers compare it."""
+    return f"sha384-{base64.b64encode(hashlib.sha384(content).digest()).decode()}"
+
+
+def _write_worker(page: Path, others: list[dict[str, str]]) -> None:
+    """Name in the service worker all files of the page, and the release by their content."""
+    names = sorted(path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file())
+    names = [name for name in names if name not in ("README.md", "worker.js")]
+    contents = hashlib.sha256()
+    for name in names:
+        contents.update(f"{name}\0{integrity_of((page / name).read_bytes())}\n".encode())
+    files = [["./", None], *([name, None] for name in names), *([one["url"], one["integrity"]] for one in others)]
+    _fill(page / "worker.js", release=f"reluformers-{contents.hexdigest()[:16]}", files=json.dumps(files))

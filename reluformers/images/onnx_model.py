@@ -1,0 +1,94 @@
+"""The graph of an image classifier, and the classifier that onnxruntime makes of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from reluformers.modeling.pipeline_translation import eager_attention
+from reluformers.onnx.graphs import export_graph
+from reluformers.onnx.models import OnnxModel
+from reluformers.onnx.precision import convert_precision
+from reluformers.onnx.sessions import Session
+from reluformers.saved_models import opening
+
+NAME = "model"
+
+
+class _Classifier(nn.Module):
+    def __init__(self, model: PreTrainedModel, attentions: bool):
+        super().__init__()
+        self.model, self.attentions = model, attentions
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self.model(**inputs, output_attentions=self.attentions)
+        layers = outputs.attentions if self.attentions else ()
+        return {"logits": outputs.logits, **{f"attentions.{number}": layer for number, layer in enumerate(layers)}}
+
+
+def export_graphs(
+    model: PreTrainedModel, precisions: tuple[str, ...], attentions: bool
+) -> Iterator[tuple[str, str, onnx.ModelProto]]:
+    """Export the classifier for any number of images of its size; arguments as for translation.
+
+    Yields:
+        Name, precision and graph.
+    """
+    config = model.config
+    height, width = [side * config.patch_size for side in config.grid_size]
+    pixels = torch.randn(2, config.num_channels, height, width)
+    with eager_attention(model):
+        graph = export_graph(
+            _Classifier(model, attentions),
+            {"pixel_values": pixels},
+            {"pixel_values": ("batch_size", None, None, None)},
+        )
+    for precision in precisions:
+        yield NAME, precision, convert_precision(graph, precision)
+
+
+class OnnxClassifier(OnnxModel):
+    """An image classifier in onnxruntime.
+
+    Args:
+        config: of the exported folder.
+        session: its graph.
+    """
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: PreTrainedConfig, session: Session):
+        super().__init__(config)
+        self.session = session
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxClassifier":
+        """Open an exported folder; arguments and errors as for translation."""
+        session = Session(folder, NAME, precision)
+        with opening(folder, "its configuration"):
+            model = cls(AutoConfig.from_pretrained(folder), session)
+        model.name_or_path = str(folder)
+        return model.eval()
+
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None, output_attentions: bool | None = None
+    ) -> ImageClassifierOutput:
+        """Class logits, and with labels [batch] the cross-entropy.
+
+        Raises:
+            ValueError: attentions are asked for that the graph was exported without.
+        """
+        weights = self.session.layers_of("attentions") if output_attentions else []
+        if output_attentions and not weights:
+            raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
+        outputs = self.session({"pixel_values": pixel_values}, ["logits", *weights])
+        return ImageClassifierOutput(
+            loss=None if labels is None else functional.cross_entropy(outputs["logits"], labels),
+            logits=outputs["logits"],
+            attentions=tuple(outputs[name] for name in weights) or None,
+        )

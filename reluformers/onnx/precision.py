@@ -1,0 +1,90 @@
+"""Number formats of ONNX graphs, under the names that transformers.js has for them."""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir
+from onnx import ModelProto, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+# format → what the names of its files end in
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_quantized", "q4": "_q4"}
+BLOCK_SIZE = 32  # weights that share a scale in 4 bits
+
+
+def convert_precision(model: ModelProto, precision: str) -> ModelProto:
+    """Write a graph of float32 in another number format; inputs and outputs stay float32.
+
+    Args:
+        model: without graphs inside of it.
+        precision: `"fp16"` for weights and computation; `"int8"` for weights of products and of embeddings, with
+            activations that are rounded as they come; `"q4"` for weights of products in 4 bits, those of embeddings in
+            8; `"fp32"` for the same graph.
+    """
+    if precision == "fp32":
+        return model
+    if precision == "fp16":
+        copy = ModelProto()
+        copy.CopyFrom(model)
+        converted = onnx_ir.from_proto(convert_float_to_float16(copy, keep_io_types=True))
+        converted.graph.sort()  # its casts come last
+        return onnx_ir.to_proto(converted)
+    model = _with_transposed_weights(model)
+    if precision == "q4":
+        with _root_logger_quiet():  # which this import sets up for itself
+            from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+            quantizer = MatMulNBitsQuantizer(model, block_size=BLOCK_SIZE, is_symmetric=True)
+            quantizer.process()
+        model = quantizer.model.model
+    return _quantize_to_int8(model, ["MatMul", "Gather"] if precision == "int8" else ["Gather"])
+
+
+@contextmanager
+def _root_logger_quiet() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.disable(disabled)
+
+
+def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
+        onnx.save(model, source)
+        with _root_logger_quiet():
+            quantize_dynamic(
+                source,
+                target,
+                op_types_to_quantize=kinds,
+                weight_type=QuantType.QInt8,
+                per_channel=True,
+                extra_options={"MatMulConstBOnly": True},
+            )
+        return onnx.load(target)
+
+
+def _with_transposed_weights(model: ModelProto) -> ModelProto:
+    """A copy in which no weight is transposed at run time, as that of a tied output layer is: those stay float32."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    weights = {tensor.name: tensor for tensor in copy.graph.initializer}
+    for node in list(copy.graph.node):
+        if node.op_type == "Transpose" and node.input[0] in weights:
+            array = numpy_helper.to_array(weights[node.input[0]])
+            order = next((list(part.ints) for part in node.attribute if part.name == "perm"), None)
+            array = np.ascontiguousarray(array.transpose(order))
+            copy.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+            copy.graph.node.remove(node)
+    return copy

@@ -1,0 +1,196 @@
+"""Translates with exported graphs by onnxruntime, by the search that models in PyTorch have."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from reluformers.modeling.modeling_seq2seq import CACHE_NAME, one_cache
+from reluformers.onnx.models import OnnxModel
+from reluformers.onnx.sessions import Session
+from reluformers.saved_models import opening
+from reluformers_kernels import SearchMixin
+
+from .onnx_graphs import DECODER, ENCODER, SWITCH, past_names, present_name
+from .tokenization import check_tokenizer_fits, load_tokenizers
+
+
+def check_no_hidden_states(output_hidden_states: bool | None) -> None:
+    """Refuse what no graph gives."""
+    if output_hidden_states:
+        raise ValueError("output_hidden_states is True, but exported graphs give none")
+
+
+class _Encoder(nn.Module):
+    main_input_name = "input_ids"
+
+    def __init__(self, session: Session):
+        super().__init__()
+        self.session = session
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput:
+        """Encode; `return_dict` is what `generate` says, and always so here."""
+        check_no_hidden_states(output_hidden_states)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        weights = self.session.layers_of("encoder_attentions") if output_attentions else []
+        outputs = self.session({"input_ids": input_ids, "attention_mask": mask}, ["last_hidden_state", *weights])
+        attentions = tuple(outputs[name] for name in weights) or None
+        return BaseModelOutput(last_hidden_state=outputs["last_hidden_state"], attentions=attentions)
+
+
+class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
+    """A translation model in onnxruntime, with `generate`.
+
+    Args:
+        config: of the exported folder.
+        encoder, decoder: its graphs.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: PreTrainedConfig, encoder: Session, decoder: Session):
+        super().__init__(config)
+        self.encoder, self.session = _Encoder(encoder), decoder
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxTranslator":
+        """Open an exported folder.
+
+        Args:
+            folder: of `reluformers export --to onnx`.
+            precision: one of `SUFFIXES`; None for the finest that is there.
+
+        Raises:
+            UserError: it is none, lacks that precision, or is damaged.
+        """
+        sessions = [Session(folder, name, precision) for name in (ENCODER, DECODER)]
+        with opening(folder, "its configuration"):
+            model = cls(AutoConfig.from_pretrained(folder), *sessions)
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        model.name_or_path = str(folder)
+        return model.eval()
+
+    def get_encoder(self, *_, **__) -> nn.Module:
+        """The encoder, as `generate` calls it."""
+        return self.encoder
+
+    def get_output_embeddings(self) -> nn.Module:
+        """A stand-in: the graph keeps its own."""
+        return nn.Identity()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        cache: Cache | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Logits of the next tokens, as `Seq2SeqTransformerForConditionalGeneration.forward` gives them.
+
+        Raises:
+            ValueError: attentions are asked for that the graphs were exported without, or hidden states.
+        """
+        check_no_hidden_states(output_hidden_states)
+        given = encoder_outputs is not None
+        if not given:
+            encoder_outputs = self.encoder(input_ids, attention_mask, output_attentions)
+        cache = one_cache(past_key_values, cache)
+        if cache is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        weights = [
+            name for kind in ("decoder_attentions", "cross_attentions") for name in self.session.layers_of(kind)
+        ]
+        if output_attentions and not weights:
+            raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
+        outputs = self._step(
+            encoder_outputs[0], attention_mask, decoder_input_ids, cache, weights * bool(output_attentions)
+        )
+
+        def layers(kind: str) -> tuple[Tensor, ...] | None:
+            return tuple(outputs[name] for name in self.session.layers_of(kind)) if output_attentions else None
+
+        return Seq2SeqLMOutput(
+            logits=outputs["logits"],
+            decoder_attentions=layers("decoder_attentions"),
+            cross_attentions=layers("cross_attentions"),
+            encoder_last_hidden_state=encoder_outputs[0],
+            encoder_attentions=None if given else encoder_outputs.attentions,
+            **{CACHE_NAME: cache if use_cache else None},
+        )
+
+    def _step(
+        self,
+        states: Tensor,
+        attention_mask: Tensor | None,
+        tokens: Tensor,
+        cache: EncoderDecoderCache,
+        wanted: list[str],
+    ) -> dict[str, Tensor]:
+        """Run the decoder behind what the cache holds, and add to that what it has computed."""
+        own, source, config = cache.self_attention_cache, cache.cross_attention_cache, self.config
+        is_first, held = not cache.is_updated.get(0), own.get_seq_length()
+        heads = config.decoder_attention_heads
+        none = states.new_empty(len(tokens), heads, 0, config.d_model // heads)
+        no_source = states.new_empty(len(states), *none.shape[1:])
+        past = []
+        for layer in range(config.decoder_layers):
+            past += own.update(none, none, layer)  # nothing more, so all that there is
+            past += (no_source, no_source) if is_first else (source.layers[layer].keys, source.layers[layer].values)
+        names = past_names(config)
+        new = [name for name in names if is_first or ".decoder." in name]
+        mask = states.new_ones(states.shape[:2]) if attention_mask is None else attention_mask
+        outputs = self.session(
+            {
+                "encoder_attention_mask": mask.long(),
+                "input_ids": tokens,
+                "encoder_hidden_states": states,
+                SWITCH: torch.tensor([not is_first]),
+                **dict(zip(names, past, strict=True)),
+            },
+            ["logits", *map(present_name, new), *wanted],
+        )
+        present = [outputs[present_name(name)] for name in new]
+        per_layer = len(present) // config.decoder_layers
+        for layer in range(config.decoder_layers):
+            key, value, *of_source = present[layer * per_layer : (layer + 1) * per_layer]
+            own.update(key[:, :, held:], value[:, :, held:], layer)
+            if of_source:
+                source.update(*of_source, layer)
+                cache.is_updated[layer] = True
+        return outputs
+
+
+def load_onnx_translator(
+    folder: str | Path, precision: str | None = None
+) -> tuple[OnnxTranslator, tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]]:
+    """Open an exported translation model and its tokenizers; arguments and errors as in `from_folder`."""
+    model = OnnxTranslator.from_folder(folder, precision)
+    tokenizers = load_tokenizers(folder)
+    with opening(folder, "its tokenizer"):
+        for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
+            check_tokenizer_fits(tokenizer, model.config, side=side)
+    return model, tokenizers

@@ -1,0 +1,102 @@
+"""Graphs of ONNX that are put together and written in other number formats, on graphs of a few nodes."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from reluformers.onnx.graphs import export_graph, merge_branches, operators
+from reluformers.onnx.precision import SUFFIXES, convert_precision
+
+WEIGHT = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+
+
+def build(nodes: list, inputs: dict, outputs: dict, **weights: np.ndarray) -> onnx.ModelProto:
+    values = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
+        for side in (inputs, outputs)
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "graph", *values, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def run(model: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
+    onnx.checker.check_model(model, full_check=True)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+
+
+def test_branches_make_the_states_or_take_them():
+    body = build(
+        [
+            helper.make_node("Concat", ["past", "new"], ["present"], axis=2),
+            helper.make_node("MatMul", ["state", "weight"], ["product"]),
+        ],
+        {"new": [1, 1, "n", 64], "past": [1, 1, "p", 64], "state": [1, 1, "s", 64]},
+        {"present": [1, 1, "t", 64], "product": [1, 1, "s", 64]},
+        weight=WEIGHT,
+    )
+    first = build(
+        [helper.make_node("MatMul", ["new", "weight"], ["made"])],
+        {"new": [1, 1, "n", 64]},
+        {"made": [1, 1, "n", 64]},
+        weight=WEIGHT,
+    )
+    merged = merge_branches(body, first, "given", {"past": None, "state": "made"}, {"state": "handed"})
+    assert [tensor.dims[0] for tensor in merged.graph.initializer].count(64) == 1  # one weight, which both use
+    random = np.random.default_rng(1)
+    new, past, state = (random.normal(size=(1, 1, n, 64)).astype(np.float32) for n in (2, 3, 5))
+    present, product, handed = run(merged, new=new, past=past, state=state, given=np.array([True]))
+    np.testing.assert_array_equal(present, np.concatenate([past, new], axis=2))
+    np.testing.assert_array_equal(handed, state)
+    np.testing.assert_allclose(product, state @ WEIGHT, rtol=1e-4, atol=1e-4)
+    # what is given is not looked at, of whatever length it is
+    present, product, handed = run(merged, new=new, past=past, state=state[:, :, :0], given=np.array([False]))
+    np.testing.assert_array_equal(present, new)
+    np.testing.assert_allclose(handed, new @ WEIGHT, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(product, new @ WEIGHT @ WEIGHT, rtol=1e-4, atol=1e-3)
+    assert {"If", "Slice", "MatMul", "Concat"} <= operators(merged)
+    assert "If" not in operators(body)
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp32", 1.0), ("fp16", 0.55), ("int8", 0.35), ("q4", 0.35)])
+def test_formats_are_smaller_and_near(precision, share):
+    # a tied output layer transposes its weight
+    model = build(
+        [
+            helper.make_node("Transpose", ["weight"], ["transposed"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", "transposed"], ["y"]),
+        ],
+        {"x": ["rows", 64]},
+        {"y": ["rows", 64]},
+        weight=WEIGHT,
+    )
+    before = model.SerializeToString()
+    converted = convert_precision(model, precision)
+    assert model.SerializeToString() == before
+    assert converted.ByteSize() <= share * model.ByteSize()
+    x = np.random.default_rng(2).normal(size=(7, 64)).astype(np.float32)
+    onnxruntime.set_default_logger_severity(3)
+    (found,) = onnxruntime.InferenceSession(converted.SerializeToString()).run(None, {"x": x})
+    wanted = x @ WEIGHT.T
+    tolerance = {"fp32": 1e-6, "fp16": 2e-3, "int8": 2e-2, "q4": 0.2}[precision]
+    assert np.linalg.norm(found - wanted) < tolerance * np.linalg.norm(wanted)
+    assert len(SUFFIXES) == 4
+
+
+def test_a_small_epsilon_stays():
+    """The exporter's own optimiser drops what it takes for 0, and a zero vector would become NaN."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"y": torch.nn.functional.rms_norm(inputs["x"], (8,), eps=1e-8)}
+
+    x = torch.randn(2, 3, 8)
+    x[0, 1] = 0
+    graph = export_graph(Norm(), {"x": x}, {"x": ("rows", "length", None)})
+    (found,) = run(graph, x=x.numpy())
+    assert not found[0, 1].any()
+    np.testing.assert_allclose(found, Norm()({"x": x})["y"].numpy(), rtol=1e-5, atol=1e-6)
+    assert str(graph).find(".py") == -1  # no lines of code, whose paths are of this machine

@@ -1,0 +1,85 @@
+"""The files of a page, without a browser, of folders as `export_onnx` leaves them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builders.commands import refusal_of
+from reluformers.errors import UserError
+from reluformers.export.page import CDN, RUNTIME, export_page, integrity_of
+from reluformers.files import write_json
+
+
+def exported(folder: Path, **fields) -> Path:
+    (folder / "onnx").mkdir(parents=True)
+    for name in ("model.onnx", "model_quantized.onnx"):
+        (folder / "onnx" / name).write_bytes(b"graph")
+    (folder / "handler.py").write_text("")
+    write_json(folder / "config.json", {})
+    record = {
+        "model": "tiny",
+        "task": "image-classification",
+        "attentions": True,
+        "about": {"training": "Trained on <digits>.", "languages": [], "examples": []},
+        "precisions": {"fp32": {"files": {"model.onnx": 5}}, "int8": {"files": {"model_quantized.onnx": 5}}},
+    }
+    write_json(folder / "export.json", record | fields)
+    return folder
+
+
+def test_a_page_has_one_precision_and_pinned_code(tmp_path):
+    page = export_page([exported(tmp_path / "onnx")], tmp_path / "page", repo_id="acme/tiny")
+    names = {
+        path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()
+    }
+    assert {name for name in names if name.startswith("models/")} == {
+        "models/tiny/config.json",
+        "models/tiny/onnx/model_quantized.onnx",
+    }
+    assert page["bytes"] == 5 + sum(pinned.size for pinned in RUNTIME.values())
+    assert page == json.loads((tmp_path / "page" / "page.json").read_text())
+    assert page["models"][0]["about"] == "Trained on <digits>."
+    worker = (tmp_path / "page" / "worker.js").read_text()
+    for pinned in RUNTIME.values():
+        assert f'["{CDN}/npm/{pinned.package}@{pinned.version}/{pinned.path}", "{pinned.integrity}"]' in worker
+    assert names - {"README.md", "worker.js"} == {
+        name for name, _ in json.loads(worker.split("FILES = ")[1].split(";\n")[0]) if "https:" not in name
+    } - {"./"}
+    assert CDN in (tmp_path / "page" / "index.html").read_text()
+    assert "models:\n  - acme/tiny\n" in (tmp_path / "page" / "README.md").read_text()
+    assert not any("{{" in (tmp_path / "page" / name).read_text() for name in ("index.html", "README.md", "worker.js"))
+
+
+def test_the_release_follows_from_the_content(tmp_path):
+    folder = exported(tmp_path / "onnx")
+    releases = []
+    for number, content in enumerate((b"graph", b"graph", b"other")):
+        (folder / "onnx" / "model_quantized.onnx").write_bytes(content)
+        export_page([folder], tmp_path / str(number))
+        releases.append((tmp_path / str(number) / "worker.js").read_text().split("RELEASE = ")[1].split(";")[0])
+    assert releases[0] == releases[1] != releases[2]
+
+
+def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
+    folder, modules = exported(tmp_path / "onnx"), tmp_path / "node_modules"
+    for pinned in RUNTIME.values():
+        (modules / pinned.package / pinned.path).parent.mkdir(parents=True, exist_ok=True)
+        (modules / pinned.package / pinned.path).write_bytes(b"other")
+    with pytest.raises(UserError, match="install this version"):
+        export_page([folder], tmp_path / "page", bundle=modules)
+    assert not (tmp_path / "page").exists()
+    assert integrity_of(b"").startswith("sha384-OLBgp1GsljhM2TJ")
+
+
+def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
+    without = exported(tmp_path / "without", attentions=False)
+    with pytest.raises(UserError, match="without attentions"):
+        export_page([without], tmp_path / "page")
+    folder, twin = exported(tmp_path / "one"), exported(tmp_path / "two")
+    with pytest.raises(UserError, match="one name"):
+        export_page([folder, twin], tmp_path / "page")
+    page = ("export", folder, "--to", "page", "--output", tmp_path / "page")
+    assert "one --precision" in refusal_of(capsys, *page, "--precision", "fp32", "int8")
+    assert "--to page" in refusal_of(capsys, "export", folder, "--bundle", "--output", tmp_path / "page")
+    assert not (tmp_path / "page").exists()

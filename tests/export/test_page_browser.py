@@ -1,0 +1,306 @@
+"""The page without a server of ours, as a visitor meets it: its answers are those of PyTorch, and it works offline.
+
+The screenshots go to the folder that the environment variable SCREENSHOTS names, else to the test's own.
+"""
+
+import functools
+import os
+import shutil
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, pipeline
+
+from builders.models import PRESETS
+from builders.pictures import picture
+from builders.saved_models import TEXTS, save_classifier, save_translator
+from reluformers.errors import UserError
+from reluformers.export.onnx_folder import export_onnx
+from reluformers.export.page import CDN, RUNTIME, export_page
+from reluformers.files import read_json, write_json
+from reluformers.translation.decoding import load_translation_model, translate
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER, NPM = (shutil.which(name) for name in ("chromium", "chromedriver", "npm"))
+SECONDS = 240
+CLONED = Path(__file__).parents[2] / "models"
+LINES = [
+    "I don't know where he lives.",
+    "The soup is too hot to eat.",
+    "If I had more money, I would travel to Japan.",
+    "She has never been to the mountains.",
+    "Can you help me carry this box?",
+    "It was raining when we left the house.",
+    "My brother plays the guitar every evening.",
+    "There is a dog sleeping under the table.",
+    "He asked me what time it was.",
+    "We should have bought the tickets yesterday.",
+    "Why didn't you tell me the truth?",
+    "This book is more interesting than that one.",
+    "The children are playing in the garden.",
+    "I would like a cup of tea, please.",
+    "Tom forgot to lock the door.",
+    "How long have you been learning German?",
+    "The train leaves at eight o'clock.",
+    "Nobody knows what will happen tomorrow.",
+    "You can leave your coat here.",
+    "Her father works in a big hospital.",
+]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+    pytest.mark.skipif(not NPM, reason="needs npm"),
+]
+
+
+@pytest.fixture
+def browser(tmp_path):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1600"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    yield driver
+    driver.quit()
+
+
+class Server:
+    """`python -m http.server` of a folder, that counts the bytes it sends and can be stopped."""
+
+    def __init__(self, folder: Path, *, shared: bool = False):
+        sent = self.sent = []
+
+        class Handler(SimpleHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def copyfile(self, source, target):
+                sent.append(os.fstat(source.fileno()).st_size)
+                super().copyfile(source, target)
+
+            def end_headers(self):
+                if shared:
+                    self.send_header("Access-Control-Allow-Origin", "*")
+                super().end_headers()
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(folder: Path, **options) -> Server:
+        servers.append(Server(folder, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.server.server_close()
+
+
+def bundled(models: list[Path], folder: Path, **options) -> Path:
+    """Write a page with its JavaScript, or skip where npm does not reach its registry."""
+    try:
+        export_page(models, folder, bundle=True, **options)
+    except UserError as error:
+        if any(f"{pinned.package} {pinned.version}: " in str(error) for pinned in RUNTIME.values()):
+            pytest.skip(str(error))
+        raise
+    return folder
+
+
+def open_page(browser, address: str) -> None:
+    browser.get(address)
+    wait(browser, lambda: data(browser, "ready"))
+    assert data(browser, "ready") == "true", browser.find_element(By.ID, "status").text
+
+
+def data(browser, name: str) -> str | None:
+    return browser.execute_script(f"return document.documentElement.dataset.{name} ?? null;")
+
+
+def wait(browser, condition) -> None:
+    WebDriverWait(browser, SECONDS).until(lambda _: condition())
+
+
+def ask(browser, section, text: str, beams: int) -> str:
+    before = int(data(browser, "answered") or 0)
+    field = section.find_element(By.TAG_NAME, "textarea")
+    field.clear()
+    field.send_keys(text)
+    section.find_element(By.CSS_SELECTOR, f"input[value='{beams}']").click()
+    section.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+    wait(browser, lambda: int(data(browser, "answered") or 0) > before)
+    return browser.execute_script("return arguments[0].textContent", section.find_element(By.CLASS_NAME, "answer"))
+
+
+def screenshot(browser, tmp_path: Path, name: str) -> None:
+    browser.save_screenshot(str(Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png"))
+
+
+def disturbed(folder: Path, auto_class: type) -> Path:
+    """Move every parameter of a saved model off its initial value."""
+    torch.manual_seed(3)
+    model = auto_class.from_pretrained(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_answers_attention_and_offline(browser, serve, tmp_path):
+    names = ("one", "two", "pictures")
+    one, two, pictures = folders = [tmp_path / name for name in names]
+    save_translator(one, "rela-g")
+    save_translator(two, "entmax15", separate=True)
+    save_classifier(pictures)
+    for folder in (one, two):
+        disturbed(folder, AutoModelForSeq2SeqLM)
+    disturbed(pictures, AutoModelForImageClassification)
+    picture(9, 17).save(pictures / "example.png")
+    write_json(pictures / "results.json", {"examples": [{"src": "example.png"}]})
+    exported = [tmp_path / "onnx" / name for name in names]
+    for source, target in zip(folders, exported, strict=True):
+        export_onnx(source, target, precisions=["fp32"], attentions=True)
+    server = serve(bundled(exported, tmp_path / "page", precision="fp32"))
+    open_page(browser, server.address)
+    sections = browser.find_elements(By.CSS_SELECTOR, "#models > section")
+    for folder, section in zip((one, two), sections, strict=False):
+        for beams in (1, 4):
+            wanted = translate(*load_translation_model(folder), TEXTS, num_beams=beams)
+            assert [ask(browser, section, text, beams) for text in TEXTS] == wanted
+    ask(browser, sections[0], "A 漢 dog.", 1)
+    said = sections[0].find_element(By.CLASS_NAME, "said").text
+    assert "does not know 漢:" in said
+    # exact zeros of a pass that is given the translation
+    section, text = sections[0], TEXTS[0]
+    ask(browser, section, text, 1)
+    model, (tokenizer, _) = load_translation_model(one)
+    model.set_attn_implementation("eager")
+    batch = tokenizer([text], return_tensors="pt")
+    tokens = model.generate(**batch, num_beams=1, max_length=65)[:, :-1]
+    with torch.no_grad():
+        outputs = model(**batch, decoder_input_ids=tokens, output_attentions=True)
+    Select(section.find_element(By.CLASS_NAME, "head")).select_by_value("0")
+    for site in ("cross", "encoder"):
+        Select(section.find_element(By.CLASS_NAME, "site")).select_by_value(site)
+        Select(section.find_element(By.CLASS_NAME, "layer")).select_by_value("0")
+        weights = outputs[f"{site}_attentions"][0][0, 0]
+        cells = section.find_elements(By.CSS_SELECTOR, ".scroll td.some")
+        assert len(cells) == int((weights != 0).sum()) < weights.numel()
+    # an image of another size than the model's
+    section = sections[2]
+    section.find_element(By.CSS_SELECTOR, ".examples button").click()
+    wait(browser, lambda: data(browser, "classified"))
+    classify = pipeline("image-classification", model=str(pictures), trust_remote_code=True)
+    wanted = classify(Image.open(pictures / "example.png").convert("RGB"))
+    rows = section.find_elements(By.CSS_SELECTOR, ".classes tbody tr")
+    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [answer["label"] for answer in wanted]
+    # drawn by the keyboard alone
+    pad = section.find_element(By.CLASS_NAME, "pad")
+    pad.send_keys(Keys.SPACE, *[Keys.ARROW_DOWN] * 6, Keys.SPACE)
+    wait(browser, lambda: section.find_element(By.CLASS_NAME, "said").text.startswith("Answered"))
+    # without a network
+    wait(browser, lambda: data(browser, "offline"))
+    server.stop()
+    open_page(browser, server.address)
+    sections = browser.find_elements(By.CSS_SELECTOR, "#models > section")
+    assert ask(browser, sections[0], TEXTS[0], 4) == translate(*load_translation_model(one), TEXTS[:1], num_beams=4)[0]
+    severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not [message for message in severe if "worker.js" not in message]  # which has no newer one offline
+
+
+def test_every_preset_on_one_page(browser, serve, tmp_path):
+    exported = [tmp_path / "onnx" / preset for preset in PRESETS]
+    for preset, target in zip(PRESETS, exported, strict=True):
+        folder = disturbed(save_translator(tmp_path / preset, preset), AutoModelForSeq2SeqLM)
+        export_onnx(folder, target, precisions=["fp32"], attentions=True)
+    server = serve(bundled(exported, tmp_path / "page", precision="fp32"))
+    open_page(browser, server.address)
+    for preset, section in zip(PRESETS, browser.find_elements(By.CSS_SELECTOR, "#models > section"), strict=True):
+        for beams in (1, 4):
+            wanted = translate(*load_translation_model(tmp_path / preset), TEXTS[:1], num_beams=beams)
+            assert [ask(browser, section, TEXTS[0], beams)] == wanted, (preset, beams)
+
+
+def test_only_what_is_pinned_is_run(browser, serve, tmp_path):
+    exported = tmp_path / "onnx"
+    export_onnx(save_classifier(tmp_path / "model"), exported, precisions=["fp32"], attentions=True)
+    page = bundled([exported], tmp_path / "page", precision="fp32")
+    network = serve(page / "runtime", shared=True)
+    linked = tmp_path / "linked"
+    export_page([exported], linked, precision="fp32")
+    content = read_json(linked / "page.json")
+    assert all(entry["url"].startswith(f"{CDN}/npm/") for entry in content["runtime"].values())
+    for entry in content["runtime"].values():
+        entry["url"] = f"{network.address}/{entry['url'].rpartition('/')[2]}"
+    write_json(linked / "page.json", content)
+    index = linked / "index.html"
+    index.write_text(index.read_text(encoding="utf-8").replace(CDN, network.address), encoding="utf-8")
+    server = serve(linked)
+    open_page(browser, server.address)
+    for entry in content["runtime"].values():
+        entry["integrity"] = f"sha384-{64 * 'A'}"
+    write_json(linked / "page.json", content)
+    browser.delete_all_cookies()
+    other = serve(linked)  # another origin, which has no service worker
+    browser.get(other.address)
+    wait(browser, lambda: data(browser, "ready"))
+    assert data(browser, "ready") == "failed"
+
+
+def test_the_released_models(browser, serve, tmp_path):
+    names = ("tatoeba-en-de", "digits-relu-vit")
+    exported = [tmp_path / "onnx" / name for name in names]
+    for name, target in zip(names, exported, strict=True):
+        export_onnx(CLONED / name, target, attentions=True)
+    search = {"tokenizers": load_translation_model(CLONED / names[0])}
+    model, tokenizers = search["tokenizers"]
+    for precision, fewest in (("fp32", len(LINES)), ("int8", len(LINES) - 4)):
+        server = serve(bundled(exported, tmp_path / precision, precision=precision))
+        start = time.perf_counter()
+        open_page(browser, server.address)
+        section = browser.find_element(By.CSS_SELECTOR, "#models > section")
+        ask(browser, section, LINES[0], 4)
+        seconds, size = time.perf_counter() - start, sum(server.sent) / 1e6
+        screenshot(browser, tmp_path, f"page_{precision}")
+        for beams in (1, 4):
+            wanted = translate(model, tokenizers, LINES, num_beams=beams)
+            found = [ask(browser, section, line, beams) for line in LINES]
+            same = sum(one == other for one, other in zip(found, wanted, strict=True))
+            print(f"{precision}, {beams} beams: {same} of {len(LINES)} equal, {size:.1f} MB, {seconds:.1f} s")
+            assert same >= fewest
+        for path, label in zip(sorted((CLONED / names[1]).glob("example_*.png")), ("6", "2", "5"), strict=True):
+            number = path.stem.rpartition("_")[2]
+            image_section = browser.find_elements(By.CSS_SELECTOR, "#models > section")[1]
+            image_section.find_element(By.CSS_SELECTOR, f"img[alt='example {number}']").click()
+            wait(browser, lambda label=label: data(browser, "classified") == label)
+    # a phone, in the dark
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    screenshot(browser, tmp_path, "page_phone")
