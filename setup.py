@@ -67,7 +67,7 @@ EXTRAS_REQUIRE["test"] = [
         for extra in ("train", "publish", "entmax", "demo", "convert", "onnx", "app", "serve", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
-    "pytest>=8.0",
+    "pytest>=8.3.5",  # imports of tests from tests beside them
     "pytest-xdist>=3.5",  # both cores
     "ruff>=0.17",  # lint and format
     "transformers-mlinter>=0.1.5",  # lint of the Hub folders, as transformers does it

@@ -61,7 +61,7 @@ def test_names_given_on_opening_give_their_numbers(tmp_path):
         ({"id2label": {0: "cat", 1: "cat"}}, "id2label.*'cat'"),
         ({"id2label": {}}, "id2label"),
         ({"id2label": {"one": "cat"}}, "id2label.*'one'"),
-        ({"id2label": {0.5: "cat", 1: "dog"}}, "id2label.*0.5"),
+        ({"id2label": {0.5: "cat", 1: "dog"}}, "label.*0.5"),
         ({"label2id": {"cat": 0, "dog": 0}}, "label2id.*0"),
         ({"label2id": {"cat": 0, "dog": 2}}, "id2label.*2"),
         ({"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 1, "dog": 0}}, "label2id.*'cat'"),
