@@ -84,9 +84,13 @@ def register_attention(
         raise ValueError(f"name is {name!r}, but must be one that transformers does not use or read more into")
     activation = None
     if callable(attention) and not isinstance(attention, AttentionConfig):
+        if "activation" in fields:
+            raise ValueError(f"activation is {fields['activation']!r}, but the function that is given stands for it")
         attention, activation = {"activation": "identity"}, attention
     elif fields:
-        attention = {"preset": attention} if isinstance(attention, str) else dict(attention)
+        if not isinstance(attention, str | dict):
+            raise ValueError(f"attention is {attention!r}, but must be a preset's name or a dict beside other fields")
+        attention = {"preset": attention} if isinstance(attention, str) else attention
     config = AttentionConfig.parse({**attention, **fields} if fields else attention)
     learned = [field for field in _LEARNED if getattr(config, field)]
     learned += [field for field in ("query_key_norm", "output_norm") if getattr(config, field) != "none"]

@@ -124,10 +124,13 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
     None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
     Raises:
-        UserError: the name is none of them, int8 is asked for off the CPU, or a model in int8 for another.
+        UserError: the name is none of them, int8 is asked for off the CPU, a model in int8 for another, or graphs of
+            ONNX for any.
     """
     if dtype not in (None, *DTYPES):
         raise UserError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
+    if dtype is not None and next(model.parameters(), None) is None:
+        raise UserError(f"dtype is {dtype!r}, but graphs of ONNX compute in what they were exported in: leave it out")
     if dtype == "int8" and model.device.type != "cpu":
         raise UserError(f"dtype int8 is for CPUs, but the model is on {model.device}: take bfloat16 there")
     is_int8 = is_quantized(model)

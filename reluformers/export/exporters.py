@@ -28,6 +28,7 @@ from reluformers.images.scoring import load_image_model
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 from reluformers.onnx.models import OnnxModel
 from reluformers.translation import onnx_graphs, onnx_runtime
+from reluformers.translation.decoding import ONE_BEST
 from reluformers.translation.languages import saved_languages
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
@@ -73,7 +74,8 @@ def marian_config(config: PreTrainedConfig) -> MarianConfig:
         *("alignment_layer", "alignment_head", "alignment_shifted"),
     )
     fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    return MarianConfig(**fields, architectures=["MarianMTModel"])
+    # Marian's configuration forces token 0 at the end of a longest answer, which ours does not
+    return MarianConfig(**fields, forced_eos_token_id=None, architectures=["MarianMTModel"])
 
 
 def vit_config(config: PreTrainedConfig) -> ViTConfig:
@@ -90,7 +92,7 @@ def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict
     given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     length = min(24, model.config.max_position_embeddings)
     return {
-        name: model.generate(**given, **search, do_sample=False, max_length=length)
+        name: model.generate(**given, **search, **ONE_BEST, max_length=length)
         for name, search in TRANSLATION.searches.items()
     }
 

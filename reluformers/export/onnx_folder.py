@@ -20,6 +20,7 @@ from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
 from reluformers.saved_models import load_config, load_model
 from reluformers.tasks import Task, task_of
+from reluformers_kernels import is_quantized
 
 from .exporters import EXPORTERS, Exporter, differing_rows
 
@@ -72,7 +73,9 @@ def export_onnx(
         )
     task = task_of(config)
     exporter = EXPORTERS[task.name]
-    source = load_model(task.auto_class, model)
+    source = load_model(task.auto_class, model, dtype=torch.float32)
+    if is_quantized(source):
+        raise UserError(f"{model}: is saved in int8; export the model that it was made of, with --precision int8")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         exporter.config(source.config).save_pretrained(unfinished)

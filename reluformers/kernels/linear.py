@@ -48,9 +48,11 @@ def quantize_int8(model: nn.Module) -> nn.Module:
         The same model.
 
     Raises:
-        ValueError: it is elsewhere, or in another data type.
+        ValueError: it is elsewhere, in another data type, or a linear layer itself, which nothing holds.
         ImportError: this build of PyTorch has no int8 kernels.
     """
+    if isinstance(model, nn.Linear):
+        raise ValueError("model is a linear layer, but must hold those that are replaced")
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     for tensor in weights:
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:

@@ -69,7 +69,7 @@ class Batcher:
     def _take(self) -> list[Waiting]:
         first = self.waiting.popleft()
         batch, inputs = [first], first.inputs
-        if inputs is None:
+        if not inputs:
             return batch
         number = len(inputs)
         for one in list(self.waiting):
@@ -104,4 +104,5 @@ class Batcher:
 
 
 def _parameters(one: Waiting) -> Any:
-    return one.data.get("parameters") or {}
+    given = one.data.get("parameters")
+    return {} if given is None else given

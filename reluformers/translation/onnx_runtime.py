@@ -32,12 +32,18 @@ def check_no_hidden_states(output_hidden_states: bool | None) -> None:
         raise ValueError("output_hidden_states is True, but exported graphs give none")
 
 
+def check_length(length: int, longest: int) -> None:
+    """Refuse a sequence of more tokens than a graph has positions."""
+    if length > longest:
+        raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
+
+
 class _Encoder(nn.Module):
     main_input_name = "input_ids"
 
-    def __init__(self, session: Session):
+    def __init__(self, session: Session, longest: int):
         super().__init__()
-        self.session = session
+        self.session, self.longest = session, longest
 
     def forward(
         self,
@@ -49,6 +55,7 @@ class _Encoder(nn.Module):
     ) -> BaseModelOutput:
         """Encode; `return_dict` is what `generate` says, and always so here."""
         check_no_hidden_states(output_hidden_states)
+        check_length(input_ids.shape[1], self.longest)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
         weights = self.session.layers_of("encoder_attentions") if output_attentions else []
         outputs = self.session({"input_ids": input_ids, "attention_mask": mask}, ["last_hidden_state", *weights])
@@ -68,7 +75,7 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
 
     def __init__(self, config: PreTrainedConfig, encoder: Session, decoder: Session):
         super().__init__(config)
-        self.encoder, self.session = _Encoder(encoder), decoder
+        self.encoder, self.session = _Encoder(encoder, config.max_position_embeddings), decoder
 
     @classmethod
     def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxTranslator":
@@ -153,6 +160,7 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
         """Run the decoder behind what the cache holds, and add to that what it has computed."""
         own, source, config = cache.self_attention_cache, cache.cross_attention_cache, self.config
         is_first, held = not cache.is_updated.get(0), own.get_seq_length()
+        check_length(held + tokens.shape[1], config.max_position_embeddings)
         heads = config.decoder_attention_heads
         none = states.new_empty(len(tokens), heads, 0, config.d_model // heads)
         no_source = states.new_empty(len(states), *none.shape[1:])

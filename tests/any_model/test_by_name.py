@@ -315,3 +315,7 @@ def test_fields_are_checked_at_registration():
         register_attention("typo", {"activation": "relo"})
     with pytest.raises(ValueError, match="'relaformer'"):
         register_attention("typo", "relaformer")
+    with pytest.raises(ValueError, match="attention is None"):
+        register_attention("typo", None, scale=2.0)
+    with pytest.raises(ValueError, match="activation is 'softmax'"):
+        register_attention("typo", torch.relu, activation="softmax")

@@ -190,6 +190,11 @@ def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():
     assert "ef" not in str(calls)
 
 
+def test_what_is_refused_alone_is_refused_in_company():
+    bodies = [{"inputs": "ab"}, {"inputs": []}, {"inputs": "cd"}, {"inputs": "ef", "parameters": []}]
+    assert [call["inputs"] for call in batched(bodies)[1]] == [[], "cd", "ef"]
+
+
 def test_too_many_requests_are_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "MAX_REQUESTS", 2)
     handler = Counting()
