@@ -1,6 +1,7 @@
 """Joins requests that wait for a handler: what came meanwhile is computed together."""
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,7 @@ class Batcher:
         number = len(inputs)
         for one in list(self.waiting):
             others = one.inputs
-            if others and number + len(others) <= self.batch_size and _parameters(one) == _parameters(first):
+            if others and number + len(others) <= self.batch_size and _key(one) == _key(first):
                 self.waiting.remove(one)
                 batch.append(one)
                 number += len(others)
@@ -101,6 +102,10 @@ class Batcher:
             return self.handler(data)
         except Exception as error:
             return error
+
+
+def _key(one: Waiting) -> str:
+    return json.dumps(_parameters(one), sort_keys=True)  # in which true is not 1
 
 
 def _parameters(one: Waiting) -> Any:

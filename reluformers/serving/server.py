@@ -90,13 +90,14 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
         requests.add(request)
         try:
             data = await read_request(request, handler.task)
-            return JSONResponse(await batcher.answer(data, request.is_disconnected))
+            answer = await batcher.answer(data, request.is_disconnected)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
         except RuntimeError as error:
             raise HTTPException(500, str(error)) from error
         finally:
             requests.remove(request)
+        return JSONResponse(answer)
 
     @server.exception_handler(HTTPException)
     async def say(request: Request, error: HTTPException) -> JSONResponse:

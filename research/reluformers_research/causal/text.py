@@ -83,7 +83,7 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
             if not isinstance(pair, dict):
                 raise UserError(f"{source}: a row has the keys {', '.join(row)}, but must have translation")
             for language, text in pair.items():
-                if text and (cleaned := clean(text)):
+                if isinstance(text, str) and (cleaned := clean(text)):
                     sentences.setdefault(language, []).append(cleaned)
         for language, texts in sentences.items():
             yield from [Document(name, language, texts)] if name else (Document("", language, [one]) for one in texts)
@@ -127,7 +127,9 @@ def main() -> None:
     documents = (
         document
         for file in options.files
-        for document in read_documents(load_dataset("json", data_files=file, split="train"), Path(file).parent.name)
+        for document in read_documents(
+            load_dataset("json", data_files=file, split="train"), Path(file).resolve().parent.name
+        )
     )
     splits = split_documents(documents)
     if not splits["validation"] or not splits["test"]:
@@ -147,7 +149,7 @@ def main() -> None:
     languages = sorted({one.language for found in splits.values() for one in found})
     card = _CARD.format(
         languages=", ".join(languages),
-        files=", ".join(dict.fromkeys(Path(file).parent.name for file in options.files)),
+        files=", ".join(dict.fromkeys(Path(file).resolve().parent.name for file in options.files)),
         counts="\n".join(counts),
         vocab_size=tokenizer.get_vocab_size(),
     )
