@@ -1,5 +1,6 @@
 """Makes ONNX graphs of modules of PyTorch, and one graph of two."""
 
+import copy
 import logging
 import re
 import warnings
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import onnx
 import onnx_ir
 import torch
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch import Tensor, nn
@@ -143,13 +144,17 @@ def output_names(model: ModelProto) -> list[str]:
 
 def operators(model: ModelProto) -> set[str]:
     """Operators of a graph and of the graphs inside of it, those that are not of the standard with their domain."""
-    pending, found = list(model.graph.node), set()
+    return {f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in _all_nodes(model)}
+
+
+def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Nodes of a graph and of the graphs inside of it."""
+    pending = list(model.graph.node)
     while pending:
         node = pending.pop()
-        found.add(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+        yield node
         for attribute in node.attribute:
             pending += attribute.g.node
-    return found
 
 
 def merge_branches(
@@ -168,7 +173,7 @@ def merge_branches(
     Returns:
         The merged graph, whose inputs are those of `body` and the switch.
     """
-    body, first = _copied(body), onnx.compose.add_prefix(first, "first/", rename_inputs=False)
+    body, first = copy.deepcopy(body), onnx.compose.add_prefix(first, "first/", rename_inputs=False)
     others = [name for name in input_names(body) if name not in kept]
     if not set(input_names(first)) <= set(others):
         raise ValueError(f"first takes {input_names(first)}, but must take some of {others}")
@@ -224,17 +229,10 @@ def merge_branches(
     return merged
 
 
-def _copied(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
-
-
 def _renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-    copy.name = name
-    return copy
+    renamed = copy.deepcopy(value)
+    renamed.name = name
+    return renamed
 
 
 def _share_initializers(model: ModelProto) -> None:
@@ -245,10 +243,6 @@ def _share_initializers(model: ModelProto) -> None:
         if (same := found.setdefault(key, tensor.name)) != tensor.name:
             names[tensor.name] = same
             model.graph.initializer.remove(tensor)
-    pending = list(model.graph.node)
-    while pending:
-        node = pending.pop()
+    for node in _all_nodes(model):
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
-        for attribute in node.attribute:
-            pending += attribute.g.node

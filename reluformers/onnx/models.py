@@ -17,7 +17,7 @@ class OnnxModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of inputs and outputs, whatever the graph computes in."""
+        """Data type of inputs and outputs, whatever the graph computes in."""
         return torch.float32
 
     def set_attn_implementation(self, *_, **__) -> None:

@@ -1,5 +1,6 @@
 """Number formats of ONNX graphs, under the names that transformers.js has for them."""
 
+import copy
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -30,9 +31,7 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
     if precision == "fp32":
         return model
     if precision == "fp16":
-        copy = ModelProto()
-        copy.CopyFrom(model)
-        converted = onnx_ir.from_proto(convert_float_to_float16(copy, keep_io_types=True))
+        converted = onnx_ir.from_proto(convert_float_to_float16(copy.deepcopy(model), keep_io_types=True))
         converted.graph.sort()  # its casts come last
         return onnx_ir.to_proto(converted)
     model = _with_transposed_weights(model)
@@ -77,14 +76,13 @@ def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
 
 def _with_transposed_weights(model: ModelProto) -> ModelProto:
     """A copy in which no weight is transposed at run time, as that of a tied output layer is: those stay float32."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    weights = {tensor.name: tensor for tensor in copy.graph.initializer}
-    for node in list(copy.graph.node):
+    result = copy.deepcopy(model)
+    weights = {tensor.name: tensor for tensor in result.graph.initializer}
+    for node in list(result.graph.node):
         if node.op_type == "Transpose" and node.input[0] in weights:
             array = numpy_helper.to_array(weights[node.input[0]])
             order = next((list(part.ints) for part in node.attribute if part.name == "perm"), None)
             array = np.ascontiguousarray(array.transpose(order))
-            copy.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
-            copy.graph.node.remove(node)
-    return copy
+            result.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+            result.graph.node.remove(node)
+    return result

@@ -82,7 +82,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RankDifference:
-    """The same by exact ranks (Mann and Whitney 1947), for runs of any distribution.
+    """Difference of two systems by exact ranks (Mann and Whitney 1947), for runs of any distribution.
 
     Args:
         first, second: values of the runs of the two systems.

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .rows import windows
+
 LENGTHS = (1, 2, 4, 8, 16)
 DISTANCES = (64, 256, 1024)
 TOKENS = 65_536  # that each length is measured on
@@ -41,8 +43,7 @@ def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
 
 def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
     """Mean loss on windows of a length."""
-    usable = stream[: len(stream) // length * length].view(-1, length)
-    return token_losses(model, usable).mean().item()
+    return token_losses(model, windows(stream, length)).mean().item()
 
 
 @torch.no_grad()
@@ -175,8 +176,7 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
     }
     if f"loss_{LENGTHS[-1]}" in found:
         found[f"growth_{LENGTHS[-1]}"] = found[f"loss_{LENGTHS[-1]}"] - found["loss_1"]
-    rows = stream[: len(stream) // length * length].view(-1, length)
-    found |= attention_measures(model, rows[:64])
+    found |= attention_measures(model, windows(stream, length)[:64])
     if len(stream) >= 8 * length:
         long = attention_measures(model, stream[: 8 * length].view(1, -1))
         found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)

@@ -13,7 +13,7 @@ from reluformers_research.statistics import Difference, RankDifference, Run, See
 
 
 def model(machine="m", **systems):
-    """Of systems whose runs have the seeds 0, 1, …; None leaves one out."""
+    """Fit systems whose runs have the seeds 0, 1, …; None leaves one out."""
     return SeedModel(
         [
             Run(system, seed, machine, value)
