@@ -4,16 +4,17 @@ import json
 import random
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     MarianConfig,
     MarianMTModel,
+    PreTrainedModel,
 )
 
 from builders.broken_files import INDEX, JUNK, SHARD, break_folder, split_weights
@@ -125,14 +126,23 @@ def test_many_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
     assert not outcomes_of(whole, tmp_path, kind, range(80, 1500))[2]
 
 
+@pytest.fixture
+def no_weights_are_made(copy_of, monkeypatch):
+    make = PreTrainedModel.__init__
+
+    def make_on_meta(*arguments, **options):
+        assert torch.get_default_device().type == "meta"
+        make(*arguments, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "__init__", make_on_meta)
+
+
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in SIZES.items() for field in fields])
-def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kind, field):
+def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kind, field, no_weights_are_made):
     change_config(copy_of[kind], **{field: HUGE})
     for door in (*DOORS[kind][:1], *DOORS[kind][5:]):
-        start = time.process_time()
         with pytest.raises(UserError, match=field):
             door(copy_of[kind])
-        assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -145,15 +155,15 @@ def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kin
         ("images", AutoModelForImageClassification, {"hidden_size": 2**14}),
     ],
 )
-def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(copy_of, kind, auto_class, fields):
+def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
+    copy_of, kind, auto_class, fields, no_weights_are_made
+):
     change_config(copy_of[kind], **fields)
     for split in (False, True):
         if split:
             split_weights(copy_of[kind])
-        start = time.process_time()
         with pytest.raises(UserError, match=r"config\.json"):
             load_model(auto_class, copy_of[kind])
-        assert time.process_time() - start < 2
 
 
 SEARCH = {

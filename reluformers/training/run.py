@@ -37,6 +37,7 @@ from .checkpoints import (
 )
 from .identity import check_same_run, run_record
 from .lock import only_run
+from .memory import keep_freed_memory
 from .recipe import Recipe
 from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
@@ -158,6 +159,8 @@ class TaskRun(ABC):
         if checkpoint is not None:
             check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
         set_seed(self.args.seed)
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
         model = self.build_model(checkpoint)
         if self.args.process_index == 0:
             if aside := set_aside_later(self.output_dir, checkpoint):
