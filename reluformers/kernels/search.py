@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import (
     Cache,
+    DynamicCache,
     EncoderDecoderCache,
     EosTokenCriteria,
     ForcedBOSTokenLogitsProcessor,
@@ -32,7 +33,7 @@ from transformers import (
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .cache import SourceCache, TargetCache
 
@@ -48,6 +49,7 @@ ROW_PROCESSORS = (
 )
 ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache"}
+CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
 DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: what stays has to be copied
 
 
@@ -56,12 +58,29 @@ class SearchMixin(GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
-        is_ours = _cache_of(model_kwargs) is None
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = _cache_of(model_kwargs)
-        if is_ours and is_dynamic and isinstance(cache, EncoderDecoderCache):
-            cache.cross_attention_cache = SourceCache()
+        if _cache_of(model_kwargs) is None and is_dynamic and generation_config.use_cache:
+            # transformers copies the whole configuration three times for the same: a tenth of a short translation
+            model_kwargs[CACHE_NAME] = EncoderDecoderCache(DynamicCache(), SourceCache())
+        else:
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    def next_logits(self, tokens: Tensor, source: Tensor, mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
+        """Logits [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length], which the cache takes.
+
+        Args:
+            source: states of the encoder, of one row for several of `tokens`.
+            mask: of the source.
+            cache: of the tokens before.
+        """
+        return self(
+            attention_mask=mask,
+            decoder_input_ids=tokens,
+            encoder_outputs=BaseModelOutput(last_hidden_state=source),
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        ).logits
 
     def _sample(
         self,
@@ -155,15 +174,7 @@ class _Decoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits of the token after `tokens` [rows, length], in float32 [rows, vocabulary]."""
-        outputs = self.model(
-            attention_mask=self.mask,
-            decoder_input_ids=tokens,
-            encoder_outputs=BaseModelOutput(last_hidden_state=self.source),
-            past_key_values=self.cache,
-            use_cache=True,
-            return_dict=True,
-        )
-        return outputs.logits[:, -1].float()
+        return self.model.next_logits(tokens, self.source, self.mask, self.cache)[:, -1].float()
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Go on with these rows of the target, and with these sentences alone."""

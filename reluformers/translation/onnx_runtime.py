@@ -149,6 +149,10 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
             **{CACHE_NAME: cache if use_cache else None},
         )
 
+    def next_logits(self, tokens: Tensor, source: Tensor, mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
+        """As of the search, without what `forward` does besides."""
+        return self._step(source, mask, tokens, cache, [])["logits"]
+
     def _step(
         self,
         states: Tensor,

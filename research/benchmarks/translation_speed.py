@@ -10,7 +10,7 @@ many tokens on average as ours may. Counted are real tokens of both sides a seco
 
 `generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
 and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
-`--dtypes float32 bfloat16 int8` are ours. A vocabulary that the data do not fill is filled with unused tokens.
+`--dtypes float32 bfloat16 int8` are ours, `--onnx fp32 int8` ours in onnxruntime. A vocabulary that the data do not fill is filled with unused tokens.
 `search` translates with a trained model, by the search of this library and by that of transformers.
 
 Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are
@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import torch
 from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -43,11 +43,14 @@ from transformers import (
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
 from reluformers.errors import UserError, run_main
+from reluformers.export.onnx_folder import export_onnx
+from reluformers.onnx.precision import SUFFIXES
 from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.loading import load_translation_split
-from reluformers.translation.tokenization import token_lengths, tokenize_pairs, train_tokenizer
+from reluformers.translation.onnx_runtime import OnnxTranslator
+from reluformers.translation.tokenization import save_tokenizers, token_lengths, tokenize_pairs, train_tokenizer
 
 PEER = "marian"
 GROUPED_PEER = "marian, by length"  # the same, in batches of sentences of like length, as transformers can form them
@@ -93,10 +96,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ctranslate2", nargs="*", choices=["float32", "int8"], help="generate: CTranslate2 on Marian's weights too"
     )
+    parser.add_argument("--onnx", nargs="+", choices=[*SUFFIXES], default=[], help="generate: ours exported, too")
     arguments = parser.parse_args()
     arguments.ctranslate2 = ["float32"] if arguments.ctranslate2 == [] else arguments.ctranslate2 or []
-    if (arguments.ctranslate2 or arguments.dtypes != ["float32"]) and arguments.job != "generate":
-        parser.error("--ctranslate2 and --dtypes go with the job generate")
+    of_generate = arguments.ctranslate2 or arguments.onnx or arguments.dtypes != ["float32"]
+    if of_generate and arguments.job != "generate":
+        parser.error("--ctranslate2, --onnx and --dtypes go with the job generate")
     if (arguments.job == "search") != (arguments.model is not None):
         parser.error("--model goes with the job search, and search needs it")
     unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
@@ -176,6 +181,18 @@ class CTranslate2Model:
             max_decoding_length=max_new_tokens,
         )
         return torch.tensor([self.tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results])
+
+
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precisions: list[str]) -> dict[str, nn.Module]:
+    """The model in onnxruntime, by number format."""
+    if not precisions:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        saved, exported = f"{folder}/saved", f"{folder}/exported"
+        model.save_pretrained(saved)
+        save_tokenizers(saved, tokenizer)
+        export_onnx(saved, exported, precisions=precisions)
+        return {name: OnnxTranslator.from_folder(exported, name) for name in precisions}
 
 
 class Stopwatch(TrainerCallback):
@@ -330,6 +347,8 @@ def main() -> None:
     if options.job == "generate":
         models = {PEER: build(PEER, options).eval().to(DEVICE)}
         for name in options.presets:
+            for precision, model in export(build(name, options).eval(), tokenizer, options.onnx).items():
+                models[f"{name}, onnxruntime {precision}"] = model
             for dtype in options.dtypes:
                 models[f"{name}, {dtype}"] = set_precision(build(name, options).eval().to(DEVICE), dtype)
         batches = source_batches(dataset, tokenizer, options)
