@@ -56,6 +56,8 @@ class Batcher:
             while True:
                 await self.has_come.wait()
                 batch = [one for one in self._take() if not await one.is_gone()]
+                if not self.waiting:
+                    self.has_come.clear()
                 answers = await loop.run_in_executor(thread, self._compute, [one.data for one in batch], batch)
                 for one, answer in zip(batch, answers, strict=True):
                     if one.answer.done():  # cancelled
@@ -64,21 +66,22 @@ class Batcher:
                         one.answer.set_exception(answer)
                     else:
                         one.answer.set_result(answer)
-                if not self.waiting:
-                    self.has_come.clear()
 
     def _take(self) -> list[Waiting]:
+        """The next batch; of a request that cannot be compared with others its error is the answer."""
         first = self.waiting.popleft()
-        batch, inputs = [first], first.inputs
-        if not inputs:
-            return batch
-        number = len(inputs)
-        for one in list(self.waiting):
-            others = one.inputs
-            if others and number + len(others) <= self.batch_size and _key(one) == _key(first):
-                self.waiting.remove(one)
-                batch.append(one)
-                number += len(others)
+        batch, number = [first], len(first.inputs or ())
+        try:
+            for one in self.waiting if first.inputs else ():
+                if one.inputs and number + len(one.inputs) <= self.batch_size and _key(one) == _key(first):
+                    batch.append(one)
+                    number += len(one.inputs)
+        except Exception as error:
+            if not first.answer.done():
+                first.answer.set_exception(error)
+            return []
+        for one in batch[1:]:
+            self.waiting.remove(one)
         return batch
 
     def _compute(self, bodies: list[Any], batch: list[Waiting]) -> list[Any]:

@@ -10,7 +10,8 @@ many tokens on average as ours may. Counted are real tokens of both sides a seco
 
 `generate` compares sentences a second with the same beams and the same number of steps, which neither ends earlier,
 and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
-`--dtypes float32 bfloat16 int8` are ours, `--onnx fp32 int8` ours in onnxruntime. A vocabulary that the data do not fill is filled with unused tokens.
+`--dtypes float32 bfloat16 int8` are ours, `--onnx fp32 int8` ours in onnxruntime. A vocabulary that the data do not
+fill is filled with unused tokens.
 `search` translates with a trained model, by the search of this library and by that of transformers.
 
 Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are

@@ -190,6 +190,13 @@ def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():
     assert "ef" not in str(calls)
 
 
+def test_a_request_that_cannot_be_compared_ends_no_other():
+    bodies = [{"inputs": "ab"}, {"inputs": "cd", "parameters": {"num_beams": object()}}, {"inputs": "ef"}]
+    answers, calls = batched(bodies)
+    assert [answers[0], type(answers[1]), answers[2]] == [["ba"], TypeError, ["fe"]]
+    assert [call["inputs"] for call in calls] == ["ef"]
+
+
 def test_what_is_refused_alone_is_refused_in_company():
     bodies = [{"inputs": "ab"}, {"inputs": []}, {"inputs": "cd"}, {"inputs": "ef", "parameters": []}]
     assert [call["inputs"] for call in batched(bodies)[1]] == [[], "cd", "ef"]
