@@ -25,8 +25,6 @@ EXTRAS_REQUIRE = {
     "slurm": ["submitit>=1.5.1"],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
-    # sparsemax and 1.5-entmax attention
-    "entmax": ["entmax>=1.3"],
     # what `make demo` trains on
     "demo": [
         "babel>=2.14",  # lines of the Unicode locale data
@@ -64,7 +62,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "entmax", "demo", "convert", "onnx", "app", "serve", "slurm")
+        for extra in ("train", "publish", "demo", "convert", "onnx", "app", "serve", "slurm")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.3.5",  # imports of tests from tests beside them

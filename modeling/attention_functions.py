@@ -19,12 +19,6 @@ from .normalization import at_least_float32, wide_dtype
 
 SOFTPICK_EPS = 1e-6
 
-try:
-    from entmax import entmax15 as _entmax15
-    from entmax import sparsemax as _sparsemax
-except ImportError:
-    _entmax15 = _sparsemax = None
-
 
 def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
     """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
@@ -42,16 +36,23 @@ def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tenso
     return weights.masked_fill(~mask, 0.0).to(scores.dtype)
 
 
-def _require_entmax(function: Callable | None, name: str) -> Callable[[Tensor], Tensor]:
-    if function is None:
-        raise ImportError(f"attention with activation {name!r} needs the package entmax: run `pip install entmax`")
+def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
+    """max(z_j/p − τ, 0)^p, whose sum is 1 for p 1 or 2, exactly: of the k largest z, τ is a function of their sums."""
+    scores = logits / power
+    scores = (scores - scores.amax(-1, keepdim=True).detach()).clamp_min(-2)  # τ is −1 at least
 
-    def normalize(logits: Tensor) -> Tensor:
-        # a NaN sorts among the numbers there: the row looks sound, or an index is out of bounds
-        unknown = logits.isnan().any(-1, keepdim=True)
-        return function(logits.masked_fill(unknown, 0.0), dim=-1).masked_fill(unknown, math.nan)
+    def threshold(sums: Tensor, squares: Tensor, counts: Tensor) -> Tensor:
+        means = sums / counts
+        return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
 
-    return normalize
+    with torch.no_grad():
+        ordered = scores.sort(-1, descending=True).values
+        counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        is_kept = ordered > threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), counts)
+        smallest = ordered.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min(1) - 1)
+        kept = (scores >= smallest).to(scores.dtype)  # with all that equal it, for which rounding decided above
+    sums = ((scores**exponent * kept).sum(-1, keepdim=True) for exponent in (1, 2, 0))
+    return functional.relu(scores - threshold(*sums)) ** power
 
 
 def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -80,13 +81,13 @@ def softpick(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def sparsemax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_i = argmin over distributions p of ‖p − z_i‖² (Martins and Astudillo 2016, eq. 1); needs `entmax`."""
-    return _normalize(_require_entmax(_sparsemax, "sparsemax"), scores, mask)
+    """s_i = argmin over distributions p of ‖p − z_i‖² (Martins and Astudillo 2016, eq. 1)."""
+    return _normalize(partial(_sparse_distribution, power=1), scores, mask)
 
 
 def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """s_ij = max(z_ij/2 − τ_i, 0)², τ_i so that the row sums to 1 (Peters et al. 2019, α = 1.5); needs `entmax`."""
-    return _normalize(_require_entmax(_entmax15, "entmax15"), scores, mask)
+    """s_ij = max(z_ij/2 − τ_i, 0)², τ_i so that the row sums to 1 (Peters et al. 2019, α = 1.5)."""
+    return _normalize(partial(_sparse_distribution, power=2), scores, mask)
 
 
 # φ of each score z by itself

@@ -179,7 +179,7 @@ def test_unreadable_text_is_named(tmp_path, name, content, message):
         (ValueError(), 2, "error: ValueError\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (ImportError("needs the package entmax"), 2, "error: needs the package entmax\n"),
+        (ImportError("needs the package peft"), 2, "error: needs the package peft\n"),
         (
             ModuleNotFoundError("No module named 'no_such.part'", name="no_such.part"),
             2,

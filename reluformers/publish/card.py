@@ -37,7 +37,6 @@ ATTENTION_PICTURE = "attention.png"
 
 # what stands in the code of the card as it is
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-_OF_ENTMAX = ("sparsemax", "entmax15")
 _SITE_TITLES = {
     "encoder": "The self-attention of the encoder",
     "decoder": "The self-attention of the decoder",
@@ -233,7 +232,6 @@ def _model_context(run: FinishedRun, dataset: str | None) -> dict[str, Any]:
     weights = {"normalization": config.normalization_loss_weight, "entropy": config.entropy_loss_weight}
     return {
         "attentions": attentions,
-        "needs_entmax": any(site["needs_entmax"] for site in attentions),
         "papers": list(papers),
         "regularizer": {**weights, "bound": config.entropy_bound} if config.has_regularizer else None,
         "dataset": dataset,
@@ -353,7 +351,6 @@ def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
                 "title": _SITE_TITLES[site],
                 "paper": source.paper,
                 "place": source.place,
-                "needs_entmax": attention.activation in _OF_ENTMAX,
                 "formula": "\n".join(formula(attention, config.hidden_size // heads)),
             }
         )

@@ -35,8 +35,7 @@ from reluformers_kernels import norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PEERS = ("transformers sdpa", "transformers eager", "timm")
-PRESETS = ("relu-vit", "rela-g", "qknorm", "softmax", "reluformer", "relu")
-ENTMAX_PRESETS = ("sparsemax", "entmax15")
+PRESETS = ("relu-vit", "rela-g", "qknorm", "softmax", "reluformer", "relu", "sparsemax", "entmax15")
 NORMED_PRESETS = ("rela-g", "qknorm")
 TORCH_NORMS = ", norms in PyTorch"
 FEWEST_NUMBERS = norms.FEWEST_NUMBERS
@@ -57,20 +56,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--torch_norms", action="store_true", help="rela-g and qknorm without compiled norms as well")
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="operations to list for each candidate")
     options = parser.parse_args()
-    options.presets = options.presets or [*PRESETS, *(ENTMAX_PRESETS if has_entmax() else ())]
+    options.presets = options.presets or [*PRESETS]
     options.shape = VISION_SIZES[options.size]
     if options.image_size:
         options.shape = {**options.shape, "image_size": options.image_size}
     return options
-
-
-def has_entmax() -> bool:
-    try:
-        import entmax  # noqa: F401
-    except ImportError:
-        print("sparsemax, entmax15: left out, the package entmax is not there")
-        return False
-    return True
 
 
 def build(name: str, options: argparse.Namespace) -> nn.Module:

@@ -172,8 +172,6 @@ def test_beams(name):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", ["llama", "bert", "marian"])
 def test_weights_are_given_where_they_are_asked_for(name, attention):
-    if attention in ("sparsemax_attention", "entmax15_attention"):
-        pytest.importorskip("entmax")
     model, batch = build(name, attention, torch.float64), inputs(name, "right")
     output = model(**batch, output_attentions=True)
     kind = "decoder_attentions" if name == "marian" else "attentions"

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 OURS = ("reluformers", "reluformers_kernels", "reluformers_native")
-EXTRAS = ("entmax", "triton", "datasets", "evaluate", "peft", "accelerate")
+EXTRAS = ("triton", "datasets", "evaluate", "peft", "accelerate")
 HIDING = """
     import importlib.util, sys
 

@@ -111,18 +111,6 @@ class TestWholeCard:
         assert path.read_text(encoding="utf-8") == (PINNED / "card_unknown.md").read_text(encoding="utf-8")
 
     @pytest.mark.parametrize(
-        ("attention", "needed"),
-        [
-            ({"attention": "entmax15"}, True),
-            ({"attention": "softmax", "cross_attention": "sparsemax"}, True),
-            ({"attention": "softmax"}, False),
-        ],
-    )
-    def test_names_entmax_where_it_is_needed(self, tmp_path, attention, needed):
-        path = write_card(write_run(tmp_path / "run", seq2seq_config("softmax", **attention)), "someone/unknown")
-        assert ("`pip install entmax`" in path.read_text(encoding="utf-8")) == needed
-
-    @pytest.mark.parametrize(
         ("project_url", "said"),
         [
             (None, "tree/main).\n"),

@@ -100,7 +100,7 @@ def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environ
 
     code = page_block(SECTION, "python", "Seq2SeqTrainer")
     report = "".join(line.removeprefix("    ") for line in REPORT.splitlines(keepends=True)).replace("ORG/NAME", NAME)
-    hidden = ("entmax", "datasets", "evaluate", "peft")
+    hidden = ("datasets", "evaluate", "peft")
     output = run_clean(code + report, tmp_path, hidden=hidden, **hub_environment, ACCELERATE_USE_CPU="true")
     report = json.loads(output.splitlines()[-1])
     first, second = report["first"], report["second"]

@@ -84,7 +84,7 @@ def test_every_push_of_a_stock_trainer_opens(kind, code, auto_class, tmp_path):
     with serve_hub() as hub:
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_writer", "HF_HUB_DISABLE_XET": "1"}
         environment |= {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "ACCELERATE_USE_CPU": "true"}
-        run_clean(code, tmp_path, *STRATEGIES, hidden=("entmax", "datasets", "peft"), **environment)
+        run_clean(code, tmp_path, *STRATEGIES, hidden=("datasets", "peft"), **environment)
         pushes = [
             (f"acme/{strategy}", sha)
             for strategy in STRATEGIES

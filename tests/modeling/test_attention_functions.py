@@ -5,7 +5,6 @@ import torch
 
 import reference
 from reluformers.configuration.configuration_attention import ACTIVATIONS, SIGNED_ACTIVATIONS
-from reluformers.modeling import attention_functions
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 
 DISTRIBUTIONS = ("softmax", "sparsemax", "entmax15")
@@ -163,11 +162,30 @@ def test_hand_computed_weights():
     assert ATTENTION_ACTIVATIONS["relu6"](9 * scores, None).flatten().tolist() == [6, 4.5, 0]
 
 
-@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
-def test_missing_package_is_named(name, monkeypatch):
-    monkeypatch.setattr(attention_functions, f"_{name}", None)
-    with pytest.raises(ImportError, match="pip install entmax"):
-        ATTENTION_ACTIVATIONS[name](torch.zeros(1, 1, 1, 1), None)
+def bisected(scores: list[float], power: int) -> list[float]:
+    """max(z/p − τ, 0)^p whose sum is 1, τ found by halving the interval in which it lies."""
+    scores = [score / power for score in scores]
+    low, high = max(scores) - 1, max(scores)
+    for _ in range(200):
+        middle = (low + high) / 2
+        total = sum(max(score - middle, 0) ** power for score in scores)
+        low, high = (middle, high) if total > 1 else (low, middle)
+    return [max(score - high, 0) ** power for score in scores]
+
+
+@pytest.mark.parametrize(("name", "power"), [("sparsemax", 1), ("entmax15", 2)])
+@pytest.mark.parametrize("length", [1, 2, 3, 40, 700])
+@pytest.mark.parametrize("spread", [0, 0.01, 1, 300])
+def test_sparse_distributions_are_those_of_the_defining_sum(name, power, length, spread):
+    generator = torch.Generator().manual_seed(length)
+    scores = spread * torch.randn(4, 1, 2, length, dtype=torch.float64, generator=generator)
+    scores[:2] = scores[:2].round()  # ties
+    expected = [bisected(row, power) for row in scores.flatten(0, 2).tolist()]
+    weights = ATTENTION_ACTIVATIONS[name](scores, None)
+    torch.testing.assert_close(weights.flatten(0, 2), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    if length < 10 and spread == 1:
+        scores = scores[2:].requires_grad_()
+        assert torch.autograd.gradcheck(lambda z: ATTENTION_ACTIVATIONS[name](z, None), scores)
 
 
 @all_activations

@@ -129,7 +129,7 @@ def test_attentions_and_hidden_states_are_returned(kind, preset):
 
 
 @all_models
-@torch.no_grad()  # the package entmax writes its gradients in a form that the compiler cannot read
+@torch.no_grad()
 def test_compiles_as_one_graph(kind, preset, fresh_compiler):
     model, batch = build_model(preset, kind), KINDS[kind].draw()
     expected = model(**batch).logits
@@ -138,7 +138,7 @@ def test_compiles_as_one_graph(kind, preset, fresh_compiler):
     torch.testing.assert_close(compiled(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@all_family_models
+@all_models
 def test_training_step_compiles_as_one_graph(kind, preset, fresh_compiler):
     model, batch = build_model(preset, kind, **KINDS[kind].still).train(), KINDS[kind].draw()
     expected = model(**batch).loss
