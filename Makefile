@@ -52,7 +52,7 @@ quality: $(SETUP)  ## lint and format, read only
 # `python -m pytest`: the latter would put the repository's folders on the import path.
 MARKERS = not slow and not gpu
 pytest: $(SETUP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 -m '$(MARKERS)'
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m '$(MARKERS)'
 
 test: quality pytest  ## lint and the test suite, offline
 

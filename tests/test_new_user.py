@@ -17,6 +17,8 @@ import pytest
 from builders.clean_processes import run_clean
 from builders.hub_server import serve_hub
 
+pytestmark = pytest.mark.xdist_group("new_user")  # one process: the demo trains once
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 REPO = "tester/demo"
