@@ -6,8 +6,8 @@ import pytest
 
 from builders.models import build_model
 from reluformers import TranslationPipeline
-from reluformers.translation.inline_tags import UNITS, insert_tags, take_tags, translate_tagged
 from reluformers.translation.tokenization import train_tokenizer
+from reluformers_research.analysis.inline_tags import UNITS, insert_tags, take_tags, translate_tagged
 
 
 def carry(source: str, target: str, source_of: list[int | None]) -> str:
