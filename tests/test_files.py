@@ -115,10 +115,19 @@ def test_file_in_the_place_of_a_directory_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("precious", [["thesis.txt"], ["config.json", ".git"]])
+def test_a_directory_of_others_is_not_overwritten(tmp_path, precious):
+    for name in precious:
+        (tmp_path / name).write_text("1")
+    with pytest.raises(UserError, match="could lose your work"), atomic_directory(tmp_path, overwrite=True):
+        pass
+    assert names(tmp_path) == sorted(precious)
+
+
 def test_overwritten_directory_holds_only_new_files(tmp_path):
     target = tmp_path / "model"
     target.mkdir()
-    (target / "old").write_text("1")
+    (target / "config.json").write_text("1")
     with atomic_directory(target, overwrite=True) as temporary:
         (temporary / "new").write_text("2")
     assert names(target) == ["new"]
@@ -129,7 +138,7 @@ def test_overwritten_directory_holds_only_new_files(tmp_path):
 def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
     target = tmp_path / "model"
     target.mkdir()
-    (target / "old").write_text("1")
+    (target / "config.json").write_text("1")
 
     def fill():
         with atomic_directory(target, overwrite=True) as temporary:
@@ -138,7 +147,7 @@ def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
 
     with pytest.raises(interruption):
         fill()
-    assert names(target) == ["old"]
+    assert names(target) == ["config.json"]
     assert names(tmp_path) == ["model"]
 
 

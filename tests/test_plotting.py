@@ -14,7 +14,6 @@ from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.plotting import (
     plot_attention_report,
     plot_confusion_matrix,
-    plot_scores,
     plot_training_curves,
     run_labels,
 )
@@ -69,12 +68,11 @@ def test_losses_and_bleu_of_two_runs(tmp_path, drawn):
 
 
 def test_epochs_and_one_unnamed_run_without_bleu(tmp_path, drawn):
-    plot_training_curves(log_history(bleu=False), tmp_path / "curves.png", x="epoch", title="Multi30k")
+    plot_training_curves(log_history(bleu=False), tmp_path / "curves.png", x="epoch")
     (loss,) = drawn[0].axes
     assert curves(loss)[1] == ([1.0, 2.0], [3.0, 2.0])
     assert loss.get_xlabel() == "epochs"
     assert not drawn[0].legends
-    assert drawn[0].get_suptitle() == "Multi30k"
 
 
 def test_a_run_without_bleu_keeps_its_colour(tmp_path, drawn):
@@ -268,29 +266,3 @@ def test_bad_confusion_matrix_is_refused(tmp_path, matrix, names, file, message)
     with pytest.raises(ValueError, match=message):
         plot_confusion_matrix(matrix, names, tmp_path / file)
     assert not list(tmp_path.iterdir())
-
-
-def test_scores_of_a_figure_lie_over_its_numbers(tmp_path, drawn):
-    scores = {"1024/relu": [25.0, 26.0], "64/relu": [20.0], "64/softmax": [18.0, 16.0], "1024/softmax": []}
-    plot_scores(scores, tmp_path / "f.png", label="BLEU", x="width")
-    (axes,) = drawn[0].axes
-    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines["relu"] == ([64, 1024], [20.0, 25.5])
-    assert lines["softmax"] == ([64], [17.0])
-    assert axes.get_xscale() == "log"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("width", "BLEU")
-    dots = [pair for x, y in curves(axes) for pair in zip(x, y, strict=True)]
-    assert {(1024, 25.0), (1024, 26.0), (64, 18.0), (64, 16.0)} <= set(dots)
-
-
-def test_scores_of_a_table_stand_side_by_side(tmp_path, drawn):
-    plot_scores({"128/softmax": [0.5, 0.7], "512/softmax": [0.4]}, tmp_path / "t.svg", label="accuracy", is_share=True)
-    (axes,) = drawn[0].axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["128/softmax", "512/softmax"]
-    assert axes.lines[0].get_linestyle() == "None"
-    assert axes.get_legend() is None
-
-
-def test_scores_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="No row"):
-        plot_scores({"softmax": []}, tmp_path / "t.png", label="BLEU")

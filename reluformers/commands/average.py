@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", help="folder that holds checkpoint-<step> folders")
     parser.add_argument("--last", type=int, default=5, help="number of checkpoints")
     parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output folder that a command wrote")
 
 
 def run(options: argparse.Namespace) -> None:

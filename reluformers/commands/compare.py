@@ -8,17 +8,17 @@ Example:
 """
 
 import argparse
-import json
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.plotting import check_picture_path, plot_training_curves, run_labels
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
-from reluformers.publish.finished_run import read_recipe
+from reluformers.files import read_json
+from reluformers.publish.finished_run import check_log, read_recipe
 from reluformers.tasks import Task, task_named
 from reluformers.training.meter import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves."""
     if options.curves:
         check_picture_path(options.curves)
-    logs = {folder: read_json(folder, LOG_FILE, list) for folder in options.runs}
+    logs = {folder: check_log(read_json(folder / LOG_FILE, list), folder) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
@@ -58,24 +58,6 @@ def _place(column: str, rows: list[dict[str, str]]) -> int:
     """Place of a column in the longest row, as a row without some score has fewer."""
     longest = list(max(rows, key=len))
     return longest.index(column) if column in longest else len(longest)
-
-
-def read_json(folder: Path, name: str, kind: type) -> Any:
-    """A file of a finished run, a dict or a list of dicts.
-
-    Raises:
-        UserError: it cannot be read, or is of another kind.
-    """
-    path = folder / name
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({describe_error(error, path)}); train and evaluate the run first"
-        ) from error
-    if not isinstance(content, kind) or (kind is list and not all(isinstance(entry, dict) for entry in content)):
-        raise UserError(f"{path}: is not what a run writes; train and evaluate the run again")
-    return content
 
 
 def run_names(folders: list[Path]) -> dict[Path, str]:
@@ -113,14 +95,14 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
         "run": name,
         **evaluation.cells(),
         f"best dev {METRICS[task.main_metric].title} (epoch)": best_dev_score(task, log),
-        "parameters": _number(read_json(folder, RESULTS_FILE, dict).get("parameters")),
-        task.speed_unit: speed_cell(log, task.speeds),
+        "parameters": _number(read_json(folder / RESULTS_FILE).get("parameters"), ","),
+        task.speed_unit: _number(median_speed(log, task.speeds), ",.0f"),
         **{column: attention[column] for column in ATTENTION_COLUMNS},
     }
 
 
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else MISSING
+def _number(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else MISSING
 
 
 def best_dev_score(task: Task, log: list[dict]) -> str:
@@ -128,12 +110,6 @@ def best_dev_score(task: Task, log: list[dict]) -> str:
     key = f"eval_{task.main_metric}"
     best = max((entry for entry in log if key in entry), key=lambda entry: entry[key], default=None)
     return f"{METRICS[task.main_metric].format(best[key])} ({round(best['epoch'], 2):g})" if best else MISSING
-
-
-def speed_cell(log: list[dict], keys: tuple[str, ...]) -> str:
-    """The cell of `median_speed`."""
-    speed = median_speed(log, keys)
-    return MISSING if speed is None else f"{speed:,.0f}"
 
 
 def footnotes(evaluations: dict[Path, Evaluation]) -> list[str]:

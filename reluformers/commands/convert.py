@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter", action="store_true", help="write the parameters of the attention alone, beside the source's id"
     )
     parser.add_argument("--back", action="store_true", help="from one of ours to the model of transformers")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; of a page also several")
     parser.add_argument("--to", choices=TARGETS, default="onnx", help="what to write")
     parser.add_argument("--output", type=Path, help="folder to write; MODEL-onnx or MODEL-page here if missing")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
     parser.add_argument(
         "--precision",
         nargs="+",

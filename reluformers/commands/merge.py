@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("checkpoint", help="folder checkpoint-<step> of a run under FSDP")
     parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output folder that a command wrote")
 
 
 def run(options: argparse.Namespace) -> None:

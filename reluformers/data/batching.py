@@ -1,11 +1,11 @@
 """Batches of a fixed number of tokens or rows, dealt evenly to several processes."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from reluformers.errors import UserError
 
@@ -49,10 +49,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
     ) -> None:
         source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
-        if source.ndim != 1 or source.shape != target.shape:
-            raise ValueError(f"need one source and one target length per row, got {source.shape} and {target.shape}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
         _check_rows(source, target, max_tokens, world_size)
         self.rows = len(source)
         self.seed, self.shuffle, self.rank, self.world_size = seed, shuffle, rank, world_size
@@ -142,10 +138,6 @@ class SeededBatchSampler(Sampler[SeededBatch]):
     def __init__(
         self, rows: int, batch_size: int, *, seed: int = 0, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
         self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
         self.epoch = 0
         self._piece = batch_size * world_size
@@ -188,17 +180,6 @@ class PerProcessDataLoader(DataLoader):
     """
 
     _is_accelerate_prepared = True
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        batch_sampler: TokenBudgetBatchSampler | SeededBatchSampler,
-        collate_fn: Callable[[list], Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if len(dataset) != batch_sampler.rows:
-            raise ValueError(f"the sampler is of {batch_sampler.rows} rows, the dataset {len(dataset)} rows")
-        super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn, **kwargs)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch; see `set_epoch` of the sampler."""

@@ -2,21 +2,26 @@
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention_statistics import AttentionReport, AttentionStatistics, SiteStatistics
-from .observation import Batch, analyse
-from .statistics import RowStatistic
+from .observation import Batch, Rows, observing
 
 
 def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> AttentionReport:
     """Measure the attention weights of forward passes, of translation models with teacher forcing.
 
-    It is `statistics.RowStatistic` alone, whose docstring has the formulas: zeros, null rows, entropy and row sums.
+    With s_ij the weight of visible key j for real query i, n_i the visible keys, Σ_i = Σ_j s_ij and p_ij = s_ij / Σ_i:
+
+        zeros      Σ_ij [s_ij = 0] / Σ_i n_i, in [0, 1]: sparsity rate (ReLA §5.2, fig. 3; ReLUFormer §4.2)
+        null_rate  share of rows whose weights are all 0, in [0, 1] (ReLA §5.2, fig. 6)
+        entropy    mean of H(p_i) = −Σ_j p_ij log p_ij, in nats, over the other rows without a negative weight
+        row_sum    mean of Σ_i over all rows: 1 for softmax, else any number (ReLUFormer eq. 7 pulls it to 1)
 
     Args:
-        model, batches: as in `observation.analyse`.
+        model, batches: as in `observing`. Memory is bounded by the largest batch.
 
     Returns:
         The report: of translation models the sites "encoder", "decoder" and "cross", of vision models "encoder" and,
@@ -25,17 +30,50 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
     Raises:
         ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
     """
-    statistic = RowStatistic()
-    analyse(model, batches, [statistic])
+    sums: dict[str, list[Tensor]] = {}
+    with observing(model) as observe:
+        for batch in batches:
+            for site, layers in observe(batch).attention.items():
+                counts = [count_rows(rows) for rows in layers]
+                sums[site] = [
+                    old + count for old, count in zip(sums.get(site, [0] * len(counts)), counts, strict=True)
+                ]
+    if not sums:
+        raise ValueError("There are no batches to measure the attention on.")
     sites = {
         site: SiteStatistics(
-            [_statistics(sums.sum(0)) for sums in layers],
+            [_statistics(layer.sum(0)) for layer in layers],
             _statistics(_total(layers)),
-            [[_statistics(head) for head in sums] for sums in layers],
+            [[_statistics(head) for head in layer] for layer in layers],
         )
-        for site, layers in statistic.sums.items()
+        for site, layers in sums.items()
     }
-    return AttentionReport(sites, _statistics(sum(map(_total, statistic.sums.values()))))
+    return AttentionReport(sites, _statistics(sum(map(_total, sums.values()))))
+
+
+def count_rows(rows: Rows) -> Tensor:
+    """Count visible pairs, zeros, rows, null rows, rows with an entropy, entropies, row sums: float64 [heads, 7]."""
+    zeros = rows.visible & (rows.weights == 0)
+    return sums_by_head(
+        rows.key_counts,
+        zeros.sum(-1),
+        rows.real,
+        rows.null,
+        rows.spread,
+        rows.entropies,
+        rows.row_sums.masked_fill(~rows.real, 0.0),
+    )
+
+
+def sums_by_head(*values: Tensor) -> Tensor:
+    """Sums of each of `values` [batch, heads or 1, query_len, …] over batch and queries: float64 [heads, sums]."""
+    heads = max(value.shape[1] for value in values)
+    sums = []
+    for value in values:
+        # within a sequence in float32 where they are, as not every device has float64
+        total = value.float().sum(2).cpu().double().sum(0)
+        sums.append(total.reshape(len(total), -1).expand(heads, -1))
+    return torch.cat(sums, dim=-1)
 
 
 def format_attention_report(report: AttentionReport) -> str:

@@ -1,23 +1,18 @@
-"""One pass over a data set that shows a model's attention and feed-forward networks, batch by batch, to statistics.
+"""A pass over batches that shows the attention weights of every site and layer, of our models or any of transformers.
 
-Works on encoder–decoder models and on vision models that return attentions, ours or any of transformers. Weights come
-from the model's outputs; hooks take what outputs do not hold, and only from modules with the names that transformers
-gives them (`q_proj`, `k_proj`, `v_proj`; `fc2`, alone or in `mlp`). What has other names is not observed.
+Weights come from the outputs of encoder–decoders and vision models; those of a pooling query, which outputs do not
+hold, from a hook.
 """
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from reluformers.data.batches import IGNORED_LABEL
@@ -42,25 +37,11 @@ class Rows:
         weights: float32 [batch, heads, query_len, key_len], 0 where the key is not visible.
         visible: bool [batch, 1, query_len, key_len], True = real query and visible key.
         real: bool [batch, 1, query_len], True = real query.
-        correct: bool [batch, 1, query_len]: whether the most probable token at this place is the reference's, or the
-            class of the image the right one; None where there are no labels, and in the encoder of texts.
-        query_classes, key_classes: class of each token, as the caller counts them, int64 [batch, query_len] and
-            [batch, key_len]; of the decoder's queries and keys that of the token that is read there.
-        places: of the tokens of self-attention, float [query_len, dimensions]: a number in a text, row and column of a
-            patch; NaN for tokens without one.
-        values: what the weights multiply, [batch, heads, key_len, head_dim].
-        cosines: between queries and keys where they are the scores, [batch, heads, query_len, key_len].
     """
 
     weights: Tensor
     visible: Tensor
     real: Tensor
-    correct: Tensor | None = None
-    query_classes: Tensor | None = None
-    key_classes: Tensor | None = None
-    places: Tensor | None = None
-    values: Tensor | None = None
-    cosines: Tensor | None = None
 
     @classmethod
     def of(cls, weights: Tensor, visible: Tensor, real: Tensor, **further: Any) -> "Rows":
@@ -102,126 +83,43 @@ class Rows:
 
 
 @dataclass
-class FeedForwardRows:
-    """The feed-forward network of one layer on the real tokens of one batch.
-
-    Args:
-        inner: what the values are multiplied by, φ(x·W1ᵀ) or its gated form [tokens, slots].
-        output: the branch's output [tokens, width].
-        residual: what it is added to [tokens, width].
-    """
-
-    inner: Tensor
-    output: Tensor
-    residual: Tensor
-
-
-@dataclass
 class Observed:
     """What a model did with one batch: by site, of each layer, from the first.
 
     Args:
         inputs: the batch.
+        logits: of the model.
         attention: "encoder", "decoder", "cross", "pooling", as far as the model has them → rows.
-        feed_forward: "encoder", "decoder" → rows; empty where the modules are not found.
-        grid: rows and columns of the patches of images.
-        has_class_token: whether the first token of an image, before the patches, is what the classes are read from.
     """
 
     inputs: Batch
+    logits: Tensor
     attention: dict[str, list[Rows]]
-    feed_forward: dict[str, list[FeedForwardRows]] = field(default_factory=dict)
-    grid: tuple[int, int] | None = None
-    has_class_token: bool = False
-
-
-class Statistic(ABC):
-    """What is measured in a pass: sees every batch once, keeps little, and says at the end what it has found.
-
-    `needs` names what it asks for beside weights and masks: "values", "cosines", "feed_forward".
-    """
-
-    needs: frozenset[str] = frozenset()
-
-    @abstractmethod
-    def update(self, observed: Observed) -> None:
-        """Take in one batch."""
-
-    @abstractmethod
-    def result(self) -> dict[str, Any]:
-        """Name → what was measured; names of what could not be are missing."""
-
-
-def analyse(
-    model: PreTrainedModel,
-    batches: Iterable[Batch],
-    statistics: Sequence[Statistic],
-    *,
-    shuffled: Sequence[Statistic] = (),
-    token_classes: tuple[Tensor, Tensor] | None = None,
-) -> dict[str, Any]:
-    """Measure statistics in one pass over a data set, of translation models with teacher forcing.
-
-    Args:
-        model: an encoder–decoder or a vision model; it is evaluated with the eager attention, which returns weights,
-            and left in the mode it came in.
-        batches: dicts with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 = padding) and, where
-            there is padding, `attention_mask` [batch, source_len] (1 = real); or with `pixel_values` [batch, channels,
-            height, width] and perhaps `labels` [batch]. Memory is bounded by the largest of them.
-        statistics: see every batch.
-        shuffled: see every batch of texts with the targets moved by one row, so that none belongs to its source (ReLA
-            §5.2 shuffles them over the whole set; here they are about as long as the true ones). Batches of one row
-            are left out.
-        token_classes: class of each token of the source's and of the target's vocabulary, int64 [vocab_size]; the
-            first token that the decoder reads has the class of the target's padding, 0 for none.
-
-    Returns:
-        What the statistics have found by name; those of `shuffled` with ".shuffled" behind it.
-
-    Raises:
-        ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
-    """
-    is_empty = True
-    needs = frozenset().union(*(statistic.needs for statistic in (*statistics, *shuffled)))
-    with observing(model, needs, token_classes) as observe:
-        for batch in batches:
-            is_empty = False
-            observed = observe(batch)
-            for statistic in statistics:
-                statistic.update(observed)
-            if shuffled and "pixel_values" not in batch and len(batch["labels"]) > 1:
-                observed = observe({**batch, "labels": batch["labels"].roll(1, dims=0)})
-                for statistic in shuffled:
-                    statistic.update(observed)
-    if is_empty:
-        raise ValueError("There are no batches to measure the attention on.")
-    results = {name: value for statistic in statistics for name, value in statistic.result().items()}
-    others = [item for statistic in shuffled for item in statistic.result().items()]
-    return {**results, **{f"{name}.shuffled": value for name, value in others}}
 
 
 @contextmanager
-def observing(
-    model: PreTrainedModel, needs: frozenset[str] = frozenset(), token_classes: tuple[Tensor, Tensor] | None = None
-) -> Iterator[Callable[[Batch], Observed]]:
-    """Put the model in evaluation mode, with the attention that returns weights and with hooks, and back.
+def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
+    """Put the model in evaluation mode, with the attention that returns weights, and back.
 
     Args:
-        model, token_classes: as in `analyse`.
-        needs: what statistics ask for, as `Statistic.needs`.
+        model: an encoder–decoder or a vision model.
 
     Yields:
-        Function that runs one batch.
+        Function that runs one batch: a dict with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 =
+        padding) and, where there is padding, `attention_mask` [batch, source_len] (1 = real), for teacher forcing; or
+        with `pixel_values` [batch, channels, height, width]. It raises ValueError where the batch lacks them, or the
+        model returns no attention weights.
     """
-    seen: dict[Any, Any] = {}
+    pooled: dict[nn.Module, Tensor] = {}
     with ExitStack() as stack:
         stack.callback(model.train, model.training)
         stack.enter_context(eager_attention(model))
         model.eval()
-        for hook in _add_hooks(model, needs, seen):
+        for module in attention_modules(model).get("pooling", []):
+            hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))
             stack.callback(hook.remove)
         stack.enter_context(torch.inference_mode())
-        yield partial(_observe, model, seen, token_classes)
+        yield partial(_observe, model, pooled)
 
 
 def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -236,153 +134,39 @@ def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
     return sites
 
 
-def feed_forward_values(model: nn.Module) -> dict[str, list[nn.Linear]]:
-    """Site → the linear map `fc2` of each of its layers, whose columns are the values of the memory."""
-    sites: dict[str, list[nn.Linear]] = {}
-    for site, layer in _layers(model):
-        branch = getattr(layer, "mlp", layer)
-        if isinstance(getattr(branch, "fc2", None), nn.Linear):
-            sites.setdefault(site, []).append(branch.fc2)
-    return sites
-
-
-def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every layer of encoder and decoder with its site."""
-    return [
-        ("decoder" if "decoder" in name.split(".") else "encoder", module)
-        for name, module in model.named_modules()
-        if re.search(r"(^|\.)layers\.\d+$", name)
-    ]
-
-
-def _add_hooks(model: PreTrainedModel, needs: frozenset[str], seen: dict[Any, Any]) -> list[Any]:
-    """Let modules put what they see into `seen`, under keys that `_observe` asks for."""
-    hooks = []
-
-    def keep_output(module: nn.Module, owner: nn.Module, name: str) -> None:
-        hooks.append(module.register_forward_hook(lambda _, inputs, outputs: seen.update({(owner, name): outputs})))
-
-    sites = attention_modules(model)
-    for module in chain.from_iterable(sites.values()):
-        if "values" in needs:
-            keep_output(module.v_proj, module, "value")
-        if "cosines" in needs and _has_cosine_scores(module):
-            keep_output(module.q_proj, module, "query")
-            keep_output(module.k_proj, module, "key")
-    for module in sites.get("pooling", []):  # its weights are no output of the model
-        keep_output(module, module, "outputs")
-    for _, layer in _layers(model) if "feed_forward" in needs else []:
-        branch = getattr(layer, "mlp", getattr(layer, "fc2", None))
-        values = getattr(branch, "fc2", branch)
-        if isinstance(values, nn.Linear):
-            hooks.append(values.register_forward_pre_hook(partial(_keep_input, seen, (layer, "inner"))))
-            keep_output(branch, layer, "branch")
-            # residual and branch together are what the last norm takes with PostNorm, else what the layer returns
-            for norm in (child for name, child in layer.named_children() if "norm" in name):
-                hooks.append(norm.register_forward_pre_hook(partial(_keep_sum, seen, layer)))
-            keep_output(layer, layer, "outputs")
-    return hooks
-
-
-def _keep_input(seen: dict[Any, Any], key: Any, _module: nn.Module, inputs: tuple) -> None:
-    seen[key] = inputs[0]
-
-
-def _keep_sum(seen: dict[Any, Any], layer: nn.Module, _module: nn.Module, inputs: tuple) -> None:
-    if (layer, "branch") in seen:
-        seen[layer, "sum"] = inputs[0]
-
-
-def _has_cosine_scores(module: nn.Module) -> bool:
-    return getattr(getattr(module, "attention", None), "score", None) == "cosine"
-
-
-def _observe(
-    model: PreTrainedModel, seen: dict[Any, Any], token_classes: tuple[Tensor, Tensor] | None, batch: Batch
-) -> Observed:
+def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
     """Run one batch."""
     if "pixel_values" not in batch and batch.get("labels") is None:
         raise ValueError(f"A batch needs input_ids and labels, or pixel_values, got {sorted(batch)}.")
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
-    seen.clear()
     if "pixel_values" in inputs:  # no weight hangs on the classes
         outputs = model(pixel_values=inputs["pixel_values"], output_attentions=True, return_dict=True)
-        observed = _observed_images(model, seen, inputs, outputs)
-    else:
-        outputs = model(**inputs, use_cache=False, output_attentions=True, return_dict=True)
-        observed = _observed_texts(model, inputs, outputs, token_classes)
-    _add_hooked(model, seen, observed)
-    seen.clear()
-    return observed
-
-
-def _observed_texts(
-    model: PreTrainedModel, inputs: Batch, outputs: Any, token_classes: tuple[Tensor, Tensor] | None
-) -> Observed:
-    """Rows of the sites of a translation model."""
-    labels = inputs["labels"]
+        layers = {"encoder": _weights(model, outputs, "encoder")}
+        if pooled:
+            layers["pooling"] = list(pooled.values())
+        attention = {}
+        for site, matrices in layers.items():
+            visible = torch.ones_like(matrices[0][:, 0], dtype=torch.bool)  # every pair
+            attention[site] = [Rows.of(weights, visible, visible[..., 0]) for weights in matrices]
+        pooled.clear()
+        return Observed(inputs, outputs.logits, attention)
+    outputs = model(**inputs, use_cache=False, output_attentions=True, return_dict=True)
     source = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()  # [batch, source_len]
-    target = labels != IGNORED_LABEL  # [batch, target_len]
+    target = inputs["labels"] != IGNORED_LABEL  # [batch, target_len]
     past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
     visible = {
         "encoder": source.unsqueeze(2) & source.unsqueeze(1),
         "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
         "cross": target.unsqueeze(2) & source.unsqueeze(1),
     }
-    classes: dict[str, Any] = {"source": None, "target": None}
-    if token_classes is not None:
-        tables = [table.to(model.device) for table in token_classes]
-        read = labels.roll(1, dims=1).masked_fill(~target.roll(1, dims=1), 0)  # the decoder reads what it wrote before
-        classes = {"source": tables[0][inputs["input_ids"]], "target": tables[1][read]}
-        classes["target"][:, 0] = 0
-    correct = (outputs.logits.argmax(-1) == labels).unsqueeze(1)
-    further = {
-        "encoder": {"query_classes": classes["source"], "key_classes": classes["source"]},
-        "decoder": {"query_classes": classes["target"], "key_classes": classes["target"], "correct": correct},
-        "cross": {"query_classes": classes["target"], "key_classes": classes["source"], "correct": correct},
+    attention = {
+        site: [
+            Rows.of(weights, pairs, source if site == "encoder" else target)
+            for weights in _weights(model, outputs, site)
+        ]
+        for site, pairs in visible.items()
     }
-    attention = {}
-    for site, seen_pairs in visible.items():
-        if site != "cross":
-            places = torch.arange(seen_pairs.shape[1], device=model.device, dtype=torch.float32).unsqueeze(1)
-            further[site]["places"] = places
-        real = source if site == "encoder" else target
-        layers = _weights(model, outputs, site)
-        attention[site] = [Rows.of(weights, seen_pairs, real, **further[site]) for weights in layers]
-    return Observed(inputs, attention)
-
-
-def _observed_images(model: PreTrainedModel, seen: dict[Any, Any], inputs: Batch, outputs: Any) -> Observed:
-    """Rows of the sites of a vision model, where every pair is visible."""
-    layers = {"encoder": _weights(model, outputs, "encoder")}
-    if pooling := attention_modules(model).get("pooling"):
-        layers["pooling"] = [seen[module, "outputs"][1] for module in pooling]
-    further: dict[str, Any] = {}
-    if "labels" in inputs and inputs["labels"].dim() == 1:
-        further["correct"] = (outputs.logits.argmax(-1) == inputs["labels"])[:, None, None]
-    patch = getattr(model.config, "patch_size", 1)
-    sides = patch if isinstance(patch, Sequence) else (patch, patch)
-    grid = tuple(pixels // side for pixels, side in zip(inputs["pixel_values"].shape[2:], sides, strict=True))
-    attention = {}
-    for site, matrices in layers.items():
-        visible = torch.ones_like(matrices[0][:, 0], dtype=torch.bool)
-        if site == "encoder":
-            further["places"] = _patch_places(grid, visible.shape[1], model.device)
-        else:
-            further.pop("places", None)
-        attention[site] = [Rows.of(weights, visible, visible[..., 0], **further) for weights in matrices]
-    pooling = getattr(model.config, "pooling", "cls")
-    has_class_token = pooling == "cls" and layers["encoder"][0].shape[-1] > prod(grid)
-    return Observed(inputs, attention, grid=grid, has_class_token=has_class_token)
-
-
-def _patch_places(grid: tuple[int, int], tokens: int, device: torch.device) -> Tensor | None:
-    """Row and column of each token, NaN for those before the patches; None where the numbers do not fit."""
-    before = tokens - prod(grid)
-    if before < 0:
-        return None
-    axes = [torch.arange(side, dtype=torch.float32, device=device) for side in grid]
-    return functional.pad(torch.cartesian_prod(*axes).view(-1, 2), (0, 0, before, 0), value=float("nan"))
+    return Observed(inputs, outputs.logits, attention)
 
 
 def _weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor]:
@@ -393,34 +177,3 @@ def _weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor
             "a vision model for pixel_values."
         )
     return layers
-
-
-def _add_hooked(model: PreTrainedModel, seen: dict[Any, Any], observed: Observed) -> None:
-    """Put values, cosines and the feed-forward networks where the hooks have seen them."""
-    for site, modules in attention_modules(model).items():
-        layers = observed.attention.get(site, [])
-        for rows, module in zip(layers, modules, strict=False):
-            config = getattr(module, "attention", None)
-            if (module, "value") in seen:
-                values = _split_heads(seen[module, "value"], rows)
-                is_unit = getattr(config, "value_norm", "none") == "l2"
-                rows.values = functional.normalize(values, dim=-1) if is_unit else values
-            if (module, "query") in seen:
-                query, key = (_split_heads(seen[module, name], rows) for name in ("query", "key"))
-                if module.query_norm is not None:
-                    query, key = module.query_norm(query), module.key_norm(key)
-                rows.cosines = functional.normalize(query, dim=-1) @ functional.normalize(key, dim=-1).transpose(
-                    -1, -2
-                )
-    for site, layer in _layers(model):
-        if (layer, "branch") in seen:
-            real = observed.attention[site][0].real.squeeze(1)  # [batch, length]
-            output, whole = seen[layer, "branch"], seen[layer, "outputs"]
-            whole = seen.get((layer, "sum"), whole[0] if isinstance(whole, tuple) else whole)
-            parts = (seen[layer, "inner"], output, whole - output)
-            rows = FeedForwardRows(*(part.reshape(*real.shape, -1)[real].float() for part in parts))
-            observed.feed_forward.setdefault(site, []).append(rows)
-
-
-def _split_heads(states: Tensor, rows: Rows) -> Tensor:  # [batch, length, width] → [batch, heads, length, head_dim]
-    return states.float().unflatten(-1, (rows.weights.shape[1], -1)).transpose(1, 2)

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,7 @@ _NAME_LENGTH = 24
 LogHistory = Sequence[Mapping[str, float]]
 
 
-def plot_training_curves(
-    runs: Mapping[str, LogHistory] | LogHistory, path: str | Path, *, x: str = "step", title: str | None = None
-) -> Path:
+def plot_training_curves(runs: Mapping[str, LogHistory] | LogHistory, path: str | Path, *, x: str = "step") -> Path:
     """Draw the losses and, where it was measured, the BLEU or accuracy of one or several runs.
 
     The training loss is dotted and, of a long log, a running mean of nine entries; the evaluation loss has markers. A
@@ -65,7 +63,6 @@ def plot_training_curves(
             100), `eval_accuracy` (0 to 1).
         path: picture to write, .png or .svg.
         x: "step" or "epoch".
-        title: text above the picture.
 
     Returns:
         The path of the picture.
@@ -85,8 +82,6 @@ def plot_training_curves(
     figure = Figure(figsize=(width, 3.6 + 0.22 * ceil(len(runs) / columns)), layout="constrained")
     for axes, keys in zip(figure.subplots(1, len(panels), sharex=True, squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, runs, keys, x)
-    if title:
-        figure.suptitle(title)
     keys = [key for panel in panels for key in panel]
     drawn = [any(_points(log, key, x)[0] for key in keys) for log in runs.values()]
     names = [
@@ -96,7 +91,7 @@ def plot_training_curves(
     ]
     if names:
         figure.legend(handles=names, loc="outside lower center", ncols=min(len(names), columns), frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_confusion_matrix(
@@ -142,7 +137,7 @@ def plot_confusion_matrix(
     bar.outline.set_visible(False)
     if title:
         figure.suptitle(title)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
@@ -170,7 +165,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
         axes.set_title(label, fontsize=11)
         axes.set_xlabel("layer")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _clear_frame(axes)
+        clear_frame(axes)
         if key != "entropy":
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -182,87 +177,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
             for number, name in enumerate(sites.values())
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(sites), frameon=False)
-    return _save(figure, path)
-
-
-def plot_scores(
-    scores: Mapping[str, Sequence[float]],
-    path: str | Path,
-    *,
-    label: str,
-    is_share: bool = False,
-    x: str | None = None,
-    title: str | None = None,
-) -> Path:
-    """Draw the scores of a table's rows: a dot for every seed, and a line through the means.
-
-    With `x`, where one of the parts of the rows' names, `a/b/c`, is a number in all of them, it lies on the horizontal
-    axis and the other parts name the curves; otherwise every row has a place of its own.
-
-    Args:
-        scores: {row: score of each seed}; a row without scores is left out.
-        path: picture to write, .png or .svg.
-        label: of the scores.
-        is_share: whether they are shares, in [0, 1], to be shown in percent.
-        x: what the numbers in the names are; None to leave them in the names.
-        title: text above the picture.
-
-    Returns:
-        The path of the picture.
-
-    Raises:
-        ValueError: the suffix is not allowed, or no row has a score.
-    """
-    path = check_picture_path(path)
-    scores = {row: values for row, values in scores.items() if len(values)}
-    if not scores:
-        raise ValueError("No row has a score.")
-    parts = {row: row.split("/") for row in scores}
-    # the first parts of all names, the second ones, …
-    columns = enumerate(zip(*parts.values(), strict=False)) if x else ()
-    places = [place for place, column in columns if all(map(_is_number, column))]
-    curves: dict[str, dict[float, Sequence[float]]] = {}
-    if places:
-        for row, values in scores.items():
-            number = float(parts[row].pop(places[-1]))
-            curves.setdefault("/".join(parts[row]), {})[number] = values
-    else:
-        curves[""] = dict(enumerate(scores.values()))
-    figure = Figure(figsize=(6.5 if places else max(4.0, 1.2 + 0.8 * len(scores)), 4), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, points) in enumerate(curves.items()):
-        style = line_style(number) if places else {**line_style(0), "linestyle": ""}
-        numbers = sorted(points)
-        means = [float(np.mean(points[one])) for one in numbers]
-        axes.plot(numbers, means, **style, linewidth=1.8, markersize=8, label=name)
-        for one in numbers:
-            axes.plot([one] * len(points[one]), points[one], ".", color=style["color"], markersize=4)
-    positions = sorted({number for points in curves.values() for number in points})
-    if not places:
-        axes.set_xticks(positions, list(scores), rotation=30, ha="right")
-    else:
-        if positions[0] > 0 and positions[-1] / positions[0] > 8:
-            axes.set_xscale("log", base=2)
-        axes.set_xticks(positions, [f"{position:g}" for position in positions])
-        axes.minorticks_off()
-        axes.set_xlabel(x)
-    if len(curves) > 1:
-        axes.legend(frameon=False)
-    axes.set_ylabel(label)
-    if is_share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _clear_frame(axes)
-    axes.margins(x=0.08)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
+    return save_figure(figure, path)
 
 
 def run_labels(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -323,7 +238,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write a picture; without a date in an SVG, so that the same numbers give the same file."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with atomic_write(path) as temporary, rc_context({"svg.hashsalt": "reluformers"}):
@@ -397,11 +312,11 @@ def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str],
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # there is nothing above 100 %
-    _clear_frame(axes)
+    clear_frame(axes)
     axes.margins(x=0.02)
 
 
-def _clear_frame(axes: Axes) -> None:
+def clear_frame(axes: Axes) -> None:
     """Leave the left and the lower edge and faint lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)

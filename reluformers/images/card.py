@@ -130,7 +130,7 @@ def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, st
     images, split = found
     rows = images.select(range(min(len(images), MEASURED_IMAGES)))
     model, processor = load_image_model(folder)
-    return attention_report(model, image_batches(rows, processor, model.config)), f"{len(rows):,} images of `{split}`"
+    return attention_report(model, image_batches(rows, processor)), f"{len(rows):,} images of `{split}`"
 
 
 def _held_out_images(run: Any) -> tuple[Dataset, str] | None:

@@ -69,7 +69,6 @@ class ImageScorer(Scorer):
         self.batches = image_batches(
             dataset,
             processor,
-            self.model.config,
             batch_size=options.batch_size,
             num_workers=options.num_workers,
         )

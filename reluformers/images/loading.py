@@ -33,6 +33,7 @@ from reluformers.files import check_name
 logger = logging.getLogger(__name__)
 
 ROWS_PER_BLOCK = 1000
+_SAMPLE = 1000  # images: all of a big set would take as long to read as an epoch
 
 # in a column of strings: none at all, or what marks images without a label
 _NO_CLASS = re.compile(r"\s*(-\d+(\.\d*)?)?\s*")
@@ -96,26 +97,9 @@ def load_image_split(
     return images.add_column(PLACE, places, feature=Value("string"))
 
 
-def class_names(*datasets: Dataset) -> list[str]:
-    """Names of the classes of image splits, which must agree.
-
-    Args:
-        datasets: Splits as `load_image_split` returns them.
-
-    Returns:
-        The names; label i is the i-th of them.
-
-    Raises:
-        UserError: If two splits have different classes, or the same in another order.
-    """
-    first, *others = [dataset.features[LABEL].names for dataset in datasets]
-    for other in others:
-        if other == first:
-            continue
-        odd = sorted(set(first) ^ set(other))
-        what = f"only one has the class {odd[0]!r}" if odd else "the same in another order"
-        raise UserError(f"the splits have different classes ({what}); give them one list of classes")
-    return first
+def class_names(dataset: Dataset) -> list[str]:
+    """Names of the classes of a split of `load_image_split`; label i is the i-th of them."""
+    return dataset.features[LABEL].names
 
 
 def image_file(image: Mapping[str, Any]) -> bytes:
@@ -123,15 +107,14 @@ def image_file(image: Mapping[str, Any]) -> bytes:
     return Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
 
 
-def describe_images(dataset: Dataset, sample: int = 1000) -> dict[str, Any]:
+def describe_images(dataset: Dataset) -> dict[str, Any]:
     """Number of rows, SHA-256 of all labels, and of the files of some images, evenly spread.
 
     Args:
         dataset: rows of `load_image_split`.
-        sample: number of images; all of a big set would take as long to read as an epoch.
     """
     labels = dataset.select_columns([LABEL]).with_format("numpy")[:][LABEL]
-    rows = dataset.select(range(0, len(dataset), -(-len(dataset) // sample))).select_columns([IMAGE])
+    rows = dataset.select(range(0, len(dataset), -(-len(dataset) // _SAMPLE))).select_columns([IMAGE])
     images = hashlib.sha256()
     for row in rows:
         images.update(image_file(row[IMAGE]))

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.errors import UserError
-from reluformers.families import preset_family, vision_config
+from reluformers.families import vision_config
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
 
@@ -70,6 +69,7 @@ class ImageRecipe(Recipe):
     """
 
     task: ClassVar[str] = "image-classification"
+    make_config = staticmethod(vision_config)
     arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
     model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "size")
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -80,16 +80,6 @@ class ImageRecipe(Recipe):
     data: ImageDataSection = field(default_factory=ImageDataSection)
     augmentation: Augmentation = field(default_factory=Augmentation)
     training: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def config_class(preset: str) -> type[VisionTransformerConfig]:
-        """Configuration class of a preset."""
-        return preset_family(preset, VisionTransformerConfig)
-
-    @staticmethod
-    def make_config(preset: str, **fields: Any) -> VisionTransformerConfig:
-        """Configuration of a preset and perhaps a size with some fields."""
-        return vision_config(preset, **fields)
 
     @staticmethod
     def metrics(args: TaskTrainingArguments) -> Sequence[str]:

@@ -18,12 +18,11 @@ from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
 from .batches import SeededCollator, SeededRows
-from .scoring import confusion_matrix
+from .scoring import NOWHERE, confusion_matrix, top_classes
 
 # the modules whose weights big_vision calls kernels
 _KERNELS = (nn.Linear, nn.Conv2d)
 _TOP = 5
-_NOWHERE = -1
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Classified:
 
     def confusion_matrix(self, classes: int) -> np.ndarray:
         """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
-        known = self.top[:, 0] != _NOWHERE
+        known = self.top[:, 0] != NOWHERE
         predicted, labels = (torch.from_numpy(each[known]) for each in (self.top[:, 0], self.labels))
         return confusion_matrix(predicted, labels, classes)
 
@@ -101,7 +100,7 @@ class ImageTrainer(TaskTrainer):
         )
         collator = SeededCollator(self.training_collator)
         return PerProcessDataLoader(
-            SeededRows(self.train_dataset), sampler, collate_fn=collator, **self.loader_options()
+            SeededRows(self.train_dataset), batch_sampler=sampler, collate_fn=collator, **self.loader_options()
         )
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
@@ -149,9 +148,7 @@ class ImageTrainer(TaskTrainer):
             outputs = self.model(**inputs)
             logits = outputs.logits.float()
             loss += float(outputs.loss) * len(logits)
-            # of equal logits the lower class comes first, as for argmax
-            top = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :_TOP]
-            tops.append(top.where(logits.isfinite().all(-1, keepdim=True), _NOWHERE).cpu().numpy())
+            tops.append(top_classes(logits, _TOP).cpu().numpy())
             labels.append(inputs["labels"].cpu().numpy())
         losses, tops, labels = zip(*gather_object([(loss, tops, labels)]), strict=True)
         top, true = (np.concatenate([part for share in parts for part in share]) for parts in (tops, labels))

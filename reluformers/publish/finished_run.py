@@ -82,9 +82,7 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
         raise UserError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
-    log = _read(folder / LOG_FILE, list)
-    for number, entry in enumerate(log, start=1):
-        _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
+    log = check_log(_read(folder / LOG_FILE, list), folder)
     recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
     scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
     return FinishedRun(config, recipe, log, results, scored)
@@ -112,7 +110,7 @@ def _scored_in_training(
 
 def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
-    recipe = _read_mapping(Path(path))
+    recipe = _read(Path(path), dict)
     recipe.pop("task", None)
     for name, section in recipe.items():
         _check_kind(section, dict, f"{path}: section {name}")
@@ -121,13 +119,20 @@ def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
     return recipe
 
 
+def check_log(log: list[Any], folder: Path) -> list[dict[str, Any]]:
+    """The log of a run, if its entries are mappings.
+
+    Raises:
+        UserError: one is not.
+    """
+    for number, entry in enumerate(log, start=1):
+        _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
+    return log
+
+
 def read_results(folder: str | Path) -> dict[str, Any]:
     """Content of the `results.json` of a folder; empty if there is no such file."""
-    return _read_mapping(Path(folder) / RESULTS_FILE)
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    return _read(path, dict)
+    return _read(Path(folder) / RESULTS_FILE, dict)
 
 
 def _read(path: Path, kind: type) -> Any:

@@ -48,7 +48,6 @@ def push_static_space(
     *,
     licence: str = "apache-2.0",
     private: bool = False,
-    bundle: str | Path | bool = False,
     api: HfApi | None = None,
 ) -> str:
     """Push a page that computes in the browser as the Space MODEL_ID-page, in one commit.
@@ -56,7 +55,6 @@ def push_static_space(
     Args:
         folder: of the model, as it was released.
         model_id, revision, licence, private, api: as for `push_space`.
-        bundle: as for `export_page`.
 
     Returns:
         Address of the Space.
@@ -67,7 +65,7 @@ def push_static_space(
     from reluformers.export.page import MARK, export_page  # its packages are an extra
 
     def write(page: Path) -> None:
-        export_page([folder], page, bundle=bundle, repo_id=model_id, licence=licence)
+        export_page([folder], page, repo_id=model_id, licence=licence)
 
     return _push(write, model_id, f"{model_id}-page", revision, "static", MARK, private, api or HfApi())
 

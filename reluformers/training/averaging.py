@@ -30,11 +30,8 @@ def last_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
     """Return the last `count` folders `checkpoint-<step>` of a run, oldest first, sorted by step.
 
     Raises:
-        ValueError: `count` is below 1.
         UserError: the folder is missing or holds fewer checkpoints.
     """
-    if count < 1:
-        raise ValueError(f"count, the number of checkpoints, must be at least 1, got {count}.")
     run_folder = Path(run_folder)
     if not run_folder.is_dir():
         raise UserError(f"{run_folder}: no such folder; give the folder that holds checkpoint-<step> folders.")

@@ -71,11 +71,6 @@ class Recipe(ABC):
 
     @staticmethod
     @abstractmethod
-    def config_class(preset: str) -> type[PreTrainedConfig]:
-        """Configuration class of a preset."""
-
-    @staticmethod
-    @abstractmethod
     def make_config(preset: str, **fields: Any) -> PreTrainedConfig:
         """Configuration of a preset with some fields."""
 
@@ -238,7 +233,7 @@ class Recipe(ABC):
         for name, reason in cls.decided_fields.items():
             if name in values:
                 raise UserError(f"model.{name} {reason}")
-        fields = [item.name for item in dataclasses.fields(cls.config_class(preset))]
+        fields = [item.name for item in dataclasses.fields(cls.make_config(preset))]
         for name in values:
             check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
         return dict(values)

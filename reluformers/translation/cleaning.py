@@ -65,7 +65,6 @@ def clean(
     Raises:
         UserError: If no row is left, unless `may_be_empty`.
     """
-    _check_arguments(dataset, max_tokens, max_length_ratio)
     source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
     nothing = np.zeros(len(dataset), dtype=bool)
@@ -94,13 +93,3 @@ def _blank(dataset: Dataset, column: str) -> np.ndarray:
     blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
     blank = [pc.equal(pc.utf8_trim_whitespace(block[column]), "").to_numpy() for block in blocks]
     return np.concatenate(blank) if blank else np.zeros(0, dtype=bool)
-
-
-def _check_arguments(dataset: Dataset, max_tokens: int | None, max_length_ratio: float | None) -> None:
-    if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    if max_length_ratio is not None and not max_length_ratio >= 1:
-        raise ValueError(f"max_length_ratio must be at least 1, got {max_length_ratio}")
-    missing = [column for column in ("source", "target", "input_ids", "labels") if column not in dataset.column_names]
-    if missing:
-        raise ValueError(f"column {missing[0]!r} is missing, found {dataset.column_names}; run tokenize_pairs first")

@@ -34,15 +34,8 @@ def pack_documents(
         Rows with "source", "target", "document" and "sentences", the number of sentences joined.
 
     Raises:
-        UserError: If the column "document" is missing, an id is None, or a document is in several pieces.
+        UserError: If an id is None, or a document is in several pieces.
     """
-    if limit < 1:
-        raise ValueError(f"limit, the most tokens of a row, must be at least 1, got {limit}")
-    if "document" not in dataset.column_names:
-        raise UserError(
-            f"packing needs document ids, but the columns are {', '.join(dataset.column_names)}; "
-            "name the column of document ids when loading"
-        )
     documents = dataset["document"][:]
     _check_documents(documents)
     sources, targets = dataset["source"][:], dataset["target"][:]

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from transformers.trainer_utils import IntervalStrategy
 
-from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.errors import UserError
-from reluformers.families import preset_family, seq2seq_config
+from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe, check_least
 
 from .arguments import TranslationTrainingArguments
@@ -169,6 +168,7 @@ class TranslationRecipe(Recipe):
     """
 
     task: ClassVar[str] = "translation"
+    make_config = staticmethod(seq2seq_config)
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"
@@ -179,16 +179,6 @@ class TranslationRecipe(Recipe):
     data: TranslationDataSection = field(default_factory=TranslationDataSection)
     training: dict[str, Any] = field(default_factory=dict)
     decoding: DecodingSection = field(default_factory=DecodingSection)
-
-    @staticmethod
-    def config_class(preset: str) -> type[Seq2SeqTransformerConfig]:
-        """Configuration class of a preset."""
-        return preset_family(preset, Seq2SeqTransformerConfig)
-
-    @staticmethod
-    def make_config(preset: str, **fields: Any) -> Seq2SeqTransformerConfig:
-        """Configuration of a preset with some fields."""
-        return seq2seq_config(preset, **fields)
 
     def training_arguments(self, output_dir: str | Path) -> TranslationTrainingArguments:
         """Arguments of the trainer; a stream goes by updates, since it has no known end.

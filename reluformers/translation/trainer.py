@@ -96,7 +96,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         sampler = TokenBudgetBatchSampler(*lengths, max_tokens, shuffle=shuffle, **self.sampler_options())
         return PerProcessDataLoader(
             dataset.select_columns(["input_ids", "labels"]),
-            sampler,
+            batch_sampler=sampler,
             collate_fn=self.data_collator,
             **self.loader_options(),
         )

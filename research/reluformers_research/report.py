@@ -9,10 +9,10 @@ from typing import Any
 
 from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
-from reluformers.evaluation.plotting import plot_scores
 from reluformers.evaluation.results import METRICS, listed, markdown_table
 
 from .evidence import LEVEL, LOSS, Evidence
+from .figure import plot_scores
 from .records import RunRecord
 from .statistics import Difference, RankDifference, holm
 from .tables import SCORE, Claim, Row, Table, row_key

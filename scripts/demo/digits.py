@@ -53,7 +53,7 @@ def write_digits(folder: Path) -> dict[str, Path]:
     rows = generator.permutation(len(digits.images))
     features = Features({"image": Image(), "label": ClassLabel(names=[str(name) for name in digits.target_names])})
     splits = {"train": rows[HELD_OUT:], "validation": rows[:HELD_OUT]}
-    with atomic_directory(folder, overwrite=True) as temporary:
+    with atomic_directory(folder, overwrite=True, marks=DIGIT_FILES) as temporary:
         for split, chosen in splits.items():
             pictures = [pillow.fromarray((digits.images[row] * 255 / BRIGHTEST).astype(np.uint8)) for row in chosen]
             labels = digits.target[chosen].tolist()

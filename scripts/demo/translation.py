@@ -94,7 +94,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
     """
     _check_corpus_folder(folder)
     splits = {"train": corpus.train, "validation": corpus.held_out}
-    with atomic_directory(folder, overwrite=True) as temporary:
+    with atomic_directory(folder, overwrite=True, marks=[README]) as temporary:
         for split, rows in splits.items():
             lines = [
                 json.dumps({"kind": row.kind, "translation": {"en": row.source, "de": row.target}}, ensure_ascii=False)

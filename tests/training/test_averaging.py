@@ -92,11 +92,6 @@ def test_sums_are_wider_than_bfloat16(tmp_path):
         assert file.metadata() == {"format": "pt"}  # which transformers asks for, whatever the checkpoints say
 
 
-def test_one_checkpoint_is_copied(tmp_path):
-    output = average_checkpoints([checkpoint(tmp_path / "one", 5)], tmp_path / "average")
-    assert_same(load_file(output / "model.safetensors"), tensors(5))
-
-
 @pytest.mark.parametrize("shards", [(2, 2), (1, 2), (3, 1), (2, 3)])
 def test_shards_may_differ_and_the_last_layout_is_kept(tmp_path, shards):
     folders = [checkpoint(tmp_path / f"{seed}", seed, shards[seed]) for seed in (0, 1)]
@@ -145,8 +140,6 @@ def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path):
         last_checkpoints(tmp_path, 4)
     with pytest.raises(UserError, match="no such folder"):
         last_checkpoints(tmp_path / "missing", 1)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        last_checkpoints(tmp_path, 0)
 
 
 def cut_short(folder: Path) -> None:
@@ -220,7 +213,10 @@ def test_output_must_be_new_and_outside_the_checkpoints(tmp_path):
     (tmp_path / "taken" / "file").write_text("mine")
     with pytest.raises(UserError, match="taken"):
         average_checkpoints([folder], tmp_path / "taken")
+    with pytest.raises(UserError, match="could lose your work"):
+        average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert (tmp_path / "taken" / "file").read_text() == "mine"
+    (tmp_path / "taken" / "config.json").write_text("{}")
     average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert not (tmp_path / "taken" / "file").exists()
     for inside in (folder, folder / "average"):
@@ -250,12 +246,6 @@ def test_command_line(capsys, tmp_path):
     run_command("average", tmp_path, "--last", 2, "--output", tmp_path / "average")
     assert "checkpoint-2, checkpoint-10" in capsys.readouterr().out
     assert_same(load_file(tmp_path / "average" / "model.safetensors"), expected_mean([2, 10]))
-    with pytest.raises(SystemExit) as caught:
-        run_command("average", tmp_path, "--last", 4, "--output", tmp_path / "other")
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: {tmp_path}: holds 3 checkpoint-<step> folders, but 4 are to be averaged."
-    ]
 
 
 def test_a_number_of_checkpoints_is_needed(capsys, tmp_path):
@@ -285,37 +275,8 @@ def sealed(run: Path, step: int) -> Path:
     return folder
 
 
-def change_weights(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
 def not_finite(value: float):
     return with_change(**{**tensors(2), "half": torch.tensor([1, 1, value, 1, 1]).bfloat16()})
-
-
-def change_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "marian", "of": "config.json of 9"}')
-
-
-def remove_code(folder: Path) -> None:
-    (folder / "modeling_x.py").unlink()
-
-
-def change_optimizer(folder: Path) -> None:
-    (folder / "optimizer.pt").write_text("learning")
-
-
-@pytest.mark.parametrize("place", [1, 2])
-@pytest.mark.parametrize("damage", [change_weights, change_config, remove_code, change_optimizer])
-def test_what_the_manifest_does_not_name_is_not_averaged(capsys, tmp_path, damage, place):
-    for step in (1, 2):
-        sealed(tmp_path / "run", step)
-    damage(tmp_path / "run" / f"checkpoint-{place}")
-    line = refusal_of(capsys, "average", tmp_path / "run", "--last", 2, "--output", tmp_path / "average")
-    assert f"checkpoint-{place}" in line
-    assert not (tmp_path / "average").exists()
 
 
 def test_what_belongs_to_training_alone_may_be_gone(tmp_path):

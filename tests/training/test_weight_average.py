@@ -8,14 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from builders.image_runs import make_image_recipe, make_image_trainer, write_images
-from builders.translation_runs import copy_as_interrupted, make_recipe, write_pairs
+from builders.translation_runs import copy_as_interrupted
 from reluformers.errors import UserError
 from reluformers.images import ImageTrainer, train_image_classification
 from reluformers.images.run import load_splits
-from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.checkpoints import checkpoint_to_resume
 from reluformers.training.weight_average import WEIGHT_AVERAGE_FILE, WeightAverage
-from reluformers.translation import train_translation
 
 DECAY = 0.7
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
@@ -126,49 +124,3 @@ def test_other_classes_are_no_resuming(finished, tmp_path):
     other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
     with pytest.raises(UserError, match=r"the run has data.train \(classes\) \['dark', .*, but \['a', 'b'\]"):
         train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")
-
-
-def test_translation_has_it_too(tmp_path):
-    files = {name: write_pairs(tmp_path, name, 30) for name in ("train", "validation")}
-    recipe = make_recipe(files, max_steps=3, ema_decay=DECAY, max_tokens=200, **EACH_STEP)
-    first = train_translation(recipe, tmp_path / "run")
-    steps = [load_file(tmp_path / "run" / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2, 3)]
-    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
-        average = DECAY * (DECAY * steps[0][name] + (1 - DECAY) * steps[1][name]) + (1 - DECAY) * steps[2][name]
-        torch.testing.assert_close(weight, average)
-    for step in (2, 3):
-        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
-    del first["training_seconds"]  # unknown of a run in several parts
-    assert train_translation(recipe, tmp_path / "run", resume="last") == first
-
-
-def test_the_average_is_applied_for_a_block_alone():
-    model = torch.nn.Linear(2, 2)
-    average = WeightAverage(model, 0.5)
-    before = model.weight.detach().clone()
-    with average.applied():  # nothing to apply yet
-        assert torch.equal(model.weight, before)
-    average.on_step_end(None, None, None)
-    with torch.no_grad():
-        model.weight += 1
-    average.on_step_end(None, None, None)
-    with average.applied():
-        torch.testing.assert_close(model.weight, before + 0.5)
-    torch.testing.assert_close(model.weight, before + 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ema_decay": 1.0}, r"ema_decay is 1.0, but must be in \(0, 1\)"),
-        ({"ema_decay": 0.0}, r"ema_decay is 0.0, but must be in \(0, 1\)"),
-        ({"ema_decay": 0.9, "average_last": 2}, "average_last and ema_decay both choose the final weights"),
-        (
-            {"ema_decay": 0.9, "load_best_model_at_end": True, "save_strategy": "epoch", "eval_strategy": "epoch"},
-            "ema_decay and load_best_model_at_end both choose the final weights",
-        ),
-    ],
-)
-def test_values_that_do_not_go_together(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        TaskTrainingArguments(output_dir=str(tmp_path), **options)

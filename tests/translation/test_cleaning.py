@@ -76,13 +76,3 @@ def test_agrees_with_a_loop_over_rows(seed):
     ]
     assert list(kept) == expected
     assert report.rows - report.empty - report.too_long - report.length_ratio == report.kept == len(expected)
-
-
-def test_wrong_arguments_are_named():
-    dataset = dataset_of(ROWS)
-    with pytest.raises(ValueError, match="max_length_ratio"):
-        clean(dataset, max_length_ratio=0.5)
-    with pytest.raises(ValueError, match="max_tokens"):
-        clean(dataset, max_tokens=0)
-    with pytest.raises(ValueError, match="'labels' is missing"):
-        clean(dataset.remove_columns("labels"))

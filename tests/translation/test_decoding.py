@@ -406,14 +406,3 @@ def test_a_tokenizer_that_cannot_be_had_is_refused_before_any_work(folder, capsy
     languages = ["--source_lang", "en", "--target_lang", "de"]
     line = refusal_of(capsys, "evaluate", folder, "--data", "./data", *languages, "--tokenize", "ja-mecab")
     assert line.endswith("tokenize 'ja-mecab' cannot be used: Please install the extra dependencies for Japanese")
-
-
-def test_command_line_ends_with_one_line_on_bad_input(folder, capsys, tmp_path):
-    with pytest.raises(SystemExit) as caught:
-        run_command(
-            "evaluate", folder, "--data", tmp_path / "missing.jsonl", "--source_lang", "en", "--target_lang", "de"
-        )
-    assert caught.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert "missing.jsonl" in line

@@ -94,7 +94,3 @@ def test_faults_are_named(tokenizer):
         pack_documents(dataset, tokenizer, tokenizer, 10)
     with pytest.raises(UserError, match="row 2 has no document id"):
         pack_documents(documents_of([(1, 1)] * 2, ["x", None]), tokenizer, tokenizer, 10)
-    with pytest.raises(UserError, match="columns are source, target"):
-        pack_documents(dataset.remove_columns("document"), tokenizer, tokenizer, 10)
-    with pytest.raises(ValueError, match="got 0"):
-        pack_documents(dataset, tokenizer, tokenizer, 0)

@@ -3,8 +3,9 @@
 import datasets
 import evaluate
 
-from reluformers.evaluation.alignments import alignment_scores
 from reluformers.evaluation.in_memory_metric import InMemoryMetric
+
+from .gold_alignments import alignment_scores
 
 _INPUTS_DESCRIPTION = """
 Args:

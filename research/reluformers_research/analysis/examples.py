@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from reluformers.evaluation.observation import Observed, Rows, Statistic
-
+from .observation import Observed, Rows, Statistic
 from .tokens import token_texts
 
 FEWEST_TOKENS, MOST_TOKENS = 5, 32  # of a side: shorter ones are sharp by chance, longer ones do not fit a page

@@ -5,13 +5,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from reluformers.evaluation.observation import Batch, analyse
 from reluformers.evaluation.scorer import Side
-from reluformers.evaluation.statistics import NullRate, all_statistics, head_variance
 
 from .examples import Examples, with_tokens
+from .observation import Batch, analyse
 from .parameters import parameter_statistics
 from .rollout import Rollout
+from .statistics import NullRate, all_statistics, head_variance
 from .tokens import CLASSES, frequent_words, token_classes
 
 

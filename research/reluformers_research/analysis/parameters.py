@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reluformers.evaluation.observation import attention_modules, feed_forward_values
+from .observation import attention_modules, feed_forward_values
 
 _SCALARS = ("scale", "length_exponent", "threshold")
 

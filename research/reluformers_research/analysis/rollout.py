@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reluformers.evaluation.observation import Observed, Statistic
+from .observation import Observed, Statistic
 
 
 def attention_rollout(layers: Sequence[Tensor], residual_share: float = 0.5) -> Tensor:

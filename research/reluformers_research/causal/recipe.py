@@ -64,11 +64,6 @@ class CausalRecipe(Recipe):
     training: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def config_class(preset: str) -> type[LlamaConfig]:
-        """Configuration class of all of them."""
-        return LlamaConfig
-
-    @staticmethod
     def make_config(preset: str, **fields: Any) -> LlamaConfig:
         """Configuration with some fields, whatever the attention."""
         AttentionConfig.parse(fields.pop("attention", preset))

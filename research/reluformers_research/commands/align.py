@@ -27,19 +27,13 @@ from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.errors import UserError
-from reluformers.evaluation.alignments import (
-    FORMATS,
-    AlignmentHead,
-    GoldAlignment,
-    LinkCounts,
-    WordAlignments,
-    word_alignments,
-)
+from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
+from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
 from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, keys_for
 
 

@@ -14,13 +14,10 @@ from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers import TranslationPipeline
 from reluformers.errors import UserError
 from reluformers.evaluation.alignments import (
-    FORMATS,
     LEAST_LINKS,
     NO_LINK,
     AlignmentHead,
-    GoldAlignment,
     LayerAgreement,
-    LinkCounts,
     WordAlignments,
     measure_layers,
     same_words,
@@ -29,6 +26,7 @@ from reluformers.evaluation.alignments import (
 from reluformers.translation.inline_tags import translate_tagged
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_research.analysis.alignment_error_rate import AlignmentErrorRate
+from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
 
 WORDS = ["Anna", "Berlin", "2024", "12", "Oslo", "77", "Rome", "Paul"]
 HEADS = 2

@@ -18,8 +18,8 @@ from transformers import (
 from reluformers import seq2seq_config, vision_config
 from reluformers.evaluation.attention_report import attention_report, format_attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
-from reluformers.evaluation.observation import Rows
-from reluformers.evaluation.statistics import RowStatistic
+from reluformers_research.analysis.observation import Rows
+from reluformers_research.analysis.statistics import RowStatistic
 
 
 def naive_counts(weights: torch.Tensor, visible: torch.Tensor, real: torch.Tensor) -> dict[str, float]:

@@ -5,8 +5,8 @@ import heapq
 import pytest
 import torch
 
-from reluformers.evaluation.observation import Observed, Rows
 from reluformers_research.analysis.examples import Examples
+from reluformers_research.analysis.observation import Observed, Rows
 
 LENGTHS = [(6, 5), (5, 7), (4, 6), (6, 8), (5, 5)]  # target, source; the third is too short
 

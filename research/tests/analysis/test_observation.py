@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from reluformers import seq2seq_config, vision_config
-from reluformers.evaluation.observation import Statistic, analyse, observing
-from reluformers.evaluation.statistics import NullRate, RowStatistic, all_statistics
+from reluformers_research.analysis.observation import Statistic, analyse, observing
+from reluformers_research.analysis.statistics import NullRate, RowStatistic, all_statistics
 
 SIZES = {
     "vocab_size": 13, "d_model": 8, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2,

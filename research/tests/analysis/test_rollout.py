@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reluformers.evaluation.observation import Observed, Rows
+from reluformers_research.analysis.observation import Observed, Rows
 from reluformers_research.analysis.rollout import Rollout, attention_rollout
 
 

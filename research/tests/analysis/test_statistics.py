@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from reluformers.evaluation.observation import FeedForwardRows, Observed, Rows
-from reluformers.evaluation.statistics import (
+from reluformers_research.analysis.observation import FeedForwardRows, Observed, Rows
+from reluformers_research.analysis.statistics import (
     ClassMass,
     CosineSaturation,
     Distance,

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reluformers.evaluation.attention_report import count_rows, sums_by_head
+
 from .observation import FeedForwardRows, Observed, Rows, Statistic
 
 ATTENTION_PERCENTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -80,17 +82,6 @@ class SumStatistic(Statistic):
         }
 
 
-def sums_by_head(*values: Tensor) -> Tensor:
-    """Sums of each of `values` [batch, heads or 1, query_len, …] over batch and queries: float64 [heads, sums]."""
-    heads = max(value.shape[1] for value in values)
-    sums = []
-    for value in values:
-        # within a sequence in float32 where they are, as not every device has float64
-        total = value.float().sum(2).cpu().double().sum(0)
-        sums.append(total.reshape(len(total), -1).expand(heads, -1))
-    return torch.cat(sums, dim=-1)
-
-
 class RowStatistic(SumStatistic):
     r"""How sparse, empty and spread out rows are.
 
@@ -101,17 +92,8 @@ class RowStatistic(SumStatistic):
     """
 
     def count(self, part: Rows) -> Tensor:
-        """Visible pairs, zeros among them, rows, null rows, rows with an entropy, their entropies, row sums."""
-        zeros = part.visible & (part.weights == 0)
-        return sums_by_head(
-            part.key_counts,
-            zeros.sum(-1),
-            part.real,
-            part.null,
-            part.spread,
-            part.entropies,
-            part.row_sums.masked_fill(~part.real, 0.0),
-        )
+        """See `count_rows`."""
+        return count_rows(part)
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
         """The four of them."""
