@@ -73,7 +73,14 @@ def quantize_int8(model: nn.Module) -> nn.Module:
                     setattr(parent, name, plain)
                 elif hasattr(getattr(layer, "weight", None), "qdata"):
                     setattr(parent, name, _packed(layer, PackedLinear))
-        return quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
+        quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained = _refuse_saving
+    return model
+
+
+def _refuse_saving(*_, **__) -> None:
+    raise ValueError("an int8 model is packed for this processor: save the one that it was made of, or one of torchao")
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -48,7 +48,7 @@ def test_a_layer_multiplies_integers():
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm"])
-def test_logits_stay_near_and_all_linear_layers_are_packed(preset):
+def test_logits_stay_near_and_all_linear_layers_are_packed(preset, tmp_path):
     """QKNorm has FixNorm, whose output layer is of a class of its own."""
     model = build_model(preset).eval()
     inputs = {"input_ids": torch.randint(5, 30, (2, 7)), "decoder_input_ids": torch.randint(5, 30, (2, 6))}
@@ -58,6 +58,8 @@ def test_logits_stay_near_and_all_linear_layers_are_packed(preset):
         warnings.simplefilter("error")
         assert quantize_int8(model) is model
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
+    with pytest.raises(ValueError, match="packed for this processor"):
+        model.save_pretrained(tmp_path)
     assert sum("DynamicQuantized" in module._get_name() for module in model.modules()) == number
     error = (model(**inputs).logits - expected).norm() / expected.norm()
     assert 0 < error < 0.1
