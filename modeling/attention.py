@@ -352,9 +352,7 @@ class MultiHeadAttention(AttentionVariant):
         self.reset_parameters()
 
     @classmethod
-    def from_config(
-        cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None
-    ) -> "MultiHeadAttention":
+    def from_config(cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None):
         """Build the attention of one of the model's sites."""
         return cls(
             config.hidden_size,

@@ -51,12 +51,9 @@ class AttentionMask:
         """The mask on another device, where accelerate's hooks carry the inputs of a layer."""
         if torch.device(device) == self.device:
             return self
-        tensors = {
-            name: value.to(device, non_blocking=non_blocking)
-            for name in ("key_padding_mask", "causal_offset", "first_keys", "given")
-            if isinstance(value := getattr(self, name), Tensor)
-        }
-        return replace(self, device=torch.device(device), **tensors)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
+        return replace(self, device=torch.device(device), **moved)
 
     @classmethod
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):

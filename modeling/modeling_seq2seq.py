@@ -127,8 +127,7 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, add_regularizer_sums([self_sums, cross_sums])
+        return self.add_branch(self.mlp_norm, hidden_states, branch), add_regularizer_sums([self_sums, cross_sums])
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -510,9 +509,7 @@ class Seq2SeqTransformerForConditionalGeneration(
             value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
         self.lm_head = value
 
-    def generate(
-        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
-    ):
+    def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
         """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
@@ -596,9 +593,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         )
         logits = self.lm_head(outputs.last_hidden_state)
         regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
-        loss = None
-        if labels is not None:
-            loss = self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
+        loss = None if labels is None else self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
         own = {"last_hidden_state", "regularizer_sums"}
         return Seq2SeqTransformerLMOutput(
             loss=loss,

@@ -165,10 +165,8 @@ class TranslationPipeline(Pipeline):
         unpacked = (records[0] if len(records) == 1 else records for records in results)
         return list(unpacked) if isinstance(inputs, list) else unpacked
 
-    def _sanitize_parameters(self, truncation=None, return_alignments=None, **generate_options):
-        cut = {} if truncation is None else {"truncation": truncation}
-        aligned = {} if return_alignments is None else {"return_alignments": return_alignments}
-        return cut, generate_options, aligned
+    def _sanitize_parameters(self, truncation=None, **options):
+        return {} if truncation is None else {"truncation": truncation}, options, {}
 
     def preprocess(self, text: str, truncation: bool | str = True) -> dict[str, Any]:
         check_text(text, "the text")
@@ -187,23 +185,28 @@ class TranslationPipeline(Pipeline):
         input_ids = torch.tensor([tokens])
         return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "text": text}
 
-    def _forward(self, inputs: dict[str, Any], **options) -> dict[str, Any]:
-        input_ids = inputs["input_ids"]
+    def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
+        input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if "generation_config" not in options:  # None keeps a saved limit from going before the one that is asked for
             length = longest_translation(input_ids.shape[1], self.model.config)
             longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
             options = {"max_length": longest, "max_new_tokens": None, **options}
         options["return_dict_in_generate"] = False
-        tokens = self.model.generate(input_ids=input_ids, attention_mask=inputs["attention_mask"], **options)
-        return {**inputs, "tokens": tokens.unflatten(0, (len(input_ids), -1))}  # [batch, sequences, target_len]
+        tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
+        found, batch = {"tokens": tokens}, len(input_ids)
+        if return_alignments:
+            sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
+            found["weights"] = self.alignment_weights(*sources, tokens)
+        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}  # by sequence
 
-    def postprocess(self, outputs: dict[str, Any], return_alignments: bool = False) -> list[dict[str, Any]]:
-        source, records = outputs["input_ids"][0, outputs["attention_mask"][0].bool()], []
-        for tokens in outputs["tokens"][0]:
-            record = {"translation_text": self.target_tokenizer.decode(tokens, skip_special_tokens=True)}
-            if return_alignments:
-                record["alignments"] = self._align(outputs["text"], source, tokens, WORDS)
-            records.append(record)
+    def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
+        texts = self.target_tokenizer.batch_decode(outputs["tokens"][0], skip_special_tokens=True)
+        records = [{"translation_text": text} for text in texts]
+        if "weights" in outputs:
+            is_real = outputs["attention_mask"][0].bool()
+            source, rows = outputs["input_ids"][0, is_real], outputs["weights"][0, :, :, is_real]
+            for record, tokens, weights in zip(records, outputs["tokens"][0], rows, strict=True):
+                record["alignments"] = self.links(outputs["text"], source, tokens, weights)
         return records
 
     def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
@@ -214,33 +217,41 @@ class TranslationPipeline(Pipeline):
         of the head `alignment_head`, or the mean, summed over the tokens of each word that `pattern` finds. With
         `alignment_shifted` it is that of the step that has the token as its input (Chen et al. 2020).
         """
-        source = self.preprocess(text)["input_ids"][0]
+        source, target = self.preprocess(text)["input_ids"][0], self.read_target(translation)
+        weights = self.alignment_weights(source[None], torch.ones_like(source)[None], target[None])
+        return self.links(text, source, target, weights[0], pattern)
+
+    def read_target(self, translation: str | list[int]) -> Tensor:
+        """Tokens of a translation behind the first one of the decoder, cut to what the model takes."""
         if isinstance(translation, str):
             check_text(translation, "the translation")
             options = {"truncation": True, "max_length": self.model.config.max_position_embeddings}
             tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
             translation = [self.model.generation_config.decoder_start_token_id, *tokens]
-        return self._align(text, source, torch.tensor(translation), pattern)
+        return torch.tensor(translation)
 
     @torch.no_grad()
-    def _align(self, text: str, source: Tensor, target: Tensor, pattern: str) -> list[dict[str, Any]]:
-        config, length = self.model.config, len(target) - 1
+    def alignment_weights(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """The cross-attention that `align` reads [batch, target_len − 1, source_len] of tokens and sources' mask."""
+        config, length = self.model.config, target.shape[1] - 1
         layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
         first = int(bool(is_shifted))
         # of a translation that is as long as can be the last token is no input
-        target_input = target[: min(length + first, config.max_position_embeddings)]
+        target = target[:, : min(length + first, config.max_position_embeddings)]
+        inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+        inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
         with eager_attention(self.model):
-            layers = self.model(
-                input_ids=source[None].to(self.device),
-                decoder_input_ids=target_input[None].to(self.device),
-                output_attentions=True,
-                use_cache=False,
-            ).cross_attentions
-        weights = layers[max(len(layers) - 2, 0) if layer is None else layer][0].float().clamp_min(0).cpu()
-        weights = (weights.mean(0) if head is None else weights[head])[first:]
-        weights = functional.pad(weights, (0, 0, 0, length - len(weights)))
+            layers = self.model.base_model(**inputs, output_attentions=True, use_cache=False).cross_attentions
+        weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
+        weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
+        return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
+
+    def links(self, text: str, source: Tensor, target: Tensor, weights: Tensor, pattern: str = WORDS) -> list[dict]:
+        """The alignments of one pair, of tokens, padded or not, and their weights."""
+        target = target[1 : 1 + max([0, *target[1:].ne(self.target_tokenizer.pad_token_id).nonzero() + 1])]
         words = split_text(self.tokenizer, text, source.tolist(), pattern)
-        return align_words(weights, words, split_tokens(self.target_tokenizer, target[1:].tolist(), pattern))
+        links = split_tokens(self.target_tokenizer, target.tolist(), pattern)
+        return align_words(weights[: len(target)], words, links)
 
     def save_pretrained(self, save_directory: str, **kwargs) -> None:
         """Save model, code and tokenizers."""
@@ -257,10 +268,7 @@ def check_text(text: Any, name: str) -> None:
 
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
-    """Bound the tokens of a translation, with `</s>`: 50 more than its source has (the papers), or twice as many.
-
-    The larger of the two, as documents need it, and no more than the model has positions.
-    """
+    """Bound its tokens, `</s>` too: the source's and 50 (the papers), or twice the source's; at most all positions."""
     positions = getattr(config, "max_position_embeddings", None) or math.inf  # T5 has no limit
     return min(source_length + max(source_length, 50), positions)
 

@@ -4,12 +4,14 @@ import fcntl
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, pairwise, tee
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
@@ -117,21 +119,51 @@ def align_lines(
     """
     pipe = TranslationPipeline(model, *tokenizers)
     texts, sources = tee(texts)
-    for source, row in zip(sources, translate_parts(model, tokenizers, texts, **options), strict=True):
-        links, text, end = [], " ".join(source.split()), 0
-        for part, translation in row:
-            start = text.index(part, end)
-            end, words_before = start + len(part), len(text[: start + 1].split()) - 1
-            with opening(model.name_or_path, "alignments by its config.json"):
-                aligned = pipe.align(part, translation) if translation.strip() else []
-            # words that are beyond the model's positions when they are read again
-            rest = translation.split()[len(aligned) :]
-            aligned += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
-            for link in aligned:
-                is_linked = link["source_index"] is not None
-                links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
-        translation = " ".join(translation for _, translation in row)
-        yield {"source": source, "translation_text": translation, "alignments": links}
+    rows = translate_parts(model, tokenizers, texts, **options)
+    while block := list(islice(zip(sources, rows, strict=True), BLOCK_LINES)):
+        with opening(model.name_or_path, "alignments by its config.json"):
+            aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
+        for source, row in block:
+            links, text, end = [], " ".join(source.split()), 0
+            for (part, translation), of_part in zip(row, aligned, strict=False):
+                start = text.index(part, end)
+                end, words_before = start + len(part), len(text[: start + 1].split()) - 1
+                # words that are beyond the model's positions when they are read again
+                rest = translation.split()[len(of_part) :]
+                of_part += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
+                for link in of_part:
+                    is_linked = link["source_index"] is not None
+                    links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
+            translation = " ".join(translation for _, translation in row)
+            yield {"source": source, "translation_text": translation, "alignments": links}
+
+
+def align_pairs(
+    pipe: TranslationPipeline, pairs: Sequence[tuple[str, str]], batch_size: int = 32
+) -> list[list[dict[str, Any]]]:
+    """Align texts and their translations as `pipe.align` does, in batches; an empty translation has no words.
+
+    Args:
+        pipe: its device computes.
+        pairs: in any order; they are sorted by length.
+        batch_size: pairs at a time.
+    """
+    links: list[list[dict[str, Any]]] = [[] for _ in pairs]
+    kept = [place for place, (_, translation) in enumerate(pairs) if translation.strip()]
+    sources = {place: pipe.preprocess(pairs[place][0])["input_ids"][0] for place in kept}
+    targets = {place: pipe.read_target(pairs[place][1]) for place in kept}
+    kept.sort(key=lambda place: (len(targets[place]), len(sources[place])))
+    for places in (kept[start : start + batch_size] for start in range(0, len(kept), batch_size)):
+        source, target = (
+            pad_sequence([rows[place] for place in places], True, pipe.model.config.pad_token_id)
+            for rows in (sources, targets)
+        )
+        mask = pad_sequence([torch.ones_like(sources[place]) for place in places], True)
+        for place, weights in zip(places, pipe.alignment_weights(source, mask, target), strict=True):
+            row, columns = targets[place], sources[place]
+            weights = weights[: len(row) - 1, : len(columns)]
+            links[place] = pipe.links(pairs[place][0], columns, row, weights)
+    return links
 
 
 def read_texts(source: str, column: str | None = None) -> Iterator[str]:
