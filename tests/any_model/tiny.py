@@ -52,6 +52,7 @@ SIZES: dict[str, Any] = {
                 "decoder_ffn_dim",
                 "d_ff",
                 "ffn_hidden_size",
+                "expert_ffn_hidden_size",
             ),
             *("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim"),
         ),
@@ -67,7 +68,7 @@ SIZES: dict[str, Any] = {
         64,
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "zero_expert_num"), 2),
     **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention"), 6),
     "image_size": 16,
     "patch_size": 4,
@@ -119,6 +120,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "kyutai_speech_to_text": {"audio_pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    **dict.fromkeys(
+        ("neucodec", "xcodec2"),
+        {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]},
+    ),
     "patchtsmixer": {"self_attn": True},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "xmod": {"default_language": "en_XX"},
@@ -131,7 +136,9 @@ INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
         "context_hidden_states": (2, LENGTH, 5 * WIDTH),  # of as many layers of its target
         "attention_mask": (2, 2 * LENGTH),
     },
-    "xcodec2": {"input_values": (2, 1, 3200), "input_features": (2, 10, 160)},  # 320 values in a frame
+    **dict.fromkeys(
+        ("neucodec", "xcodec2"), {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}
+    ),
 }
 # backbones that need a further package, or that are refused themselves
 OTHER_BACKBONES = ("timm_backbone", "timm_wrapper", "swin", "maskformer-swin")
