@@ -111,6 +111,9 @@ OFTEN_NONE = {
         "moe_intermediate_size",
     ),
 }
+# two models in one, whose widths meet, and whose frames are of 8 values
+CODEC = {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]}
+CODEC_INPUTS = {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}
 # model type, or class of a configuration that has none → fields that no size says: without them its model cannot be
 # built, or has no attention
 FIELDS: dict[str, dict[str, Any]] = {
@@ -120,12 +123,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "kyutai_speech_to_text": {"audio_pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
-    **dict.fromkeys(
-        ("neucodec", "xcodec2"),
-        {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]},
-    ),
+    "neucodec": CODEC,
     "patchtsmixer": {"self_attn": True},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xcodec2": CODEC,
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid"] * 2},
 }
@@ -136,9 +137,7 @@ INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
         "context_hidden_states": (2, LENGTH, 5 * WIDTH),  # of as many layers of its target
         "attention_mask": (2, 2 * LENGTH),
     },
-    **dict.fromkeys(
-        ("neucodec", "xcodec2"), {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}
-    ),
+    **dict.fromkeys(("neucodec", "xcodec2"), {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}),
 }
 # backbones that need a further package, or that are refused themselves
 OTHER_BACKBONES = ("timm_backbone", "timm_wrapper", "swin", "maskformer-swin")
@@ -158,7 +157,9 @@ def shrink(config: PreTrainedConfig, widths: bool = True, groups: bool = True) -
     for name, value in list(config.__dict__.items()):
         if name == "backbone_config" and getattr(value, "model_type", "") in OTHER_BACKBONES:
             stages = {"hidden_sizes": [16, 16, 32, WIDTH], "depths": [1, 1, 1, 1], "embedding_size": 16}
-            fields[name] = ResNetConfig(**stages, layer_type="basic", out_indices=getattr(value, "out_indices", None) or [4])
+            fields[name] = ResNetConfig(
+                **stages, layer_type="basic", out_indices=getattr(value, "out_indices", None) or [4]
+            )
         elif getattr(value, "model_type", "") == "timm_wrapper":
             fields[name] = shrink(ViTConfig(num_labels=value.num_labels))
         elif isinstance(value, PreTrainedConfig):
@@ -200,6 +201,14 @@ def module_of(config: PreTrainedConfig) -> ModuleType:
 def model_types() -> list[str]:
     """Every model type of the installed transformers, without those of this library."""
     return sorted(name for name in CONFIG_MAPPING if CONFIG_MAPPING[name].__module__.startswith("transformers."))
+
+
+def has_model(model_type: str) -> bool:
+    """Whether a model type is more than a configuration in that of another."""
+    try:
+        return model_class_of(AutoConfig.for_model(model_type)) is not None
+    except LookupError:
+        return False
 
 
 def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
