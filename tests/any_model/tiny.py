@@ -137,7 +137,8 @@ INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
         "context_hidden_states": (2, LENGTH, 5 * WIDTH),  # of as many layers of its target
         "attention_mask": (2, 2 * LENGTH),
     },
-    **dict.fromkeys(("neucodec", "xcodec2"), {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}),
+    "neucodec": CODEC_INPUTS,
+    "xcodec2": CODEC_INPUTS,
 }
 # backbones that need a further package, or that are refused themselves
 OTHER_BACKBONES = ("timm_backbone", "timm_wrapper", "swin", "maskformer-swin")
