@@ -23,6 +23,8 @@ SOME = [
     "muse_glimmer_assistant",
     "fun_asr_nano_encoder",
     "pe_video",
+    # a model that hides further keys in the mask it made
+    "dots3_note_text",
     # and of parts, or attention modules, by themselves
     "detr",
     "decision_transformer",

@@ -168,16 +168,16 @@ def shrink(config: PreTrainedConfig, widths: bool = True, groups: bool = True) -
         elif name == "image_size" and (isinstance(value, list | tuple) or not widths):
             fields[name] = [64, 64] if isinstance(value, list | tuple) else 64
         elif name in sizes and ((isinstance(value, int) and not isinstance(value, bool)) or name in OFTEN_NONE):
-            fields[name] = sizes[name]
+            fields[name] = [sizes[name]] * len(value) if isinstance(value, list) else sizes[name]
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type") and value:
             if isinstance(value, list):
                 seen = list(dict.fromkeys(map(str, value)))  # one layer of each kind, as far as two layers go
                 fields[name] = (sorted(seen, key=lambda kind: "attention" not in kind) * 2)[:2]
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and isinstance(value, int) and value > 98:
             fields[name] = 1
-        elif name == "rope_parameters" and isinstance(value, dict) and widths and _has_sections(config):
+        elif name == "rope_parameters" and isinstance(value, dict) and value and widths and _has_sections(config):
             fields[name] = {**value, "mrope_section": [2, 1, 1]}
-    if widths and hasattr(config, "kv_lora_rank"):  # each head has keys of its own, made of what is shared
+    if widths and "kv_lora_rank" in vars(config):  # each head has keys of its own, made of what is shared
         fields["num_key_value_heads"] = HEADS
     if not groups:
         fields |= dict.fromkeys(fields.keys() & set(GROUPED), HEADS)
@@ -210,6 +210,8 @@ def has_model(model_type: str) -> bool:
         return model_class_of(AutoConfig.for_model(model_type)) is not None
     except LookupError:
         return False
+    except Exception:  # whatever a default configuration raises that does not pass its own checks
+        return True
 
 
 def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
