@@ -27,7 +27,7 @@ from .written_out import register_written_out
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
-SECONDS = 30  # of the processor: for a type's models, and again for its attention modules by themselves
+SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
 
 
