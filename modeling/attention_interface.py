@@ -28,17 +28,9 @@ except ImportError:
 
 # models whose own code computes with the mask
 _DENSE_MASKS = {
-    *(
-        "axk2",
-        "colpali",
-        "deepseek_v32",
-        "doge",
-        "glm_moe_dsa",
-        "lasr_encoder",
-        "mistral_large4",
-        "mistral_large4_text",
-    ),
-    *("molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder", "t5gemma2_encoder", "t5gemma2_text"),
+    *("axk2", "colpali", "deepseek_v32", "doge", "dots3_note_text", "glm_moe_dsa", "lasr_encoder"),
+    *("mistral_large4", "mistral_large4_text", "molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder"),
+    *("t5gemma2_encoder", "t5gemma2_text"),
 }
 # keywords of the models that change nothing here, and all that begins with output_
 _KNOWN = {

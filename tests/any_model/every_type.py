@@ -22,12 +22,12 @@ import reluformers  # noqa: F401 (registers the names)
 from reluformers.modeling.attention_interface import InterfaceAttention
 
 from .alone import attention_modules, calls_of, with_mask
-from .tiny import inputs_of, model_types, models_of
+from .tiny import has_model, inputs_of, model_types, models_of
 from .written_out import register_written_out
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
-SECONDS = 30  # of a type's models, and again of its attention modules by themselves
+SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
 
 
@@ -37,7 +37,7 @@ class Found:
 
     Args:
         outcome: `"exact"`, `"in parts"` (exact, but tried part by part), `"refused"`, `"untried"` (no tiny model of it
-            runs here), `"none"` (no attention through the interface) or `"wrong"`.
+            runs here), `"none"` (no attention through the interface), `"part"` (no model of its own) or `"wrong"`.
         why: the reason, where it is not exact.
         files: modules of transformers that called the attention.
     """
@@ -61,21 +61,31 @@ def examine(model_type: str) -> Found:
     The whole model is tried first, then its parts, where the whole does not run or leaves the attention of its file
     out; attention modules by themselves come last.
     """
+    if not has_model(model_type):
+        return Found("part")
     register_written_out("written_relu", exponent=1.0)
     outcomes, files, why, built = set(), set(), "", []
-    own, every = f"transformers.models.{_folder(model_type)}.modeling_{_folder(model_type)}", files_with_interface()
+    own, every = _file_of(model_type), files_with_interface()
     try:
         for place, model in models_of(model_type):
             if isinstance(model, Exception):
                 why = why or f"{type(model).__name__}: {model}"
                 continue
+            try:  # a refusal needs no inputs
+                model.set_attn_implementation("relu_attention")
+            except ValueError as error:
+                return Found("refused", str(error))
             built.append(model)
-            inputs = _first_that_runs(inputs_of(model), functools.partial(_output, model))
-            if isinstance(inputs, Exception):
-                why = why or f"{type(inputs).__name__}: {inputs}"
-                continue
-            found = _compare(model, functools.partial(_output, model, inputs))
-            if found.outcome in ("refused", "wrong", "raises"):
+            if _has_interface(model):
+                model.set_attn_implementation("eager")
+                inputs = _first_that_runs(inputs_of(model), functools.partial(_output, model))
+                if isinstance(inputs, Exception):
+                    why = why or f"{type(inputs).__name__}: {inputs}"
+                    continue
+                found = _compare(model, functools.partial(_output, model, inputs))
+            else:
+                found = Found("none")
+            if found.outcome in ("wrong", "raises"):
                 return Found(found.outcome.replace("raises", "wrong"), found.why, found.files)
             if found.outcome == "exact":
                 files |= found.files
@@ -85,7 +95,7 @@ def examine(model_type: str) -> Found:
                 break
     except TimeoutError as error:
         why = why or str(error)
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
     for model in built if own in every - files else ():
         for module in attention_modules(model).values():
             if own not in every - files:
@@ -94,7 +104,7 @@ def examine(model_type: str) -> Found:
             run = functools.partial(_output_alone, model, module)
             call = _first_that_runs(calls_of(module), run)
             found = None if isinstance(call, Exception) else _compare(model, functools.partial(run, call))
-            if found is not None and found.outcome in ("refused", "wrong"):
+            if found is not None and found.outcome == "wrong":
                 return found
             # one that raises may get a mask of another kind from its model
             if found is not None and found.outcome == "exact":
@@ -104,8 +114,26 @@ def examine(model_type: str) -> Found:
     return Found(outcome, why if outcome == "untried" else "", files)
 
 
-def _folder(model_type: str) -> str:
-    return CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+def _has_interface(model) -> bool:
+    every = files_with_interface()
+    return any(base.__module__ in every for module in model.modules() for base in type(module).__mro__)
+
+
+def _file_of(model_type: str) -> str:
+    folder = CONFIG_MAPPING[model_type].__module__.split(".")[-2]
+    return f"transformers.models.{folder}.modeling_{folder}"
+
+
+def reached_files(found: dict[str, Found]) -> set[str]:
+    """Modules of models whose attention ran exactly."""
+    exact = [one.files for one in found.values() if one.outcome in ("exact", "in parts")]
+    return files_with_interface() & set().union(*exact)
+
+
+def files_left_out(found: dict[str, Found]) -> set[str]:
+    """Modules of models that call the attention interface, and are neither exact nor of a type that is refused."""
+    refused = {_file_of(model_type) for model_type, one in found.items() if one.outcome == "refused"}
+    return files_with_interface() - reached_files(found) - refused
 
 
 def _first_that_runs(tries: Generator[dict, Exception | None, None], run: Callable) -> dict | Exception:
@@ -128,10 +156,7 @@ def _first_that_runs(tries: Generator[dict, Exception | None, None], run: Callab
 
 def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     """Outputs and gradients of a run of a model, or of a part of it, with both forms of an attention."""
-    try:
-        model.set_attn_implementation("relu_attention")
-    except ValueError as error:
-        return Found("refused", str(error))
+    model.set_attn_implementation("relu_attention")
     files, call = set(), InterfaceAttention.forward
 
     def noting(self, module, *arguments, **keywords):
@@ -215,24 +240,24 @@ def table(found: dict[str, Found]) -> str:
     groups = defaultdict(list)
     for model_type, one in found.items():
         groups[one.outcome].append(model_type)
-    files = {file for one in found.values() if one.outcome in ("exact", "in parts") for file in one.files}
-    every = files_with_interface()
     reasons = defaultdict(list)
     for model_type in groups["refused"]:
         why = re.sub(r"^\w+ does not take \w+: ", "", found[model_type].why)
         reasons[re.sub(r"(its \w+ is) [\d.]+", r"\1 set", why)].append(model_type)
     lines = [
         f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact and "
-        f"{len(groups['in parts'])} in their parts, which run the attention of {len(files & every)} of the "
-        f"{len(every)} files of models that call the interface; {len(groups['refused'])} are refused by name; of "
-        f"{len(groups['untried'])} no tiny model ran here, and {len(groups['none'])} call no attention through the "
-        "interface.",
+        f"{len(groups['in parts'])} in their parts, which run the attention of {len(reached_files(found))} of the "
+        f"{len(files_with_interface())} files of models that call the interface; {len(groups['refused'])} types are "
+        f"refused by name, and {len(files_left_out(found))} files are neither exact nor of these; of "
+        f"{len(groups['untried'])} types no tiny model ran here, {len(groups['none'])} call no attention through the "
+        f"interface, and {len(groups['part'])} are configurations within others, without a model of their own.",
         "",
         "| | model types |",
         "| --- | --- |",
         f"| exact | {', '.join(groups['exact'])} |",
         f"| exact in parts, the whole was not tried | {', '.join(groups['in parts'])} |",
         *(f"| refused: {why} | {', '.join(types)} |" for why, types in sorted(reasons.items())),
+        f"| no model of their own | {', '.join(groups['part'])} |",
         f"| not tried: no tiny model of it runs here | {', '.join(groups['untried'])} |",
     ]
     return "\n".join(lines)
@@ -249,15 +274,15 @@ def _in_time(model_type: str) -> Found:
     def stop(*_):
         raise TimeoutError(f"it took over {SECONDS} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return examine(model_type)
     except TimeoutError as error:
         return Found("untried", str(error))
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 if __name__ == "__main__":
@@ -274,6 +299,4 @@ if __name__ == "__main__":
         head, _, rest = text.partition(BEGIN)
         page.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     print(table(results)[:400])
-    reached = {f for one in results.values() if one.outcome in ("exact", "in parts") for f in one.files}
-    missing = files_with_interface() - reached
-    print("files not reached:", *sorted(name.rpartition("modeling_")[2] for name in missing))
+    print("files left out:", *sorted(name.rpartition("modeling_")[2] for name in files_left_out(results)))

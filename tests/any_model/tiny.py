@@ -9,12 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, ResNetConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, ResNetConfig, ViTConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WIDTH, HEADS, LENGTH = 32, 4, 11
 MOST_PARAMETERS = 100_000_000
+GROUPED = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
 # field → value, where a configuration has such a field of that kind
 SIZES: dict[str, Any] = {
     **dict.fromkeys(
@@ -33,7 +34,7 @@ SIZES: dict[str, Any] = {
         ),
         HEADS,
     ),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
+    **dict.fromkeys(GROUPED, 2),
     **dict.fromkeys(
         (
             *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth"),
@@ -51,6 +52,7 @@ SIZES: dict[str, Any] = {
                 "decoder_ffn_dim",
                 "d_ff",
                 "ffn_hidden_size",
+                "expert_ffn_hidden_size",
             ),
             *("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim"),
         ),
@@ -66,7 +68,7 @@ SIZES: dict[str, Any] = {
         64,
     ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "zero_expert_num"), 2),
     **dict.fromkeys(("sliding_window", "attention_window_size", "local_attention"), 6),
     "image_size": 16,
     "patch_size": 4,
@@ -77,6 +79,7 @@ SIZES: dict[str, Any] = {
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
+    "qk_head_dim": 16,
     "v_head_dim": 8,
     "rotary_dim": 4,
     "mamba_n_heads": 8,
@@ -91,6 +94,7 @@ SIZES: dict[str, Any] = {
     "crop_size": 32,
     "prediction_length": 4,
     "context_length": 16,
+    "context_size": 16,
     "n_shared_experts": 1,
     "num_kv_shared_layers": 0,
     "cross_attention_hidden_size": WIDTH,
@@ -107,51 +111,77 @@ OFTEN_NONE = {
         "moe_intermediate_size",
     ),
 }
-# model type → fields that no size says: without them its model cannot be built, or has no attention
+# two models in one, whose widths meet, and whose frames are of 8 values
+CODEC = {"quantization_dim": 2 * WIDTH, "quantization_levels": [4, 4], "downsampling_ratios": [2, 4]}
+CODEC_INPUTS = {"input_values": (2, 1, 8 * LENGTH), "input_features": (2, LENGTH, 160)}
+# model type, or class of a configuration that has none → fields that no size says: without them its model cannot be
+# built, or has no attention
 FIELDS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "kyutai_speech_to_text": {"audio_pad_token_id": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "neucodec": CODEC,
     "patchtsmixer": {"self_attn": True},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xcodec2": CODEC,
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid"] * 2},
 }
+# model type → shapes of inputs that nothing general finds
+INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "muse_glimmer_assistant": {
+        "noise_embeds": (2, LENGTH, WIDTH),
+        "context_hidden_states": (2, LENGTH, 5 * WIDTH),  # of as many layers of its target
+        "attention_mask": (2, 2 * LENGTH),
+    },
+    "neucodec": CODEC_INPUTS,
+    "xcodec2": CODEC_INPUTS,
+}
 # backbones that need a further package, or that are refused themselves
-OTHER_BACKBONES = ("timm_backbone", "swin", "maskformer-swin")
+OTHER_BACKBONES = ("timm_backbone", "timm_wrapper", "swin", "maskformer-swin")
 MAPPINGS = [
     *("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING"),
     *("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
 ]
 
 
-def shrink(config: PreTrainedConfig, widths: bool = True) -> PreTrainedConfig:
-    """The configuration with small sizes, those in it too; without `widths` only fewer layers and tokens."""
+def shrink(config: PreTrainedConfig, widths: bool = True, groups: bool = True) -> PreTrainedConfig:
+    """The configuration with small sizes, those in it too.
+
+    Without `widths` only layers and tokens are fewer, without `groups` every head has keys and values of its own.
+    """
     fields = {}
     sizes = SIZES if widths else {name: size for name, size in SIZES.items() if size in (2, 99)}
     for name, value in list(config.__dict__.items()):
         if name == "backbone_config" and getattr(value, "model_type", "") in OTHER_BACKBONES:
             stages = {"hidden_sizes": [16, 16, 32, WIDTH], "depths": [1, 1, 1, 1], "embedding_size": 16}
-            fields[name] = ResNetConfig(**stages, layer_type="basic", out_indices=value.out_indices or [4])
+            fields[name] = ResNetConfig(
+                **stages, layer_type="basic", out_indices=getattr(value, "out_indices", None) or [4]
+            )
+        elif getattr(value, "model_type", "") == "timm_wrapper":
+            fields[name] = shrink(ViTConfig(num_labels=value.num_labels))
         elif isinstance(value, PreTrainedConfig):
-            fields[name] = shrink(value, widths)
+            fields[name] = shrink(value, widths, groups)
         elif name == "image_size" and (isinstance(value, list | tuple) or not widths):
             fields[name] = [64, 64] if isinstance(value, list | tuple) else 64
         elif name in sizes and ((isinstance(value, int) and not isinstance(value, bool)) or name in OFTEN_NONE):
-            fields[name] = sizes[name]
+            fields[name] = [sizes[name]] * len(value) if isinstance(value, list) else sizes[name]
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type") and value:
             if isinstance(value, list):
                 seen = list(dict.fromkeys(map(str, value)))  # one layer of each kind, as far as two layers go
                 fields[name] = (sorted(seen, key=lambda kind: "attention" not in kind) * 2)[:2]
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and isinstance(value, int) and value > 98:
             fields[name] = 1
-        elif name == "rope_parameters" and isinstance(value, dict) and widths and _has_sections(config):
+        elif name == "rope_parameters" and isinstance(value, dict) and value and widths and _has_sections(config):
             fields[name] = {**value, "mrope_section": [2, 1, 1]}
-    if widths and hasattr(config, "kv_lora_rank"):  # each head has keys of its own, made of what is shared
+    if widths and "kv_lora_rank" in vars(config):  # each head has keys of its own, made of what is shared
         fields["num_key_value_heads"] = HEADS
-    fields |= {"use_cache": False, **FIELDS.get(config.model_type, {})}
+    if not groups:
+        fields |= dict.fromkeys(fields.keys() & set(GROUPED), HEADS)
+    fields |= {"use_cache": False, **FIELDS.get(config.model_type or type(config).__name__, {})}
     for name, value in fields.items():
         try:
             setattr(config, name, value)
@@ -174,6 +204,16 @@ def model_types() -> list[str]:
     return sorted(name for name in CONFIG_MAPPING if CONFIG_MAPPING[name].__module__.startswith("transformers."))
 
 
+def has_model(model_type: str) -> bool:
+    """Whether a model type is more than a configuration in that of another."""
+    try:
+        return model_class_of(AutoConfig.for_model(model_type)) is not None
+    except LookupError:
+        return False
+    except Exception:  # whatever a default configuration raises that does not pass its own checks
+        return True
+
+
 def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that takes the plainest inputs: of the auto classes, else the first that has such a configuration."""
     for mapping in MAPPINGS:
@@ -186,12 +226,17 @@ def model_class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     raise LookupError(f"no model class of {config.model_type}")
 
 
+def configs_in(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """The configuration and all that are in it, the outermost first."""
+    found = [config]
+    for part in found:
+        found += [value for value in vars(part).values() if isinstance(value, PreTrainedConfig)]
+    return found
+
+
 def parts_of(config: PreTrainedConfig) -> Iterator[tuple[type[PreTrainedModel], PreTrainedConfig]]:
     """The classes of models in the file of a configuration, each with that of its own which is in it."""
-    configs, waiting = [], [config]
-    while waiting:
-        configs.append(waiting.pop(0))
-        waiting += [part for part in vars(configs[-1]).values() if isinstance(part, PreTrainedConfig)]
+    configs = configs_in(config)
     for found in vars(module_of(config)).values():
         is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
         if is_model and found.__module__ == module_of(config).__name__ and "PreTrained" not in found.__name__:
@@ -203,15 +248,19 @@ def parts_of(config: PreTrainedConfig) -> Iterator[tuple[type[PreTrainedModel], 
 
 def models_of(model_type: str) -> Iterator[tuple[str, PreTrainedModel | Exception]]:
     """Tiny models of a type in evaluation mode, from seed 0: the whole, then its parts, or why there is none."""
-    for place, widths in (("whole", True), ("whole", False), ("part", True), ("part", False)):
+    seen = []
+    for place, sizes in itertools.product(("whole", "part"), ((True, True), (True, False), (False, True))):
         try:
-            config = shrink(AutoConfig.for_model(model_type), widths)
+            config = shrink(AutoConfig.for_model(model_type), *sizes)
             classes = [(model_class_of(config), config)] if place == "whole" else list(parts_of(config))
         except TimeoutError:
             raise
         except Exception as error:  # whatever a model raises that was made too small
             yield place, error
             continue
+        if (place, str(config)) in seen:
+            continue
+        seen.append((place, str(config)))
         for model_class, part in classes:
             try:
                 yield place, build(model_class, part)
@@ -249,6 +298,15 @@ def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exce
 
     Send back the error of a model that refused its inputs: what it names comes along with the next.
     """
+    if model.config.model_type in INPUTS:
+        generator = torch.Generator().manual_seed(1)
+        found = {
+            name: torch.randn(shape, generator=generator) for name, shape in INPUTS[model.config.model_type].items()
+        }
+        if "attention_mask" in found:
+            found["attention_mask"] = torch.ones(found["attention_mask"].shape, dtype=torch.long)
+            found["attention_mask"][1:, :3] = 0
+        yield found
     arguments = inspect.signature(model.forward).parameters
     required = [
         name for name, one in arguments.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
@@ -267,20 +325,22 @@ def inputs_of(model: PreTrainedModel) -> Generator[dict[str, torch.Tensor], Exce
                 break
             seen.append(sorted(names))
             named, found, error = set(), {}, None
-            values = [list(values_of(name, model)) for name in names]
+            values, tried = [list(values_of(name, model)) for name in names], []
             for one in itertools.islice(itertools.product(*values), 24):
                 found = dict(zip(names, one, strict=True))
                 if "attention_mask" in arguments and found.get("input_ids", torch.empty(0)).shape == (2, LENGTH):
                     found["attention_mask"] = torch.ones_like(found["input_ids"])
                     found["attention_mask"][1:, :3] = 0
                 error = yield found
+                tried.append((found, error))
                 named |= set(re.findall(r"\w+", str(error))) & set(arguments)
-            for number in {int(number) for number in re.findall(r"\d+", str(error))} - {1, 2, LENGTH}:
-                if number < 4096 and main in found and found[main].is_floating_point():  # a width that it wants
-                    error = yield {
-                        **found,
-                        main: torch.randn(2, 32, number, generator=torch.Generator().manual_seed(1)),
-                    }
+            for found, error in [*tried[:2], *tried[-1:]]:
+                for number in {int(number) for number in re.findall(r"\d+", str(error))} - {1, 2, LENGTH}:
+                    for name, value in found.items() if number < 4096 else ():  # a width that it wants
+                        if value.is_floating_point():
+                            length = value.shape[1] if value.dim() == 3 else 32
+                            generator = torch.Generator().manual_seed(1)
+                            error = yield {**found, name: torch.randn(2, length, number, generator=generator)}
             names = [*names, *(name for name in sorted(named) if name not in names)]
 
 
@@ -296,9 +356,11 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     config = model.config
     vision = getattr(config, "vision_config", config)
+    parts = [vision, *configs_in(config)]
 
     def number(default: int, *names: str) -> int:
-        found = next((getattr(vision, name, None) for name in names if getattr(vision, name, None)), default)
+        found = (getattr(part, name, None) for part in parts for name in names)
+        found = next((one for one in found if one), default)
         return found[0] if isinstance(found, list | tuple) else found
 
     def draw(*shape: int) -> torch.Tensor:
@@ -308,12 +370,12 @@ def values_of(name: str, model: PreTrainedModel) -> Iterator[torch.Tensor]:
     channels, size = number(3, "num_channels", "in_channels", "in_chans"), number(16, "image_size")
     bins = number(
         8,
+        "input_size",
         "num_mel_bins",
         "feature_size",
         "input_feat_per_channel",
         "feature_projection_input_dim",
         "input_dim",
-        "input_size",
     )
     patch, times = number(4, "patch_size"), number(1, "temporal_patch_size")
     frames, count = 2 * number(32, "max_source_positions"), number(4, "num_frames", "frames_per_clip")
