@@ -55,6 +55,7 @@ TASKS = {name: _of_library(task) for name, task in library.TASKS.items()} | {
         main_metric="loss",
         speeds=("tokens_per_second",),
         columns={
+            "loss_1": ("loss at 1×", ".3f"),
             "loss_4": ("loss at 4×", ".3f"),
             "loss_16": ("loss at 16×", ".3f"),
             "loss_int8": ("loss in int8", ".3f"),
