@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from reluformers import tasks as library
 from reluformers.data.checked_fields import check_fields, check_mapping
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import Evaluation
@@ -235,14 +236,16 @@ def gather(source: Path, folder: Path) -> int:
         row = _row(record, run, places.get(row_key(record.to_recipe()), []))
         rows.setdefault(row["task"], []).append(row)
     for task, of_task in rows.items():
-        _write(folder, task.replace("-", "_"), pa.Table.from_pylist(of_task, _schema()))
+        # tasks of the library are splits of one data set, whose columns are the same
+        columns = _schema(*(library.TASKS if task in library.TASKS else [task]))
+        _write(folder, task.replace("-", "_"), pa.Table.from_pylist(of_task, columns))
     return len(runs)
 
 
 @functools.cache
-def _schema() -> pa.Schema:
-    """Columns of the Parquet files."""
-    metrics = dict.fromkeys(metric for task in TASKS.values() for metric in task.scorer.scores_of_sums())
+def _schema(*tasks: str) -> pa.Schema:
+    """Columns of the Parquet files of some tasks."""
+    metrics = dict.fromkeys(metric for task in tasks for metric in TASKS[task].scorer.scores_of_sums())
     text, number, whole = pa.string(), pa.float64(), pa.int64()
     return pa.schema(
         {
@@ -373,7 +376,7 @@ def _read_gathered(folder: Path, **options: Any) -> Iterator[tuple[Path, pa.Tabl
     for path in sorted(folder.glob("[!.]*.parquet")):
         try:
             names = set(pq.read_schema(path).names)
-            if not {"name", "recipe"} <= names <= set(_schema().names):
+            if not {"name", "recipe"} <= names <= set(_schema(*TASKS).names):
                 raise UserError(f"{path}: holds no records of runs, or those of a newer reluformers")
             yield path, pq.read_table(path, **options)
         except (OSError, pa.ArrowException) as error:
