@@ -10,7 +10,7 @@ ordered.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -33,7 +33,7 @@ from transformers import (
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
 )
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import SourceCache, TargetCache
 
@@ -49,7 +49,7 @@ ROW_PROCESSORS = (
 )
 ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)
 KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache"}
-CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
+_CACHE_NAMES: dict[Callable, str] = {}  # function of transformers that makes a cache → what it calls it
 DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: what stays has to be copied
 
 
@@ -59,11 +59,17 @@ class SearchMixin(GenerationMixin):
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
         is_dynamic = generation_config.cache_implementation in (None, "dynamic")
-        if _cache_of(model_kwargs) is None and is_dynamic and generation_config.use_cache:
-            # transformers copies the whole configuration three times for the same: a tenth of a short translation
-            model_kwargs[CACHE_NAME] = EncoderDecoderCache(DynamicCache(), SourceCache())
-        else:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        is_ours = _cache_of(model_kwargs) is None and is_dynamic and generation_config.use_cache
+        maker = GenerationMixin._prepare_cache_for_generation
+        if is_ours and maker in _CACHE_NAMES:
+            # it copies the whole configuration three times for the same: a tenth of the time of a short translation
+            model_kwargs[_CACHE_NAMES[maker]] = EncoderDecoderCache(DynamicCache(), SourceCache())
+            return
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = _cache_of(model_kwargs)
+        if is_ours and isinstance(cache, EncoderDecoderCache):
+            cache.cross_attention_cache = SourceCache()
+            _CACHE_NAMES[maker] = next(name for name, value in model_kwargs.items() if value is cache)
 
     def next_logits(self, tokens: Tensor, source: Tensor, mask: Tensor | None, cache: EncoderDecoderCache) -> Tensor:
         """Logits [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length], which the cache takes.

@@ -337,10 +337,14 @@ def test_a_folder_that_is_there_stays(tmp_path):
     random_vision("vit", 0).save_pretrained(tmp_path / "source")
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/mine.txt").write_text("mine")
-    with pytest.raises((UserError, OSError)):
-        convert(tmp_path / "source", tmp_path / "ours")
-    convert(tmp_path / "source", tmp_path / "ours", overwrite=True)
-    assert (tmp_path / "ours/config.json").is_file()
+    for overwrite in (False, True):
+        with pytest.raises(UserError):
+            convert(tmp_path / "source", tmp_path / "ours", overwrite=overwrite)
+    convert(tmp_path / "source", tmp_path / "older")
+    (tmp_path / "older/mine.txt").write_text("mine")
+    convert(tmp_path / "source", tmp_path / "older", overwrite=True)
+    assert not (tmp_path / "older/mine.txt").exists()
+    assert (tmp_path / "older/config.json").is_file()
 
 
 @pytest.mark.parametrize("turn", [convert, convert_back])
