@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from reluformers.tasks import TASKS, task_named
 from reluformers_research.commands.table import write_page
 from reluformers_research.evidence import Evidence
 from reluformers_research.page import tables_in
 from reluformers_research.tables import Table, list_tables, row_key
+from reluformers_research.tasks import TASKS, task_named
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "research" / "records"
@@ -52,7 +52,9 @@ def test_every_record_is_of_a_row_that_the_page_shows():
 
 def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
     """As the card's `configs` have it; files that git keeps in one piece."""
-    splits = load_dataset(str(RECORDS), cache_dir=str(tmp_path))
+    splits = {}
+    for config in ("default", "causal"):
+        splits |= load_dataset(str(RECORDS), config, cache_dir=str(tmp_path))
     rows = defaultdict(list)
     for table in map(Table.load, list_tables()):
         for setting in table.settings:
