@@ -120,7 +120,8 @@ def align_lines(
     pipe = TranslationPipeline(model, *tokenizers)
     texts, sources = tee(texts)
     rows = translate_parts(model, tokenizers, texts, **options)
-    while block := list(islice(zip(sources, rows, strict=True), BLOCK_LINES)):
+    # no more than are translated together: a line that is typed is answered before the next one
+    while block := list(islice(zip(sources, rows, strict=True), options.get("block_lines") or BLOCK_LINES)):
         with opening(model.name_or_path, "alignments by its config.json"):
             aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
         for source, row in block:

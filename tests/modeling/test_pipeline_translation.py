@@ -12,7 +12,7 @@ from builders.clean_processes import run_clean
 from builders.models import build_model
 from reluformers import TranslationPipeline
 from reluformers.modeling.pipeline_translation import align_words, longest_translation, split_text, split_tokens
-from reluformers.translation.lines import align_pairs
+from reluformers.translation.lines import align_lines, align_pairs
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
@@ -248,6 +248,20 @@ def test_pairs_are_aligned_in_batches_as_alone(pipe):
         weights = [[link.pop("weight") for link in part] for part in (found, alone)]
         assert found == alone
         assert weights[0] == pytest.approx(weights[1], abs=1e-5)
+
+
+def test_a_line_is_aligned_before_the_next_is_read(pipe):
+    read = []
+
+    def lines():
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    aligned = align_lines(pipe.model, (pipe.tokenizer, pipe.target_tokenizer), lines(), block_lines=1, num_beams=1)
+    for number, text in enumerate(TEXTS, start=1):
+        assert next(aligned)["source"] == text
+        assert len(read) == number
 
 
 def test_words_that_attend_to_nothing_have_no_source(tokenizer):
