@@ -126,6 +126,15 @@ class TestWholeCard:
         text = write_card(write_run(tmp_path / "run", seq2seq_config("softmax")), "someone/unknown").read_text()
         assert f"[this\nrepository](https://huggingface.co/someone/unknown/{said}" in text
 
+    def test_the_hub_reads_the_results(self, tmp_path):
+        data = ModelCard.load(write_full_card(tmp_path)).data
+        measured = {result.metric_type: result for result in data.eval_results}
+        assert measured["sacrebleu"].metric_value == 35.99
+        assert measured["sacrebleu"].metric_args["signature"].startswith("nrefs:1|")
+        assert measured["chrf"].dataset_type == "bentrevett/multi30k"
+        assert data.model_name == "en-de-reluformer"
+        assert data.widget[0]["output"] == {"text": "TWO DOGS | TWO CATS."}
+
     def test_a_card_that_is_there_stays(self, tmp_path):
         path = write_full_card(tmp_path)
         path.write_text("mine")
