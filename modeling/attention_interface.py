@@ -144,6 +144,8 @@ class InterfaceAttention(AttentionVariant):
         elif scaling is None or config.scale is not None:
             own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
             scaling = config.initial_scale(query.shape[-1]) / own
+        if config.exclusive_output and mask.causal_offset != key.shape[2] - query.shape[2]:
+            raise ValueError("exclusive_output is for causal models here, where the last query is of the last key")
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
@@ -310,11 +312,10 @@ def _read_mask(
         return mask, None
     if mask is None:
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if not is_causal or query_len == 1:
-            return AttentionMask(query_len, key_len, query.device), None
-        if query_len != key_len:
+        if is_causal and query_len not in (1, key_len):
             raise ValueError(f"causal attention of {query_len} queries to {key_len} keys needs a mask")
-        return AttentionMask(query_len, key_len, query.device, causal_offset=0), None
+        offset = key_len - query_len if is_causal else None
+        return AttentionMask(query_len, key_len, query.device, causal_offset=offset), None
     if mask.dim() != 4:
         raise ValueError(f"an attention mask is {list(mask.shape)}, but must have 4 dimensions")
     mask = mask[..., :key_len]

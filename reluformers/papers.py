@@ -207,6 +207,8 @@ def _weight(attention: AttentionConfig, head_dim: int) -> str:
 def _output(attention: AttentionConfig) -> str:
     value = "v_j/‖v_j‖" if attention.value_norm == "l2" else "v_j"
     output = f"Σ_j s_ij {value}"
+    if attention.exclusive_output:
+        output = f"t − (t·v̂_i) v̂_i,  t = {output},  v̂_i = v_i/‖v_i‖"
     if attention.output_norm != "none":
         norm = _NORMS[attention.output_norm.removeprefix("gated_")]
         is_gated = attention.output_norm.startswith("gated_")

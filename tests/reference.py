@@ -229,6 +229,9 @@ def multi_head_attention(
         threshold_form=config.threshold_form,
         normalizer=config.normalizer,
     )
+    if config.exclusive_output and key_value_states is None:
+        own = value / torch.linalg.vector_norm(value, dim=-1, keepdim=True)
+        output = output - (output * own).sum(-1, keepdim=True) * own
     output = output.transpose(1, 2).flatten(-2)
     if config.output_norm == "rms_norm":
         output = rms_norm(output, parameters["output_norm.weight"], config.output_norm_eps)

@@ -78,10 +78,8 @@ class RequestHandler:
                 fits, wanted = value in allowed, f"one of {allowed}"
             else:
                 low, high = allowed
-                fits, wanted = (
-                    type(value) in (int, type(low)) and low <= value <= high,
-                    f"a number from {low} to {high}",
-                )
+                fits = type(value) in (int, type(low)) and low <= value <= high
+                wanted = f"a number from {low} to {high}"
             if not fits:
                 raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
         return given

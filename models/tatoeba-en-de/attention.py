@@ -763,6 +763,16 @@ def softmax_attention(
     return output.transpose(1, 2), None, rows
 
 
+def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
+    """u − (u·v̂) v̂ of the output u [batch, query_len, heads, head_dim], v̂ the unit value of the query's own token."""
+    if mask.causal_offset is None and mask.query_len != mask.key_len:
+        raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
+    places = torch.arange(mask.query_len, device=value.device)
+    places = places if mask.causal_offset is None else places + mask.causal_offset
+    own = unit_length(repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2))
+    return output - (output * own).sum(-1, keepdim=True) * own
+
+
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
 DEFAULT_BACKEND = "fused"
 
@@ -836,6 +846,8 @@ class AttentionVariant(nn.Module):
         if self.scale is not None:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        if self.attention.exclusive_output:
+            output = without_own_values(output, value, mask)
         output = output.flatten(2)
         return (output if self.output_norm is None else self.output_norm(output)), weights, rows
 

@@ -91,26 +91,13 @@ def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)
 # One formula for every attention: its fields, their checks and the presets of the papers.
 
 
-Activation = Literal[
-    "softmax",
-    "softmax1",
-    "softpick",
-    "sparsemax",
-    "entmax15",
-    "relu",
-    "relu2",
-    "relu6",
-    "leaky_relu",
-    "gelu",
-    "softplus",
-    "sigmoid",
-    "identity",
-]
+# φ that divide by a sum over the row themselves
+_Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
+DISTRIBUTIONS = frozenset(get_args(_Distribution))
+Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
 ACTIVATIONS = get_args(Activation)
 # φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
 SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
-# φ that divide by a sum over the row themselves
-DISTRIBUTIONS = frozenset({"softmax", "softmax1", "softpick", "sparsemax", "entmax15"})
 # φ that give the same weights whatever is subtracted from all scores of a row
 SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
 DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
@@ -146,6 +133,7 @@ class AttentionConfig:
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
             or s_ij = φ(z_ij − θ_i) / Σ_k φ(z_ik − θ_i)
     output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
+            with exclusive_output of u_i − (u_i·v̂_i) v̂_i, u_i = Σ_j s_ij v_j and v̂_i = v_i/‖v_i‖ of each head
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
@@ -168,6 +156,8 @@ class AttentionConfig:
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
+        exclusive_output: take out of the output what lies along the value of the query's own token (exclusive
+            self-attention, arXiv 2603.09078); cross-attention and pooling, which have no such value, stay as they are.
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
@@ -196,6 +186,7 @@ class AttentionConfig:
     learned_threshold: bool = False
     threshold_per_head: bool = False
     threshold_form: Literal["constant", "log_length", "sqrt_log_length"] = "constant"
+    exclusive_output: bool = False
     output_norm: Literal["none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm"] = "none"
     output_norm_init: Literal["ones", "uniform"] = "ones"
     output_norm_eps: float | int = 1e-8
@@ -376,10 +367,11 @@ class TransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L filled in."""
+        """The attention of one of `sites`, with its L; exclusive only where a query has a value of its own."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
-        return self._complete(self.attention if value is None else value)
+        attention = self._complete(self.attention if value is None else value)
+        return replace(attention, exclusive_output=False) if site in ("cross", "pooling") else attention
 
     @property
     def has_regularizer(self) -> bool:

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import hide_tokens
 from reluformers.errors import UserError
+from reluformers.export import RECORD as EXPORT_RECORD
 from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", help="folder of a saved model")
     parser.add_argument("--dtype", choices=DTYPES, help="data type to compute in; that of the saved model if missing")
+    parser.add_argument("--precision", help="of an exported folder: fp32, fp16, int8 or q4; the finest that is there")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all of the machine")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one")
 
@@ -40,10 +42,13 @@ def run(options: argparse.Namespace) -> None:
     check_indices(options.model)
     check_no_adapter(options.model)
     check_model(options.model)
+    if options.precision and not Path(options.model, EXPORT_RECORD).is_file():
+        raise UserError("--precision is of folders that `reluformers export` has written; --dtype is of PyTorch")
     bound = bind(options.host, options.port)
     disable_progress_bar()
     hide_tokens(os.environ)
-    module, handler = load_handler(options.model)
+    choice = {"precision": options.precision} if options.precision else {}
+    module, handler = load_handler(options.model, **choice)
     set_precision(handler.pipeline.model, options.dtype)
     server = build_server(module, handler, title=Path(options.model).resolve().name)
     host, port = bound.getsockname()[:2]

@@ -8,16 +8,16 @@ from reluformers.modeling import handler_images, handler_translation
 from reluformers.modeling.endpoint import BATCH_SIZE, MAX_BATCH
 from reluformers.modeling.handler_translation import MAX_CHARACTERS
 
+from . import RECORD
 from .exporters import EXPORTERS
-from .onnx_folder import RECORD
 
 __all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "PARAMETERS", "EndpointHandler"]
 PARAMETERS = handler_translation.PARAMETERS | handler_images.PARAMETERS
 
 
 class _Graphs:
-    def __init__(self, path: str):
-        self.pipeline = EXPORTERS[self.task].pipeline(path)
+    def __init__(self, path: str, precision: str | None):
+        self.pipeline = EXPORTERS[self.task].pipeline(path, precision)
 
 
 class _TranslationHandler(_Graphs, handler_translation.EndpointHandler):
@@ -31,8 +31,8 @@ class _ImageHandler(_Graphs, handler_images.EndpointHandler):
 class EndpointHandler:
     """Open the graphs of a folder once and answer requests with them, as models in PyTorch are served."""
 
-    def __new__(cls, path: str = "") -> Any:
-        """The handler of the folder's task."""
+    def __new__(cls, path: str = "", precision: str | None = None) -> Any:
+        """The handler of the folder's task, with graphs of a precision, or the finest."""
         path = path or "."
         task = read_json(Path(path, RECORD))["task"]
-        return {kind.task: kind for kind in (_TranslationHandler, _ImageHandler)}[task](path)
+        return {kind.task: kind for kind in (_TranslationHandler, _ImageHandler)}[task](path, precision)

@@ -46,7 +46,7 @@ class Exporter:
         runner: opens the folder.
         languages: of a model, the source's and the target's, where it says them.
         has_image_examples: whether the inputs that a model is shown with are files of images.
-        pipeline: opens the folder as a pipeline of transformers.
+        pipeline: opens the folder, in one of its precisions or the finest, as a pipeline of transformers.
         searches: name → options of the scorer by which answers are compared.
         tokens: answers of a model to the task's example inputs, to compare without data: name → tensor.
         differing: number of rows of which two answers of a scorer differ.
@@ -58,7 +58,7 @@ class Exporter:
     runner: type[OnnxModel]
     languages: Callable[[str | Path], Sequence[str | None]]
     has_image_examples: bool
-    pipeline: Callable[[str | Path], Pipeline]
+    pipeline: Callable[[str | Path, str | None], Pipeline]
     searches: Mapping[str, Mapping[str, Any]]
     tokens: Callable[[PreTrainedModel, Mapping[str, Tensor]], dict[str, Tensor]]
     differing: Callable[[Any, Any], int]
@@ -97,13 +97,13 @@ def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict
     }
 
 
-def _translation_pipeline(folder: str | Path) -> Pipeline:
-    model, tokenizers = onnx_runtime.load_onnx_translator(folder)
+def _translation_pipeline(folder: str | Path, precision: str | None) -> Pipeline:
+    model, tokenizers = onnx_runtime.load_onnx_translator(folder, precision)
     return TranslationPipeline(model, *tokenizers)
 
 
-def _image_pipeline(folder: str | Path) -> Pipeline:
-    model = images.OnnxClassifier.from_folder(folder)
+def _image_pipeline(folder: str | Path, precision: str | None) -> Pipeline:
+    model = images.OnnxClassifier.from_folder(folder, precision)
     return _OnnxImages(model=model, image_processor=AutoImageProcessor.from_pretrained(folder))
 
 

@@ -22,9 +22,9 @@ from reluformers.saved_models import load_config, load_model
 from reluformers.tasks import Task, task_of
 from reluformers_kernels import is_quantized
 
+from . import RECORD
 from .exporters import EXPORTERS, Exporter, differing_rows
 
-RECORD = "export.json"
 # of an Inference Endpoint
 SERVED = {
     "handler.py": "from reluformers.export.endpoint import *  # EndpointHandler and its bounds\n",

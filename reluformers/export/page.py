@@ -17,7 +17,8 @@ from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
 from reluformers.onnx.sessions import FOLDER
 
-from .onnx_folder import RECORD, SERVED, export_onnx
+from . import RECORD
+from .onnx_folder import SERVED, export_onnx
 
 SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"

@@ -30,11 +30,12 @@ BODY_SECONDS = 30  # for a body to arrive
 DRAIN_SECONDS = 60  # after SIGTERM, for requests that are there
 
 
-def load_handler(folder: str | Path) -> tuple[ModuleType, Any]:
+def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
     """Open a saved folder as an Inference Endpoint does; its code is executed.
 
     Args:
         folder: that `save_pretrained` of a model of this library has written.
+        options: of its handler, such as `precision` of graphs.
 
     Returns:
         Its handler.py as a module, and `EndpointHandler` with the model.
@@ -49,7 +50,7 @@ def load_handler(folder: str | Path) -> tuple[ModuleType, Any]:
     module = importlib.util.module_from_spec(spec)
     with opening(folder, "its handler"):
         spec.loader.exec_module(module)
-        return module, module.EndpointHandler(str(folder))
+        return module, module.EndpointHandler(str(folder), **options)
 
 
 def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:

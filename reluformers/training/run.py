@@ -37,7 +37,7 @@ from .checkpoints import (
 )
 from .identity import check_same_run, run_record
 from .lock import only_run
-from .memory import keep_freed_memory
+from .memory import GiveBackMemory, keep_freed_memory
 from .recipe import Recipe
 from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
@@ -159,8 +159,7 @@ class TaskRun(ABC):
         if checkpoint is not None:
             check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
         set_seed(self.args.seed)
-        if self.args.device.type == "cpu":
-            keep_freed_memory()
+        keeps_memory = self.args.device.type == "cpu" and keep_freed_memory()
         model = self.build_model(checkpoint)
         if self.args.process_index == 0:
             if aside := set_aside_later(self.output_dir, checkpoint):
@@ -170,6 +169,8 @@ class TaskRun(ABC):
         with _naming_packages():
             trainer = self.make_trainer(model)
         trainer.run_record = self.record
+        if keeps_memory:
+            trainer.add_callback(GiveBackMemory())
         seconds = self._train(trainer, checkpoint)
         if self.args.average_last > 1:
             _load_average(trainer)

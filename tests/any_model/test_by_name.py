@@ -129,6 +129,32 @@ def test_a_model_computes_the_written_out_form(name, attention, padding):
             assert (gradient - expected_gradients[key]).norm() <= tolerance * (1 + expected_gradients[key].norm()), key
 
 
+register_attention("exclusive_attention", {"exclusive_output": True})
+register_written_out("written_exclusive", phi="softmax", is_exclusive=True)
+
+
+@pytest.mark.parametrize("padding", ["left", "right", "none"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_causal_model_computes_exclusive_attention(name, padding):
+    (output, gradients), (expected, expected_gradients) = (
+        outcome(name, kind, padding, torch.float64) for kind in ("exclusive_attention", "written_exclusive")
+    )
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-7, atol=1e-9)
+    options = {**inputs(name, "left"), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    tokens = build(name, "written_exclusive").generate(**options, use_cache=False)
+    assert torch.equal(build(name, "exclusive_attention").generate(**options), tokens)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "vit", "bart", "whisper"])
+def test_exclusive_attention_is_refused_where_a_query_may_be_of_any_key(name):
+    model = build(name, "exclusive_attention")
+    with pytest.raises(ValueError, match="exclusive_output is for causal models"):
+        model(**inputs(name))
+    with pytest.raises(ValueError, match="exclusive_output is for causal models"):
+        build("llama", "exclusive_attention").generate(**inputs("llama"), cache_implementation="static")
+
+
 @pytest.mark.parametrize("attention", WRITTEN)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_packed_rows_do_not_see_each_other(name, attention):

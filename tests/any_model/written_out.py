@@ -13,9 +13,17 @@ ACTIVATIONS = {
 
 
 def register_written_out(
-    name: str, phi: str = "relu", exponent: float = 0.0, coefficient: float = 1.0, is_summed: bool = False
+    name: str,
+    phi: str = "relu",
+    exponent: float = 0.0,
+    coefficient: float = 1.0,
+    is_summed: bool = False,
+    is_exclusive: bool = False,
 ) -> None:
-    """Register s_ij = φ(a·q_i·k_j + b_ij) / (c·n_i^α), or over the sum of the row, or softmax."""
+    """Register s_ij = φ(a·q_i·k_j + b_ij) / (c·n_i^α), or over the sum of the row, or softmax.
+
+    `is_exclusive` takes out of the output what lies along the value of the query's own token: of the last keys.
+    """
 
     def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, **_):
         heads, query_len, key_len = query.shape[1], query.shape[2], key.shape[2]
@@ -43,7 +51,11 @@ def register_written_out(
             sums = weights.sum(-1, keepdim=True)
             weights = torch.where(sums == 0, 0.0, weights / torch.where(sums == 0, 1.0, sums))
         dropped = nn.functional.dropout(weights, dropout, module.training)
-        return torch.einsum("bhij,bhjd->bihd", dropped, value).contiguous(), weights
+        output = torch.einsum("bhij,bhjd->bihd", dropped, value).contiguous()
+        if is_exclusive:
+            own = value[:, :, -query_len:].transpose(1, 2)
+            output = output - (output * own).sum(-1, keepdim=True) * own / (own * own).sum(-1, keepdim=True)
+        return output, weights
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, eager_mask)

@@ -14,6 +14,7 @@ from reluformers.export.endpoint import EndpointHandler
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.images.onnx_model import OnnxClassifier
 from reluformers.modeling.pipeline_translation import TranslationPipeline
+from reluformers.serving.server import load_handler
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.onnx_runtime import load_onnx_translator
 
@@ -72,7 +73,7 @@ SITES = {
     "sites": {"cross_attention": "softmax", "encoder_attention": "rela-g", "decoder_attention": "qknorm"},
     "thresholds": {"attention": {"preset": "relu-sum", "learned_threshold": True, "threshold_per_head": True}},
     "softmax1": {"attention": {"activation": "softmax1", "learned_threshold": True, "threshold_per_head": True}},
-    "softpick": {"attention": {"activation": "softpick", "output_gate": "sigmoid"}},
+    "softpick": {"attention": {"activation": "softpick", "output_gate": "sigmoid", "exclusive_output": True}},
     "forms": {
         "attention": {
             "activation": "sigmoid",
@@ -106,6 +107,13 @@ def test_two_vocabularies_and_the_commands(tmp_path, capsys):
     answer = EndpointHandler(str(tmp_path / "onnx"))({"inputs": TEXTS[0], "parameters": {"num_beams": 2}})
     model, tokenizers = load_translation_model(folder)
     assert answer == TranslationPipeline(model, *tokenizers)(TEXTS[0], num_beams=2)
+    _, handler = load_handler(tmp_path / "onnx", precision="int8")
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[1, 8]])}
+    fine, coarse = (load_onnx_translator(tmp_path / "onnx", name)[0](**inputs).logits for name in ("fp32", "int8"))
+    assert torch.equal(handler.pipeline.model(**inputs).logits, coarse)
+    assert not torch.equal(fine, coarse)
+    with pytest.raises(UserError, match="precision is 'int3'"):
+        load_handler(tmp_path / "onnx", precision="int3")
 
 
 @pytest.mark.slow

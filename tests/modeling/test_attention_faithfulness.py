@@ -153,6 +153,12 @@ def gradients(output, module, case, direction):
     return torch.autograd.grad(output, inputs, direction.to(output.dtype), materialize_grads=True)
 
 
+EXCLUSIVE = {
+    "softmax": {"exclusive_output": True},
+    "gated": {"preset": "rela-g", "exclusive_output": True, "value_norm": "l2", "output_gate": "sigmoid"},
+}
+
+
 def check(module, case, run=one_shot, **options):
     (output, weights), (expected, expected_weights) = run(module, case, **options), naive(module, case)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
@@ -179,6 +185,43 @@ def test_preset_is_the_formula(preset, site, padding, backend, run):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_is_the_formula(variant, site, backend):
     check(build(VARIANTS[variant]), draw_case(site, "left"), attn_implementation=backend)
+
+
+@all_backends
+@all_paddings
+@pytest.mark.parametrize("site", ["self", "causal"])
+@pytest.mark.parametrize("attention", EXCLUSIVE.values(), ids=EXCLUSIVE)
+def test_exclusive_output_is_the_formula(attention, site, padding, backend):
+    module, case = build(attention), draw_case(site, padding)
+    check(module, case, attn_implementation=backend)
+    check(module, replace(case, mask=case.structured), cached, attn_implementation=backend)
+
+
+def test_exclusive_output_has_nothing_along_the_own_value():
+    module, case = build({"exclusive_output": True}), draw_case("causal", "none")
+    with torch.no_grad():
+        module.out_proj.weight.copy_(torch.eye(WIDTH))
+        module.out_proj.bias.zero_()
+    own = module.v_proj(case.hidden).unflatten(-1, (HEADS, -1))
+    output = one_shot(module, case)[0].unflatten(-1, (HEADS, -1))
+    assert (output * own).sum(-1).abs().max() < 1e-12
+    assert not output[:, 0].abs().max() > 1e-12  # the first token sees itself alone
+
+
+def test_exclusive_output_reads_a_static_cache():
+    module, case = build({"exclusive_output": True}), draw_case("causal", "none")
+    expected, cache, outputs = one_shot(module, case)[0], static_cache(9), []
+    for step in range(LENGTH):
+        mask = AttentionMask(1, 9, torch.device("cpu"), causal_offset=torch.tensor(step))
+        outputs.append(module(case.hidden[:, step : step + 1], attention_mask=mask, past_key_values=cache)[0])
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [3, 9])
+def test_exclusive_output_without_values_of_its_own_is_refused(length):
+    module = build({"exclusive_output": True})
+    with pytest.raises(ValueError, match=f"exclusive_output.*{length} values.*7 queries"):
+        module(torch.randn(2, 7, WIDTH).double(), torch.randn(2, length, WIDTH).double())
 
 
 @all_presets

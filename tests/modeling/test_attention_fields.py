@@ -27,6 +27,7 @@ CHANGES = {
     "threshold_form": ({"activation": "relu", "threshold": 0.1}, "log_length"),
     "threshold_per_head": ({"activation": "softmax1", "learned_threshold": True}, True),
     "normalizer": ({"activation": "relu"}, "sum"),
+    "exclusive_output": ({}, True),
     "output_norm": ({}, "rms_norm"),
     "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
     "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),

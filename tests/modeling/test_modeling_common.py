@@ -25,6 +25,7 @@ RICH = {
         "learned_threshold": True,
         "query_key_norm": "layer_norm",
         "output_gate": "silu",
+        "exclusive_output": True,
     },
     "feed_forward_norm": "layer_norm",
     "learned_swish_beta": True,

@@ -20,6 +20,7 @@ RICH = {
         "learned_threshold": True,
         "query_key_norm": "layer_norm",
         "output_gate": "silu",
+        "exclusive_output": True,
     },
     "activation_function": "swiglu",
     "learned_swish_beta": True,
@@ -114,7 +115,15 @@ def test_left_padded_target_prefix_changes_nothing():
 
 @all_presets
 def test_generation_agrees_between_caches(preset):
-    model, batch = build_model(preset), draw_pairs()
+    check_generation_between_caches(build_model(preset))
+
+
+def test_exclusive_generation_agrees_between_caches():
+    check_generation_between_caches(build_model("reluformer", attention={"exclusive_output": True}))
+
+
+def check_generation_between_caches(model):
+    batch = draw_pairs()
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
     for beams in (1, 3):
         settings = {"num_beams": beams, "max_new_tokens": 8, "do_sample": False}
