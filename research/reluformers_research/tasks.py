@@ -62,6 +62,8 @@ TASKS = {name: _of_library(task) for name, task in library.TASKS.items()} | {
             "recall_256": ("recall, 256", ".2f"),
             "sink_rate": ("sinks", ".0%"),
             "sink_rate_absolute": ("sinks by weight", ".0%"),
+            "largest_sink": ("largest sink", ".1%"),
+            "largest_sink_absolute": ("by weight", ".1%"),
             "kurtosis": ("kurtosis", ".1f"),
             "zeros": ("zeros", ".1%"),
             "null_rate": ("null rows", ".1%"),

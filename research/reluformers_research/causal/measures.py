@@ -6,9 +6,10 @@
 | growth_16 | loss_16 − loss_1 |
 | sink_rate | share of heads that give the first token more than 0.3 of Σ_j |w_ij|, on average over queries |
 | sink_rate_absolute | the same of w_i0 itself |
+| largest_sink, largest_sink_absolute | what the head that gives the first token most gives it, by either measure |
 | zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
 | survivors, survivor_growth | weights of a row that are not 0; how many times as many at 8 times the length |
-| kurtosis | E[(x−μ)⁴]/σ⁴ over channels of the residual stream, mean over tokens, of the layer with the highest |
+| kurtosis | E[(x−μ)⁴]/σ⁴ over tokens and channels of the residual stream, mean over rows, the highest of layers |
 | loss_int8 | loss_1 with weights of linear maps and their inputs rounded to int8, a scale a channel and a tensor |
 | recall_64 … | nats a token that a sentence gains when it stood so many tokens before |
 """
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .rows import windows
+from .rows import started, windows
 
 LENGTHS = (1, 2, 4, 8, 16)
 DISTANCES = (64, 256, 1024)
@@ -56,14 +57,17 @@ def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]
             for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
                 sums[name] = sums.get(name, 0) + value
     queries = sums["queries"]
+    shares, weights = sums["share"] / sums["used"].clamp_min(1), sums["first"] / queries
     return {
-        "sink_rate": (sums["share"] / sums["used"].clamp_min(1) > _SINK).double().mean().item(),
-        "sink_rate_absolute": (sums["first"] / queries > _SINK).double().mean().item(),
+        "sink_rate": (shares > _SINK).double().mean().item(),
+        "sink_rate_absolute": (weights > _SINK).double().mean().item(),
+        "largest_sink": shares.max().item(),
+        "largest_sink_absolute": weights.max().item(),
         "zeros": (sums["zeros"].sum() / sums["pairs"]).item(),
         "null_rate": (1 - sums["used"].sum() / (queries * sums["used"].numel())).item(),
         "entropy": (sums["entropy"].sum() / sums["used"].sum().clamp_min(1)).item(),
         "survivors": (sums["survivors"].sum() / (queries * sums["used"].numel())).item(),
-        "kurtosis": (sums["kurtosis"] / sums["tokens"]).max().item(),
+        "kurtosis": (sums["kurtosis"] / sums["rows"]).max().item(),
     }
 
 
@@ -90,8 +94,9 @@ def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> 
     sums["queries"] = torch.tensor(float(len(attentions[0]) * (length - 1)))
     sums["pairs"] = visible.sum().double() * len(attentions[0]) * sums["used"].numel()
     states = [state.double() for state in hidden_states[1:-1]]  # the last one is normalised
-    sums["kurtosis"] = torch.stack([_kurtosis(state).sum() for state in states or [hidden_states[-1].double()]])
-    sums["tokens"] = torch.tensor(float(hidden_states[0].shape[0] * length))
+    states = states or [hidden_states[-1].double()]
+    sums["kurtosis"] = torch.stack([_kurtosis(state.flatten(1)).sum() for state in states])
+    sums["rows"] = torch.tensor(float(len(states[0])))
     return sums
 
 
@@ -156,9 +161,8 @@ def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
             for start in starts
         ]
     )
-    losses = token_losses(model, rows)
-    again = losses[:, -(_SENTENCE - 1) :]
-    return (losses[:, : _SENTENCE - 1] - again).mean().item()
+    losses = token_losses(model, started(rows))
+    return (losses[:, 1:_SENTENCE] - losses[:, 1 - _SENTENCE :]).mean().item()
 
 
 def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[str, float]:
@@ -178,7 +182,7 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
         found[f"growth_{LENGTHS[-1]}"] = found[f"loss_{LENGTHS[-1]}"] - found["loss_1"]
     found |= attention_measures(model, windows(stream, length)[:64])
     if len(stream) >= 8 * length:
-        long = attention_measures(model, stream[: 8 * length].view(1, -1))
+        long = attention_measures(model, windows(stream, 8 * length)[:1])
         found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
     with rounded_to_int8(model):
         found["loss_int8"] = loss_at(model, stream, length)

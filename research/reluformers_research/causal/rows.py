@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from reluformers.errors import UserError
 
 from .text import END
+
+START = 0  # the number of `END`: what a document ends with, a row begins with
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -45,10 +47,15 @@ def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: 
     return torch.tensor([number for encoded in tokenizer.encode_batch(texts) for number in (*encoded.ids, end)])
 
 
-def windows(stream: Tensor, length: int, tokens: int | None = None) -> Tensor:
-    """Windows that follow one another [count, length], of the first so many tokens."""
-    stream = stream if tokens is None else stream[:tokens]
-    return stream[: len(stream) // length * length].view(-1, length)
+def windows(stream: Tensor, length: int) -> Tensor:
+    """Windows that follow one another, each behind a start token [count, length]."""
+    size = length - 1
+    return started(stream[: len(stream) // size * size].view(-1, size))
+
+
+def started(rows: Tensor) -> Tensor:
+    """Rows behind a start token, as models that are published have them."""
+    return nn.functional.pad(rows, (1, 0), value=START)
 
 
 def as_dataset(rows: Tensor) -> Dataset:

@@ -2,8 +2,9 @@
 
 python -m reluformers_research.causal.text train.jsonl.gz talks.jsonl.gz … --output runs/causal_text
 
-A row of the files is `{"translation": {"en": …, "de": …}}`, with `doc_id` where sentences follow one another; any
-number of languages. Written are train.parquet, validation.parquet and test.parquet with a document a row, the
+A row of the files is `{"translation": {"en": …, "de": …}, "doc_id": …}`, sentence after sentence of each document; any
+number of languages. Documents of fewer than five sentences, once repetitions are left out, are no text to go on with
+and are left out. Written are train.parquet, validation.parquet and test.parquet with a document a row, the
 byte-level BPE tokenizer.json, and a card.
 """
 
@@ -22,8 +23,8 @@ from reluformers.errors import UserError, run_main
 from reluformers.files import write_text
 
 END = "<end>"
-_HELD_OUT = {"validation": 0.03, "test": 0.03}  # of the documents that have an id
-_LEAST_SENTENCES = 5  # of a held-out document
+_HELD_OUT = {"validation": 0.03, "test": 0.03}  # of the documents
+_LEAST_SENTENCES = 5  # of a document
 _CARD = """---
 pretty_name: text of sentence pairs
 license: other
@@ -32,7 +33,8 @@ language: [{languages}]
 
 Both sides of {files} as documents, a sentence a line. White space is
 squeezed; a sentence that stood before in the same language is left out, and so is in the training set one that is held
-out. A document is held out by the hash of its name, in all its languages alike. Each source keeps its own licence.
+out, and then a document of fewer than five sentences. One is held out by the hash of its name, in all its languages
+alike. Each source keeps its own licence.
 
 | split | documents | sentences | tokens |
 |---|---|---|---|
@@ -53,8 +55,6 @@ class Document:
     @property
     def split(self) -> str:
         """Where it belongs: by the hash of its name, so for all languages alike."""
-        if not self.name or len(self.sentences) < _LEAST_SENTENCES:
-            return "train"
         place = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big") / 2**32
         bounds = itertools.accumulate(_HELD_OUT.values())
         return next((split for split, bound in zip(_HELD_OUT, bounds, strict=True) if place < bound), "train")
@@ -67,14 +67,16 @@ def clean(text: str) -> str:
 
 
 def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
-    """Documents of the rows of one file; each sentence without `doc_id` is one of its own, without a name.
+    """Documents of the rows of one file.
 
     Raises:
-        UserError: a row has no translation.
+        UserError: a row has no translation or no document.
     """
 
     def name_of(row: dict) -> str:
-        return "" if row.get("doc_id") is None else f"{source}/{row['doc_id']}"
+        if row.get("doc_id") is None:
+            raise UserError(f"{source}: a row has the keys {', '.join(row)}, but must have doc_id")
+        return f"{source}/{row['doc_id']}"
 
     for name, group in itertools.groupby(rows, name_of):
         sentences: dict[str, list[str]] = {}
@@ -86,7 +88,7 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
                 if isinstance(text, str) and (cleaned := clean(text)):
                     sentences.setdefault(language, []).append(cleaned)
         for language, texts in sentences.items():
-            yield from [Document(name, language, texts)] if name else (Document("", language, [one]) for one in texts)
+            yield Document(name, language, texts)
 
 
 def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
@@ -100,7 +102,7 @@ def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
         for document in found:
             fresh = [one for one in dict.fromkeys(document.sentences) if (document.language, one) not in seen]
             seen.update((document.language, one) for one in fresh)
-            if len(fresh) >= (1 if split == "train" else _LEAST_SENTENCES):
+            if len(fresh) >= _LEAST_SENTENCES:
                 kept.append(Document(document.name, document.language, fresh))
         splits[split] = kept
     return splits

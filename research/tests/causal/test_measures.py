@@ -85,8 +85,9 @@ def test_int8_changes_the_loss_a_little_and_is_taken_back(model):
 
 
 def test_the_loss_is_that_of_the_model(model):
-    rows = torch.randint(50, (4, 32), generator=torch.Generator().manual_seed(1))
-    assert loss_at(model, rows.flatten(), 32) == pytest.approx(model(input_ids=rows, labels=rows).loss.item())
+    text = torch.randint(1, 50, (4, 31), generator=torch.Generator().manual_seed(1))
+    rows = torch.cat([torch.zeros(4, 1, dtype=torch.long), text], dim=1)  # behind a start token
+    assert loss_at(model, text.flatten(), 32) == pytest.approx(model(input_ids=rows, labels=rows).loss.item())
 
 
 def test_recall_is_what_a_repeated_sentence_gains():

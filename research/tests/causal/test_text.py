@@ -35,17 +35,23 @@ def test_both_languages_of_a_document_go_to_one_split():
 
 def test_no_training_sentence_is_held_out_or_stands_twice():
     groups = [rows(f"talk {number}", 6) for number in range(100)]
-    single = [{"translation": row["translation"]} for group in groups for row in group]
-    splits = split_documents(documents(single, single, *groups))
+    copies = [rows(f"talk {number}", 6) for number in range(50)]
+    for copy in copies:  # under another name, which may be held out
+        for row in copy:
+            row["doc_id"] += " again"
+    splits = split_documents(documents(*groups, *copies))
     of = {split: [(one.language, text) for one in found for text in one.sentences] for split, found in splits.items()}
     assert len(of["train"]) == len(set(of["train"]))
+    assert all(len(one.sentences) >= 5 for found in splits.values() for one in found)
     assert not set(of["train"]) & set(of["validation"] + of["test"])
     assert sum(map(len, of.values())) == 1200
 
 
 def test_a_row_without_a_translation_is_named():
     with pytest.raises(UserError, match="translation"):
-        list(read_documents([{"text": "a"}], "source"))
+        list(read_documents([{"text": "a", "doc_id": 1}], "source"))
+    with pytest.raises(UserError, match="source: a row has the keys translation, but must have doc_id"):
+        list(read_documents([{"translation": {"en": "a"}}], "source"))
 
 
 def test_the_end_is_token_0_and_all_bytes_come_back():
