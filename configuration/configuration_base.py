@@ -113,11 +113,10 @@ class TransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L; exclusive only where a query has a value of its own."""
+        """The attention of one of `sites`, with its L filled in."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
-        attention = self._complete(self.attention if value is None else value)
-        return replace(attention, exclusive_output=False) if site in ("cross", "pooling") else attention
+        return self._complete(self.attention if value is None else value)
 
     @property
     def has_regularizer(self) -> bool:

@@ -28,7 +28,6 @@ _INTEGERS = {
     "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
     "position_offset": f"[0, {MOST_POSITIONS}]",
 }
-_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
 
 @strict_fields
@@ -175,7 +174,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     def _check_tokens(self, owner: str) -> None:
         if self.eos_token_id == []:
             raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
-        for name in _TOKEN_IDS:
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id"):
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             value = getattr(self, name)
             for token in value if isinstance(value, list) else [value] * (value is not None):

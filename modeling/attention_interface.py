@@ -145,7 +145,7 @@ class InterfaceAttention(AttentionVariant):
             own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
             scaling = config.initial_scale(query.shape[-1]) / own
         if config.exclusive_output and mask.causal_offset != key.shape[2] - query.shape[2]:
-            raise ValueError("exclusive_output is for causal models here, where the last query is of the last key")
+            raise ValueError("exclusive_output is for causal attention, without a static cache and a ready mask")
         formula = self.formula(
             scaling, dropout if module.training else 0.0, activation=self.activation, bias=bias, **changes
         )
@@ -311,7 +311,7 @@ def _read_mask(
     if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
         return mask, None
     if mask is None:
-        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        is_causal = getattr(module, "is_causal", query_len > 1) if is_causal is None else is_causal
         if is_causal and query_len not in (1, key_len):
             raise ValueError(f"causal attention of {query_len} queries to {key_len} keys needs a mask")
         offset = key_len - query_len if is_causal else None

@@ -75,6 +75,9 @@ def exchange_attention(
                 f"sites has {pattern!r}, which fits no attention module, such as {next(iter(modules), '-')}"
             )
     chosen = {name: part for name, part in modules.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    for name, part in chosen.items():
+        if config.exclusive_output and not getattr(part, "is_causal", False):
+            raise ValueError(f"{name} is not causal, as exclusive_output needs it: give the sites of a decoder")
     configs = _configs_of(model)
     if sites is not None and any(is_ours(part._attn_implementation) for part in configs):
         raise ValueError(

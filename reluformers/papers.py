@@ -206,11 +206,17 @@ def _weight(attention: AttentionConfig, head_dim: int) -> str:
 
 def _output(attention: AttentionConfig) -> str:
     value = "v_j/‖v_j‖" if attention.value_norm == "l2" else "v_j"
-    output = f"Σ_j s_ij {value}"
+    output, definitions = f"Σ_j s_ij {value}", []
     if attention.exclusive_output:
-        output = f"t − (t·v̂_i) v̂_i,  t = {output},  v̂_i = v_i/‖v_i‖"
+        definitions = [f"t = {output} and v̂_i = v_i/‖v_i‖ of each head"]
+        output = "t − (t·v̂_i) v̂_i"
     if attention.output_norm != "none":
         norm = _NORMS[attention.output_norm.removeprefix("gated_")]
-        is_gated = attention.output_norm.startswith("gated_")
-        output = f"σ(w ⊙ u) ⊙ g ⊙ {norm}(u),  u = {output}" if is_gated else f"g ⊙ {norm}({output})"
-    return output if attention.output_gate == "none" else f"({output}){_GATES[attention.output_gate]}"
+        if attention.output_norm.startswith("gated_"):
+            definitions.insert(0, f"u = {output}")
+            output = f"σ(w ⊙ u) ⊙ g ⊙ {norm}(u)"
+        else:
+            output = f"g ⊙ {norm}({output})"
+    if attention.output_gate != "none":
+        output = f"({output}){_GATES[attention.output_gate]}"
+    return ",  ".join([output, *definitions])

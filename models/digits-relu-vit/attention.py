@@ -591,14 +591,11 @@ class AttentionFormula:
     bias: Tensor | None = None
 
     def current_threshold(self, mask: AttentionMask, query: Tensor) -> Tensor | float:
-        """θ_i: one number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1]."""
-        threshold = self.attention.threshold if self.threshold is None else self.threshold
-        if self.threshold is None and threshold == 0:
+        """θ_i: one number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
+        if self.threshold is None and self.attention.threshold == 0:
             return 0.0
-        if self.threshold is not None and threshold.numel() > 1:
-            threshold = threshold.view(1, -1, 1, 1)
-        form = self.attention.threshold_form
-        return threshold * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)
+        threshold = self.attention.threshold if self.threshold is None else self.threshold.view(1, -1, 1, 1)
+        return threshold * length_factor(mask.key_counts, self.attention.threshold_form, query.shape[-1], query.dtype)
 
     def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
         """c·n_i^α, once for all layers if α is no parameter."""
@@ -769,8 +766,12 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
     places = torch.arange(mask.query_len, device=value.device)
     places = places if mask.causal_offset is None else places + mask.causal_offset
-    own = unit_length(repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2))
-    return output - (output * own).sum(-1, keepdim=True) * own
+    own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
+    whole, own = at_least_float32(output), unit_length(at_least_float32(own))
+    rest = whole - (whole * own).sum(-1, keepdim=True) * own
+    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large
+    least = 2 * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
+    return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
 
 
 ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
@@ -824,10 +825,8 @@ class AttentionVariant(nn.Module):
     def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
         """What a backend is to compute, with a = `scaling` where it is not learned."""
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
-        learned = {"threshold": self.threshold, "length_exponent": self.length_exponent}
-        return AttentionFormula(
-            scaling=scaling, dropout=dropout, **{"attention": self.attention, **learned, **changes}
-        )
+        fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
+        return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
 
     def attend(
         self,
@@ -838,6 +837,7 @@ class AttentionVariant(nn.Module):
         mask: AttentionMask,
         statistics: str = "none",
         attn_implementation: str = "eager",
+        is_cross: bool = False,
     ) -> AttentionOutput:
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
@@ -846,7 +846,7 @@ class AttentionVariant(nn.Module):
         if self.scale is not None:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
-        if self.attention.exclusive_output:
+        if self.attention.exclusive_output and not is_cross:
             output = without_own_values(output, value, mask)
         output = output.flatten(2)
         return (output if self.output_norm is None else self.output_norm(output)), weights, rows
@@ -940,7 +940,10 @@ class MultiHeadAttention(AttentionVariant):
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
         statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
-        output, weights, rows = self.attend(formula, query, key, value, mask, statistics, attn_implementation)
+        is_cross = key_value_states is not None
+        output, weights, rows = self.attend(
+            formula, query, key, value, mask, statistics, attn_implementation, is_cross
+        )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
         sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)

@@ -156,8 +156,7 @@ class AttentionConfig:
         threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
             2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
             relu2 of cosines).
-        exclusive_output: take out of the output what lies along the value of the query's own token (exclusive
-            self-attention, arXiv 2603.09078); cross-attention and pooling, which have no such value, stay as they are.
+        exclusive_output: whether self-attention leaves its own value out (exclusive self-attention, arXiv 2603.09078).
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
@@ -367,11 +366,10 @@ class TransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def attention_for(self, site: str) -> AttentionConfig:
-        """The attention of one of `sites`, with its L; exclusive only where a query has a value of its own."""
+        """The attention of one of `sites`, with its L filled in."""
         check_choice(type(self).__name__, "site", site, self.sites)
         value = getattr(self, f"{site}_attention", None)
-        attention = self._complete(self.attention if value is None else value)
-        return replace(attention, exclusive_output=False) if site in ("cross", "pooling") else attention
+        return self._complete(self.attention if value is None else value)
 
     @property
     def has_regularizer(self) -> bool:
@@ -466,7 +464,6 @@ _INTEGERS = {
     "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
     "position_offset": f"[0, {MOST_POSITIONS}]",
 }
-_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
 
 @strict_fields
@@ -613,7 +610,7 @@ class Seq2SeqTransformerConfig(TransformerConfig):
     def _check_tokens(self, owner: str) -> None:
         if self.eos_token_id == []:
             raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
-        for name in _TOKEN_IDS:
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id"):
             size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
             value = getattr(self, name)
             for token in value if isinstance(value, list) else [value] * (value is not None):

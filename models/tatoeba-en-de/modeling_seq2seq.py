@@ -1043,9 +1043,8 @@ class Seq2SeqTransformerForConditionalGeneration(
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels [batch, target_len] shifted right behind what `label_shift` says, −100 replaced by padding."""
         if self.config.label_shift == "last_label":
-            is_label = labels.ne(-100) & labels.ne(self.config.pad_token_id)
-            last = is_label.sum(-1, keepdim=True) - 1
-            first = labels.gather(1, last.clamp_min(0))
+            count = (labels.ne(-100) & labels.ne(self.config.pad_token_id)).sum(-1, keepdim=True)
+            first = labels.gather(1, (count - 1).clamp_min(0))
         else:
             first = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         shifted = torch.cat([first, labels[:, :-1]], dim=1)

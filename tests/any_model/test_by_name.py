@@ -149,9 +149,9 @@ def test_a_causal_model_computes_exclusive_attention(name, padding):
 @pytest.mark.parametrize("name", ["bert", "modernbert", "vit", "bart", "whisper"])
 def test_exclusive_attention_is_refused_where_a_query_may_be_of_any_key(name):
     model = build(name, "exclusive_attention")
-    with pytest.raises(ValueError, match="exclusive_output is for causal models"):
+    with pytest.raises(ValueError, match="exclusive_output is for causal attention"):
         model(**inputs(name))
-    with pytest.raises(ValueError, match="exclusive_output is for causal models"):
+    with pytest.raises(ValueError, match="exclusive_output is for causal attention"):
         build("llama", "exclusive_attention").generate(**inputs("llama"), cache_implementation="static")
 
 

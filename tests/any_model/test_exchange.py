@@ -152,6 +152,23 @@ def test_what_cannot_be_exchanged_is_refused_and_leaves_the_model(attention):
     assert not isinstance(model, ExchangedModel)
 
 
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_exclusive_output_is_refused_where_attention_is_not_causal(name):
+    model = build(name, "eager")
+    with pytest.raises(ValueError, match=r"self.* is not causal"):
+        exchange_attention(model, {"exclusive_output": True})
+    assert not isinstance(model, ExchangedModel)
+
+
+def test_decoders_are_exclusive_where_they_are_named():
+    model = exchange_attention(
+        build("marian", "eager"), {"exclusive_output": True}, ["model.decoder.layers.*.self_attn"]
+    )
+    batch = {key: part for key, part in inputs("marian").items() if "decoder" not in key}
+    tokens = model.generate(**batch, max_new_tokens=6)
+    assert torch.equal(model.generate(**batch, max_new_tokens=6, use_cache=False), tokens)
+
+
 def test_twice_and_not_at_all():
     model = exchange_attention(build("llama", "eager"), "relu-vit")
     with pytest.raises(ValueError, match="already"):

@@ -51,7 +51,10 @@ def test_formulas_say_what_hangs_on_the_length():
         "weight  s_ij = relu(z_ij − 0.5 · √(2 log n_i / 64)),  n_i the number of keys that i sees",
     ]
     assert formula(AttentionConfig(**gated), 64)[2] == (
-        "output  o_i  = (σ(w ⊙ u) ⊙ g ⊙ LayerNorm(u),  u = Σ_j s_ij v_j) ⊙ σ(W x_i)"
+        "output  o_i  = (σ(w ⊙ u) ⊙ g ⊙ LayerNorm(u)) ⊙ σ(W x_i),  u = Σ_j s_ij v_j"
+    )
+    assert formula(AttentionConfig(**gated, exclusive_output=True), 64)[2].endswith(
+        "⊙ σ(W x_i),  u = t − (t·v̂_i) v̂_i,  t = Σ_j s_ij v_j and v̂_i = v_i/‖v_i‖ of each head"
     )
 
 

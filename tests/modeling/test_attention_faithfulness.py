@@ -217,11 +217,29 @@ def test_exclusive_output_reads_a_static_cache():
     torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("length", [3, 9])
-def test_exclusive_output_without_values_of_its_own_is_refused(length):
-    module = build({"exclusive_output": True})
-    with pytest.raises(ValueError, match=f"exclusive_output.*{length} values.*7 queries"):
-        module(torch.randn(2, 7, WIDTH).double(), torch.randn(2, length, WIDTH).double())
+@pytest.mark.parametrize("length", [3, LENGTH])
+def test_cross_attention_is_not_exclusive(length):
+    module = build({"preset": "rela-g", "exclusive_output": True})
+    check(module, draw_case("cross", "left", key_len=length))
+
+
+def test_exclusive_output_of_queries_without_a_place_is_refused():
+    module, hidden = build({"exclusive_output": True}), torch.randn(2, 4, WIDTH).double()
+    options = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
+    module(hidden[:, :3], **options)
+    with pytest.raises(ValueError, match=r"exclusive_output.*4 values.*1 queries"):
+        module(hidden[:, 3:], attention_mask=torch.ones(2, 1, 1, 4).bool(), **options)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("preset", ["softmax", "rela-g", "rela", "reluformer"])
+def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
+    """Not the rounding of half precision, which an output norm would make as large as any output."""
+    module, case = build({"preset": preset, "exclusive_output": True}, bias=False), draw_case("causal", "none")
+    expected, half = one_shot(module, case)[0], module.to(dtype)
+    found = half(case.hidden.to(dtype), attention_mask=case.structured, attn_implementation="fused")[0]
+    assert not found[:, 0].any()
+    assert (found - expected).norm() < 0.03 * expected.norm()
 
 
 @all_presets

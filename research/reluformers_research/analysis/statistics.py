@@ -201,7 +201,8 @@ class OutputVariance(SumStatistic):
     r"""output_variance.N: variance of the components of o_i = Σ_j s_ij v_j over rows with N ≤ n_i < 2N; at least 0.
 
     By Theorem 4.1 of ReLUFormer, relu scores and values that are independent N(0, 1) give o the variance n/2, which
-    grows with n; so the scores are divided by γ√(n/2). It is measured before any norm of the output.
+    grows with n; so the scores are divided by γ√(n/2). It is measured before any norm of the output, and before an
+    exclusive one loses its own value.
     """
 
     needs = frozenset({"values"})

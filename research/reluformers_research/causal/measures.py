@@ -4,7 +4,7 @@
 |---|---|
 | loss_1 … loss_16 | nats a token on windows of 1 to 16 times the training length |
 | growth_16 | loss_16 − loss_1 |
-| sink_rate | share of heads that give the first token more than 0.3 of Σ_j |w_ij|, on average over queries |
+| sink_rate | share of heads that give the first token over 0.3 of Σ_j |w_ij|, a mean over queries, of null rows 0 |
 | sink_rate_absolute | the same of w_i0 itself |
 | largest_sink, largest_sink_absolute | what the head that gives the first token most gives it, by either measure |
 | zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
@@ -57,7 +57,7 @@ def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]
             for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
                 sums[name] = sums.get(name, 0) + value
     queries = sums["queries"]
-    shares, weights = sums["share"] / sums["used"].clamp_min(1), sums["first"] / queries
+    shares, weights = sums["share"] / queries, sums["first"] / queries
     return {
         "sink_rate": (shares > _SINK).double().mean().item(),
         "sink_rate_absolute": (weights > _SINK).double().mean().item(),

@@ -11,6 +11,8 @@ from reluformers.errors import UserError
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
 
+from .text import START
+
 
 @dataclass
 class TextSection:
@@ -67,7 +69,8 @@ class CausalRecipe(Recipe):
     def make_config(preset: str, **fields: Any) -> LlamaConfig:
         """Configuration with some fields, whatever the attention."""
         AttentionConfig.parse(fields.pop("attention", preset))
-        return LlamaConfig(**{name: value for name, value in fields.items() if name not in CausalRecipe.regularizer})
+        own = {name: value for name, value in fields.items() if name not in CausalRecipe.regularizer}
+        return LlamaConfig(**{"bos_token_id": START, "eos_token_id": START, **own})
 
     @staticmethod
     def metrics(args: TaskTrainingArguments) -> Sequence[str]:

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from reluformers.errors import UserError
 
-from .text import END
-
-START = 0  # the number of `END`: what a document ends with, a row begins with
+from .text import END, START
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

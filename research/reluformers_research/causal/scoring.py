@@ -37,6 +37,8 @@ class CausalScoring(ScoringOptions):
     def __post_init__(self):
         super().__post_init__()
         self.attention_report = False  # the attention is measured at the end of training
+        if self.length < 2:
+            raise UserError(f"length is {self.length}, but must be 2 or more")
 
 
 class CausalScorer(Scorer):

@@ -23,6 +23,7 @@ from reluformers.errors import UserError, run_main
 from reluformers.files import write_text
 
 END = "<end>"
+START = 0  # its number: what a document ends with, a row begins with
 _HELD_OUT = {"validation": 0.03, "test": 0.03}  # of the documents
 _LEAST_SENTENCES = 5  # of a document
 _CARD = """---
@@ -75,7 +76,7 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
 
     def name_of(row: dict) -> str:
         if row.get("doc_id") is None:
-            raise UserError(f"{source}: a row has the keys {', '.join(row)}, but must have doc_id")
+            raise UserError(f"{source}: a row has no doc_id; give sentences that follow one another in documents")
         return f"{source}/{row['doc_id']}"
 
     for name, group in itertools.groupby(rows, name_of):
@@ -101,8 +102,8 @@ def split_documents(documents: Iterable[Document]) -> dict[str, list[Document]]:
         kept = []
         for document in found:
             fresh = [one for one in dict.fromkeys(document.sentences) if (document.language, one) not in seen]
-            seen.update((document.language, one) for one in fresh)
             if len(fresh) >= _LEAST_SENTENCES:
+                seen.update((document.language, one) for one in fresh)
                 kept.append(Document(document.name, document.language, fresh))
         splits[split] = kept
     return splits
@@ -135,7 +136,7 @@ def main() -> None:
     )
     splits = split_documents(documents)
     if not splits["validation"] or not splits["test"]:
-        raise UserError("no document is held out: give files whose rows have doc_id, and more of them")
+        raise UserError("no document is held out: give more of them")
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(
         (one for document in splits["train"] for one in document.sentences), options.vocab_size

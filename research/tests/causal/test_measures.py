@@ -48,7 +48,7 @@ def test_a_sink_is_seen_by_share_and_by_weight():
     sink, even = torch.zeros(length, length), torch.ones(length, length).tril()
     sink[:, 0] = 0.2  # all that there is, but little
     sums = written(torch.stack([sink, even / even.sum(-1, keepdim=True)]))
-    shares = (sums["share"] / sums["used"])[0]
+    shares = (sums["share"] / sums["queries"])[0]
     assert shares[0] == 1
     assert shares[1] == pytest.approx(sum(1 / n for n in range(2, 9)) / 7)
     assert (sums["first"] / sums["queries"])[0, 0] == pytest.approx(0.2)
