@@ -764,8 +764,10 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
     """u − (u·v̂) v̂ of the output u [batch, query_len, heads, head_dim], v̂ the unit value of the query's own token."""
     if mask.causal_offset is None and mask.query_len != mask.key_len:
         raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
-    places = torch.arange(mask.query_len, device=value.device)
-    places = places if mask.causal_offset is None else places + mask.causal_offset
+    first = 0 if mask.causal_offset is None else mask.causal_offset
+    places = slice(first, first + mask.query_len)
+    if isinstance(first, Tensor):  # a static cache counts on the device; an index copies, and adds up in the backward
+        places = first + torch.arange(mask.query_len, device=value.device)
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
@@ -940,9 +942,8 @@ class MultiHeadAttention(AttentionVariant):
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
         statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
-        is_cross = key_value_states is not None
         output, weights, rows = self.attend(
-            formula, query, key, value, mask, statistics, attn_implementation, is_cross
+            formula, query, key, value, mask, statistics, attn_implementation, is_cross=key_value_states is not None
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))

@@ -46,6 +46,10 @@ VARIANTS = {
         **{"learned_length_exponent": True, "learned_threshold": True, "output_norm": "gated_rms_norm"},
     },
 }
+EXCLUSIVE = {
+    "softmax": {"exclusive_output": True},
+    "gated": {"preset": "rela-g", "exclusive_output": True, "value_norm": "l2", "output_gate": "sigmoid"},
+}
 PADDINGS = ("none", "right", "left")
 HALVES = (torch.bfloat16, torch.float16)
 all_presets = pytest.mark.parametrize("preset", ATTENTION_PRESETS)
@@ -151,12 +155,6 @@ def naive(module, case):
 def gradients(output, module, case, direction):
     inputs = [x for x in (case.hidden, case.source, *module.parameters()) if x is not None]
     return torch.autograd.grad(output, inputs, direction.to(output.dtype), materialize_grads=True)
-
-
-EXCLUSIVE = {
-    "softmax": {"exclusive_output": True},
-    "gated": {"preset": "rela-g", "exclusive_output": True, "value_norm": "l2", "output_gate": "sigmoid"},
-}
 
 
 def check(module, case, run=one_shot, **options):

@@ -17,12 +17,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder of text, or of a model.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is not that of `text`.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{path}: no such file; it stands beside the text")
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    if tokenizer.token_to_id(END) != START:
+        raise UserError(
+            f"{path}: {END} is token {tokenizer.token_to_id(END)}, but must be {START}, as in the text's own"
+        )
+    return tokenizer
 
 
 def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: bool = False) -> Tensor:
@@ -41,8 +46,7 @@ def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: 
     texts = load_dataset("parquet", data_files=file, split="train")["text"][:]
     if shuffled:
         random.Random(0).shuffle(texts)
-    end = tokenizer.token_to_id(END)
-    return torch.tensor([number for encoded in tokenizer.encode_batch(texts) for number in (*encoded.ids, end)])
+    return torch.tensor([number for encoded in tokenizer.encode_batch(texts) for number in (*encoded.ids, START)])
 
 
 def windows(stream: Tensor, length: int) -> Tensor:
