@@ -89,6 +89,11 @@ class TaskTrainer(Trainer):
             self.weight_average = WeightAverage(self.model, self.args.ema_decay)
             self.add_callback(self.weight_average)
 
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Of those of `Trainer` the matrices: learned scales and thresholds of an attention have names of no norm."""
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if model.get_parameter(name).squeeze().ndim > 1]
+
     @staticmethod
     @abstractmethod
     def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

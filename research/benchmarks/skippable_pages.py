@@ -4,8 +4,9 @@ r"""What share of cached keys a decoding step could leave out exactly, where wei
 
 A page of keys that follow one another may be left out for a query q if no key of it can have a score above θ. Two
 bounds of max_k q·k over a page: by channels, Σ_d max(q_d·min_k k_d, q_d·max_k k_d), and by centre and radius,
-q·c + ‖q‖·max_k ‖k − c‖. Beside them the share of pages that hold no weight at all, which no bound can exceed. FOLDER
-is a model of `reluformers table causal/attentions`; the queries are the last 64 of each window.
+q·c + ‖q‖·max_k ‖k − c‖. Beside them the share of pages that hold no weight at all, which no bound can exceed. Where
+heads share keys a page falls if it does for all of them. FOLDER is a model of `reluformers table causal/attentions`;
+the queries are the last 64 of each window.
 """
 
 import argparse
@@ -66,7 +67,8 @@ def shares(model: torch.nn.Module, rows: Tensor, page: int) -> list[dict[str, fl
         last = query.shape[2] - _QUERIES
         for states, keys in zip(query[:, :, last:] * scaling, repeated[:, :, :last], strict=True):
             for name, bounds in page_bounds(states, keys, page).items():
-                own[name].append((bounds <= threshold[0, :, last:]).double().mean().item())
+                falls = (bounds <= threshold[0, :, last:]).unflatten(0, (key.shape[1], -1)).all(1)
+                own[name].append(falls.double().mean().item())
         return attend(self, formula, query, key, value, mask, *arguments, **options)
 
     found.extend(defaultdict(list) for _ in range(model.config.num_hidden_layers))

@@ -244,8 +244,9 @@ class TableReport:
         spread = "mean and standard deviation over seeds" if len(seeds) > 1 else "seed"
         notes = [f"{self.metric.title} on {sizes} {data.unit} of {data.source}, {spread} {', '.join(map(str, seeds))}"]
         if explain:
+            split = "test" if self.task.main_metric == LOSS else "validation"
             notes.append(
-                f"loss on the validation set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
+                f"loss on the {split} set in nats; lead on `{self.table.baseline}`: how much lower it is, with a "
                 "95 % interval over seeds"
             )
         apart = [name for name, runs in self.runs.items() if runs.records and self.evidence.is_apart(runs.key, LOSS)]
@@ -282,7 +283,7 @@ class TableReport:
             self.verdicts[claim][measure] = Verdict(verdict, found, margin, found_from)
 
     def _margin(self, claim: Claim, measure: str) -> float:
-        if measure in self.measures and measure != LOSS:
+        if measure in self.measures and (measure != LOSS or self.task.main_metric == LOSS):
             return self.table.margin
         share = LOSS_MARGIN if measure == LOSS else MEASURE_MARGIN
         return share * abs(statistics.mean(self._values(self.runs[claim.second], measure)))

@@ -4,16 +4,18 @@
 |---|---|
 | loss_1 … loss_16 | nats a token on windows of 1 to 16 times the training length |
 | growth_16 | loss_16 − loss_1 |
-| sink_rate | share of heads that give the first token over 0.3 of Σ_j |w_ij|, a mean over queries, of null rows 0 |
-| sink_rate_absolute | the same of w_i0 itself |
+| slow_loss_1, slow_loss_16, slow_growth_16 | the same with 50 times the rotary base, so that positions turn slower |
+| sink_rate | share of heads that give the first token over 0.3 of Σ_j |w_ij|, a mean over queries with any weight |
+| sink_rate_absolute | the same of w_i0 itself, a mean over all queries |
 | largest_sink, largest_sink_absolute | what the head that gives the first token most gives it, by either measure |
 | zeros, null_rate, entropy | share of exact zeros, share of rows without any weight, mean entropy of the others |
 | survivors, survivor_growth | weights of a row that are not 0; how many times as many at 8 times the length |
 | kurtosis | E[(x−μ)⁴]/σ⁴ over tokens and channels of the residual stream, mean over rows, the highest of layers |
 | loss_int8 | loss_1 with weights of linear maps and their inputs rounded to int8, a scale a channel and a tensor |
-| recall_64 … | nats a token that a sentence gains when it stood so many tokens before |
+| recall_64 … | nats a token that a sentence gains when itself and not another one stood so many tokens before |
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,10 +26,11 @@ from transformers import PreTrainedModel
 from .rows import started, windows
 
 LENGTHS = (1, 2, 4, 8, 16)
-DISTANCES = (64, 256, 1024)
+DISTANCES = (64, 128, 192, 1024)  # the first three within a row of 256
 TOKENS = 65_536  # that each length is measured on
 _SINK = 0.3
 _BATCH_TOKENS = 4096
+_WRITTEN_TOKENS = 2048  # of a batch whose weights are written out
 _SENTENCE = 32  # tokens of what is recalled
 _RECALLED = 64  # sentences
 
@@ -52,12 +55,12 @@ def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]
     """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads, and the kurtosis."""
     with attention_written_out(model):
         sums: dict[str, Tensor] = {}
-        for part in rows.split(max(1, _BATCH_TOKENS // rows.shape[1])):
+        for part in rows.split(max(1, _WRITTEN_TOKENS // rows.shape[1])):
             outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
             for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
                 sums[name] = sums.get(name, 0) + value
     queries = sums["queries"]
-    shares, weights = sums["share"] / queries, sums["first"] / queries
+    shares, weights = sums["share"] / sums["used"].clamp_min(1), sums["first"] / queries
     return {
         "sink_rate": (shares > _SINK).double().mean().item(),
         "sink_rate_absolute": (weights > _SINK).double().mean().item(),
@@ -143,26 +146,32 @@ def rounded_to_int8(model: nn.Module) -> Iterator[None]:
 
 
 def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
-    """Nats a token that a sentence gains when it is read again `distance` tokens after its beginning.
+    """Nats a token that a sentence gains when it, and not another one, stood `distance` tokens before it.
 
-    A row is the sentence, what follows it elsewhere in the text, and the sentence.
+    A row is a sentence, what follows it elsewhere in the text, and the sentence. The other row begins with the
+    sentence of another row, so that both are read at the same positions.
     """
     span = _SENTENCE + distance
-    starts = torch.linspace(0, len(stream) - span, _RECALLED).long()
-    rows = torch.stack(
-        [
-            torch.cat(
-                [
-                    stream[start : start + _SENTENCE],
-                    stream[(start + span + torch.arange(distance - _SENTENCE)) % len(stream)],
-                    stream[start : start + _SENTENCE],
-                ]
-            )
-            for start in starts
-        ]
-    )
-    losses = token_losses(model, started(rows))
-    return (losses[:, 1:_SENTENCE] - losses[:, 1 - _SENTENCE :]).mean().item()
+    starts = torch.linspace(0, len(stream) - span, _RECALLED).long()[:, None]
+    sentences = stream[starts + torch.arange(_SENTENCE)]
+    between = stream[(starts + span + torch.arange(distance - _SENTENCE)) % len(stream)]
+    losses = [
+        token_losses(model, started(torch.cat([first, between, sentences], 1)))[:, 1 - _SENTENCE :]
+        for first in (sentences.roll(_RECALLED // 2, 0), sentences)
+    ]
+    return (losses[0] - losses[1]).mean().item()
+
+
+@contextmanager
+def slow_rotation(model: PreTrainedModel, times: float = 50.0) -> Iterator[None]:
+    """Let rotary positions turn by θ^(−2i/d) with θ so many times as large."""
+    rotary = model.model.rotary_emb
+    before, base = rotary.inv_freq, model.config.rope_parameters["rope_theta"]
+    rotary.inv_freq = before ** (math.log(base * times) / math.log(base))
+    try:
+        yield
+    finally:
+        rotary.inv_freq = before
 
 
 def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[str, float]:
@@ -178,11 +187,15 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
     found = {
         f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= len(stream)
     }
-    if f"loss_{LENGTHS[-1]}" in found:
-        found[f"growth_{LENGTHS[-1]}"] = found[f"loss_{LENGTHS[-1]}"] - found["loss_1"]
+    if f"loss_{(most := LENGTHS[-1])}" in found:
+        with slow_rotation(model):
+            found |= {f"slow_loss_{times}": loss_at(model, stream, times * length) for times in (1, most)}
+        for name in ("", "slow_"):
+            found[f"{name}growth_{most}"] = found[f"{name}loss_{most}"] - found[f"{name}loss_1"]
     found |= attention_measures(model, windows(stream, length)[:64])
     if len(stream) >= 8 * length:
-        long = attention_measures(model, windows(stream, 8 * length)[:1])
+        # of the same text
+        long = attention_measures(model, windows(stream[: 64 * length], 8 * length))
         found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
     with rounded_to_int8(model):
         found["loss_int8"] = loss_at(model, stream, length)

@@ -103,7 +103,7 @@ class _CausalRun(TaskRun):
             raise UserError("data.train is not given; add data.train=train.parquet of the text")
         self.tokenizer = load_tokenizer(Path(data.train).parent)
         self.train = as_dataset(windows(load_stream(data.train, "train", self.tokenizer, shuffled=True), data.length))
-        self.held_out = load_stream(data.validation, "validation", self.tokenizer)
+        self.held_out = load_stream(data.validation, "validation", self.tokenizer, shuffled=True)
         self.validation = as_dataset(windows(self.held_out, data.length))
         self.report(f"rows of {data.length} tokens: train {len(self.train):,}, validation {len(self.validation):,}")
 

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from reluformers.errors import UserError
+from reluformers_research.causal.models import build_model
 from reluformers_research.causal.recipe import CausalRecipe
 from reluformers_research.causal.run import train_causal
-from reluformers_research.causal.scoring import CausalScorer, CausalScoring
+from reluformers_research.causal.scoring import CausalScorer, CausalScoring, open_model
 from reluformers_research.causal.text import train_tokenizer
 
 
@@ -56,6 +58,23 @@ def test_the_regulariser_is_in_the_log(text, tmp_path):
     train_causal(recipe, tmp_path / "run", report=print)
     log = json.loads((tmp_path / "run" / "log_history.json").read_text())
     assert any(entry.get("regularization_loss", 0) > 0 for entry in log)
+
+
+@pytest.mark.parametrize("attention", ["qknorm", {"activation": "softmax1", "learned_threshold": True}])
+def test_learned_scalars_do_not_decay(text, tmp_path, attention):
+    """The learning rate is too small to move what does not decay."""
+    values = sections(text, attention=attention)
+    values["training"] |= {"learning_rate": 1e-4, "weight_decay": 5000.0, "max_grad_norm": 1e-9, "adam_epsilon": 1.0}
+    recipe = CausalRecipe.from_dict(values)
+    before = dict(build_model(recipe.model_config(vocab_size=300), recipe.attention).named_parameters())
+    train_causal(recipe, tmp_path / "run", report=print)
+    after = dict(open_model(tmp_path / "run").named_parameters())
+    learned = [name for name, one in before.items() if one.numel() < 32]
+    assert learned
+    for name in learned:
+        torch.testing.assert_close(after[name], before[name])
+    weight = "model.layers.0.mlp.up_proj.weight"
+    assert after[weight].norm() < before[weight].norm() / 4
 
 
 @pytest.mark.parametrize(

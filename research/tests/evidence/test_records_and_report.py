@@ -248,6 +248,8 @@ def test_the_loss_decides(table, tmp_path):
     assert report.verdicts[Claim.parse("one < two")][LOSS].margin == pytest.approx(0.0203, abs=1e-4)
     text = report.markdown()
     assert "| claim | dev loss | accuracy |" in text
+    report.task = replace(report.task, main_metric=LOSS)
+    assert report._margin(Claim.parse("one < two"), LOSS) == 0.02
     assert "| two | – | 3 | 1.92" in text
     assert "| one < two | **holds** +0.100 [" in text
     assert "| ✗ reversed | −0.100 [" in claims_table([report])
