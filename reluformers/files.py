@@ -70,7 +70,7 @@ def atomic_directory(
         raise UserError(f"{path}: is a file, but a folder is to be written here; choose another path")
     names = {item.name for item in target.iterdir()} if target.is_dir() else set()
     if names and not overwrite:
-        raise UserError(f"{path}: the folder is not empty; choose another one, or ask to overwrite it")
+        raise UserError(f"{path}: the folder is not empty; choose another one, or give --overwrite")
     if names and (".git" in names or names.isdisjoint(marks)):
         held = "a Git repository" if ".git" in names else f"none of {', '.join(marks)}"
         raise UserError(f"{path}: holds {held}, so that replacing it could lose your work; choose another folder")

@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> None:
     if is_as_it_is:
         if options.preset is None or options.fields or options.back:
             raise UserError(
-                f"{options.source}: keeps its class, so it takes --preset and --sites, and no --back or FIELD=VALUE"
+                f"{options.source}: none of the models that become one of ours; give --preset alone, or with "
+                "--sites, to exchange its attention"
             )
         model = exchange_source(
             options.source,

@@ -15,6 +15,7 @@ Examples:
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -28,11 +29,12 @@ from reluformers.files import check_output_files
 from reluformers.saved_models import DTYPES, WEIGHTS
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_search
-from reluformers.translation.lines import TABLES, align_lines, continued_file, read_texts, translate_lines
+from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
 
 from .terminal import shows_progress, silence_transformers
 
 CLONED_MODEL = Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de"
+_FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # news.en, and no "U.S." or "3.50"
 WATCHED_LINES = 16  # that are translated together where somebody looks at the lines
 
 
@@ -75,10 +77,10 @@ def run(options: argparse.Namespace) -> None:
     check_at_least(options, num_beams=1, batch_size=1, max_tokens=1)
     source, is_typed = options.text, False
     is_file = os.path.isfile(source)
-    if not is_file and " " not in source and Path(source.removesuffix(".gz")).suffix in (*TABLES, ".txt"):
-        raise UserError(f"{source}: no such file; check the path")
-    if not is_file and "/" in source and os.path.exists(source):  # such as <(zcat news.gz)
+    if not is_file and os.path.exists(source):  # such as <(zcat news.gz)
         raise UserError(f"{source}: is no file, but a folder or a pipe; give a file, or - for the standard input")
+    if not is_file and _FILE_NAME.fullmatch(source):
+        raise UserError(f"{source}: no such file; give - and the text by the standard input to translate that")
     if options.column is not None and not is_file:
         raise UserError(
             f"--column is {options.column!r}, but there is no table: give a .jsonl, .json, .tsv or .csv file"

@@ -26,8 +26,9 @@ def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
     allowed = list(allowed)
     if name in allowed:
         return
-    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0)
-    raise UserError(f"unknown {kind} {name!r}; the nearest allowed is {near[0]!r}")
+    near = difflib.get_close_matches(str(name), allowed, n=1)
+    known = f"the nearest allowed is {near[0]!r}" if near else f"allowed are {', '.join(sorted(allowed))}"
+    raise UserError(f"unknown {kind} {name!r}; {known}")
 
 
 def check_fields(

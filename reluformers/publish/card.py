@@ -99,7 +99,7 @@ def write_card(
     """
     path = Path(output or folder) / CARD_FILE
     if path.exists() and not overwrite:
-        raise UserError(f"{path}: is there already; keep it, or ask to overwrite it")
+        raise UserError(f"{path}: is there already; keep it, or give --overwrite")
     check_output_files(path)
     licence = licence or known_licence(folder)
     _check_names(repo_id, revision, licence, dataset, base_model)

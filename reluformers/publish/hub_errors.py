@@ -55,7 +55,7 @@ def describe_hub_error(error: BaseException, endpoint: str, repo_id: str) -> str
     if type(error).__name__ == "OIDCError":  # of huggingface_hub from 1.19 on
         return f"the trusted publisher gives no token: {' '.join(str(error).split())}"
     if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set; unset it to push"
+        return "HF_HUB_OFFLINE is set; unset it to reach the Hub"
     if isinstance(error, HfHubHTTPError):
         return _describe_answer(error, endpoint, repo_id)
     if isinstance(error, HTTPError):

@@ -117,6 +117,14 @@ def test_lines_of_a_text_stay_lines_and_a_file_named_like_a_text_is_said_to_be_o
     assert printed(capsys, "--model", folder, "x" * 300) == expected(["x" * 300])  # longer than a file's name
 
 
+def test_a_file_that_is_not_there_is_no_text(folder, expected, capsys, tmp_path):
+    for text, named in (("news.en", "no such file"), ("a.jsonl.gz", "no such file"), (str(tmp_path), "a folder")):
+        assert named in refusal_of(capsys, "translate", "--model", folder, text)
+    texts = ["U.S.", "3.50", "Mr.Smith", "see news.en"]
+    for text in texts:
+        assert printed(capsys, "--model", folder, text) == expected([text])
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -102,9 +102,11 @@ class ParallelText:
         while (lines := [next(side, None) for side in sides]) != [None, None]:
             number += 1
             if None in lines:
+                short = lines.index(None)
+                more = number + sum(1 for _ in sides[1 - short])
                 raise UserError(
-                    f"{self.paths[lines.index(None)]} has {number - 1} lines, but the other file more; line n of the "
-                    "one must be the translation of line n of the other"
+                    f"{self.paths[short]} has {number - 1} lines, but {self.paths[1 - short]} has {more}; line n of "
+                    "the one must be the translation of line n of the other"
                 )
             yield ParallelRow(*lines, {}, f"{self}, line {number}")
 

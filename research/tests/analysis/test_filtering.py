@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import sys
 from itertools import count, islice
@@ -275,7 +276,7 @@ def test_faults_of_files_are_named_by_line(tmp_path):
     assert "row 1: 'source' holds half of a surrogate pair at character 3" in fault("e.jsonl")
     for name, lines in (("d.en", "a\nb\n"), ("d.de", "c\n")):
         (tmp_path / name).write_text(lines)
-    assert "d.de has 1 lines, but the other file more" in fault("d.en", "d.de")
+    assert re.search(r"d\.de has 1 lines, but .*d\.en has 2;", fault("d.en", "d.de"))
     assert "3 data files" in fault("d.en", "d.de", "c.tsv")
     assert "give one file of rows, or two of plain text" in fault("a.jsonl", "b.jsonl")
     assert "give one file of rows, or two of plain text" in fault("d.en", "c.tsv")
