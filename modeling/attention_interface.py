@@ -41,12 +41,18 @@ _KNOWN = {
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
     *("grid_thw", "image_grid_thw"),
 }
-_LOWEST = -1e4  # an additive mask below it hides a key, also in half precision
+_LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
 
 
 @dataclass(frozen=True)
 class InterfaceMask(AttentionMask):
-    """An `AttentionMask` with what transformers asks a ready mask for."""
+    """An `AttentionMask` with what transformers asks a ready mask for.
+
+    Args:
+        is_packed: whether it keeps the sequences of packed rows apart.
+    """
+
+    is_packed: bool = False
 
     ndim = 4
 
@@ -222,7 +228,8 @@ def make_mask(
         first = keys if first is None else torch.maximum(first, keys)
     if first is not None:
         first = first - kv_offset
-    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first)
+    is_packed = any(name == "packed" for name, _ in parts)
+    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, is_packed=is_packed)
 
 
 # functions that transformers.masking_utils makes: where they are made → what they say; all but the last say only with
@@ -295,12 +302,22 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
         if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
             continue
         if name == "cu_seq_lens_q":
-            if not isinstance(mask, Tensor) and getattr(mask, "first_keys", None) is None:
+            if not _keeps_apart(mask, value):
                 raise ValueError(
-                    "cu_seq_lens_q without position_ids: rows are packed, but the mask does not say where"
+                    "cu_seq_lens_q says that rows are packed, but the mask does not keep them apart: give "
+                    "position_ids and use_cache=False"
                 )
             continue
         raise ValueError(f"this model passes {name} to its attention, which is not known here")
+
+
+def _keeps_apart(mask: AttentionMask | Tensor | None, starts: Tensor) -> bool:
+    """Whether no sequence of a packed row sees the one before it."""
+    if not isinstance(mask, Tensor):
+        return getattr(mask, "is_packed", False)
+    firsts = starts[1:-1].long()
+    seen = mask[..., firsts, firsts - 1]
+    return not (seen if seen.dtype == torch.bool else seen > _LOWEST).any()
 
 
 def _read_mask(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
+from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_exchanged import ExchangedConfig
 from .attention_interface import InterfaceAttention, register
 
@@ -41,8 +42,12 @@ class ExchangeableAttention(InterfaceAttention):
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
+# fields of an `ExchangedConfig` that are none of the configuration in it
+_OF_THE_WHOLE = {
+    *("base", "base_type", "base_class", "attention", "modules", "model_type", "architectures", "auto_map"),
+    *("dtype", "transformers_version", "attn_implementation", "reluformers_version", "custom_pipelines"),
+}
 BEING_MADE: list[bool] = []  # not empty while an exchanged model is made: see `being_made`
-_ANOTHER = "attn_implementation is {!r}, but the attention of this model is exchanged: restore_attention takes it off"
 
 
 class ExchangedModel(PreTrainedModel):
@@ -67,14 +72,14 @@ class ExchangedModel(PreTrainedModel):
         Raises:
             ValueError: its configuration is of something else, or another attention is asked for.
         """
-        if keywords.get("attn_implementation", IMPLEMENTATION) != IMPLEMENTATION:
-            raise ValueError(_ANOTHER.format(keywords["attn_implementation"]))
+        _refuse_another(keywords.get("attn_implementation"))
         if config is None:
             names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
             config = ExchangedConfig.from_pretrained(
                 pretrained_model_name_or_path, **{name: keywords[name] for name in names if name in keywords}
             )
         if config.model_type == ExchangedConfig.model_type:  # maybe of another copy of this code
+            _refuse_another(config._attn_implementation)
             model_class, config = exchanged_class(_class_of(config)), _base_with(config)
         else:
             model_class = cls
@@ -112,10 +117,16 @@ class ExchangedModel(PreTrainedModel):
         if push_to_hub:
             self.push_to_hub(repo_id or PurePath(save_directory).name)
 
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute, unless a part was given another attention, which would be softmax."""
+        for config in (self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)):
+            if isinstance(config, PreTrainedConfig):
+                _refuse_another(config._attn_implementation)
+        return super().__call__(*arguments, **keywords)
+
     def set_attn_implementation(self, attn_implementation: str | dict, *arguments: Any, **keywords: Any) -> None:
         """Refuse every attention but the exchanged one."""
-        if attn_implementation != IMPLEMENTATION:
-            raise ValueError(_ANOTHER.format(attn_implementation))
+        _refuse_another(attn_implementation)
         with being_made():
             super().set_attn_implementation(attn_implementation, *arguments, **keywords)
 
@@ -137,6 +148,14 @@ class ExchangedModel(PreTrainedModel):
             architectures=[self.base_class.__name__],
             dtype=base.get("dtype"),
             attn_implementation=IMPLEMENTATION,  # a stock class that opens the folder must not compute softmax
+        )
+
+
+def _refuse_another(name: str | dict | None) -> None:
+    if name not in (None, IMPLEMENTATION):
+        raise ValueError(
+            f"attn_implementation is {name!r}, but the attention of this model is exchanged: restore_attention takes "
+            "it off"
         )
 
 
@@ -211,5 +230,9 @@ def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
 
 def _base_with(config: ExchangedConfig) -> PreTrainedConfig:
     base = config.base_config()
-    base.exchanged = {"attention": config.attention, "modules": config.modules}
+    # what was changed since it was saved, as by from_pretrained(…, problem_type=…)
+    for name, value in config.to_diff_dict().items():
+        if name not in _OF_THE_WHOLE:
+            setattr(base, name, value)
+    base.exchanged = {"attention": AttentionConfig.parse(config.attention).to_dict(), "modules": config.modules}
     return base

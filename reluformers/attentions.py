@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention_interface import InterfaceAttention, register
@@ -194,9 +194,9 @@ def _given_to(config: PreTrainedConfig, names: Any) -> dict[int, Any]:
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
-    transformers only warns where a model takes no attention by name, and saves none. So three methods are wrapped:
-    where a model is built or given another attention, and where a configuration is saved; and a property, where a
-    configuration is given a dict of names.
+    transformers only warns where a model takes no attention by name, and saves none. So four methods are wrapped:
+    where a model is built, given another attention or made ready for continuous batching, and where a configuration is
+    saved; and a property, where a configuration is given a dict of names.
     """
     if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
         return
@@ -228,6 +228,11 @@ def guard_models() -> None:
 
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
+        if hasattr(self.config, "exchanged") and attn_implementation != IMPLEMENTATION:
+            raise ValueError(
+                f"attn_implementation is {attn_implementation!r}, but the attention of this {type(self).__name__} is "
+                "exchanged: restore_attention takes it off"
+            )
         given = _given_to(self.config, attn_implementation)
         is_name_of_ours = is_ours(attn_implementation)
         for part in self.modules():
@@ -256,6 +261,15 @@ def guard_models() -> None:
             _given_to(self, name)
         name_of.fset(self, name)
 
+    batch = GenerationMixin.init_continuous_batching
+
+    @functools.wraps(batch)
+    def init_continuous_batching(self, *args, **keywords):
+        if is_ours(self.config._attn_implementation):  # it would be exchanged for flash attention's softmax
+            raise ValueError(f"continuous batching does not take {self.config._attn_implementation}: use generate")
+        return batch(self, *args, **keywords)
+
+    GenerationMixin.init_continuous_batching = init_continuous_batching
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
     PreTrainedModel.set_attn_implementation = set_attn_implementation
     PreTrainedConfig.save_pretrained = save_pretrained

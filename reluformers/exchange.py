@@ -6,6 +6,7 @@ exchange_attention(model, "rela-g")
 
 import inspect
 import json
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -97,6 +98,8 @@ def exchange_attention(
     model.__class__ = exchanged_class(type(model))
     model.set_attn_implementation(IMPLEMENTATION)
     model.attention_before = before
+    # an adapter of PEFT that named the model as it was would be opened with softmax
+    model.base_name, model.name_or_path = model.name_or_path, ""
     return model
 
 
@@ -115,6 +118,7 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
     for part, name in zip(configs, getattr(model, "attention_before", ["sdpa"] * len(configs)), strict=True):
         part._attn_implementation_internal = name
     del model.config.exchanged
+    model.name_or_path = getattr(model, "base_name", model.name_or_path)
     return model
 
 
@@ -127,7 +131,11 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     weights = {name: part.contiguous() for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     exchanged = {name: model.config.exchanged[name] for name in ("attention", "modules")}
-    text = {"base_model": model.name_or_path, "base_class": model.base_class.__name__, **exchanged}
+    text = {
+        "base_model": getattr(model, "base_name", model.name_or_path),
+        "base_class": model.base_class.__name__,
+        **exchanged,
+    }
     text["sites"] = _sites(model)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
@@ -174,10 +182,12 @@ def _configs_of(model: PreTrainedModel) -> list:
 
 def _scaling_of(module: nn.Module) -> float:
     """What an attention module multiplies dot products by; 1 where it has scaled the queries itself."""
-    if "scaling=1.0" in inspect.getsource(type(module).forward):
+    source = inspect.getsource(type(module).forward)
+    if "scaling=1.0" in source:
         return 1.0
-    scaling = getattr(module, "scaling", None)
-    return getattr(module, SUBMODULE).scale.item() if scaling is None else scaling
+    given = re.search(r"\bscaling=self\.(\w+)", source)
+    scaling = getattr(module, given[1] if given else "scaling", None)
+    return scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()
 
 
 def _sizes(name: str, module: nn.Module) -> list[int]:

@@ -6,7 +6,13 @@ import json
 import pytest
 import torch
 import transformers
-from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    StaticCache,
+)
 
 import reluformers  # noqa: F401 (registers the names)
 from reluformers.attentions import ATTENTIONS, register_attention
@@ -167,6 +173,29 @@ def test_packed_rows_do_not_see_each_other(name, attention):
     torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
     alone = build(name, attention, torch.float64)(input_ids=ids[:, 5:]).logits
     torch.testing.assert_close(outputs[0][:, 5:], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_rows_that_are_said_to_be_packed_are_kept_apart_or_refused(name):
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
+    rows = [{"input_ids": part.tolist()} for part in (ids[0, :5], ids[0, 5:])]
+    batch = dict(DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows))
+    del batch["labels"]
+    model = build(name, "relu_attention", torch.float64)
+    packed = model(**batch, use_cache=False).logits[:, 5:]
+    torch.testing.assert_close(packed, model(input_ids=ids[:, 5:]).logits, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="does not keep them apart"):
+        model(**batch)  # with a cache transformers takes positions for those of one sequence
+    positions = batch.pop("position_ids")
+    with pytest.raises(ValueError, match="does not keep them apart"):
+        model(**batch, use_cache=False)
+    causal = torch.ones(1, 1, 12, 12).tril().bool()
+    with pytest.raises(ValueError, match="does not keep them apart"):
+        model(**batch, attention_mask=causal)
+    causal[..., 5:, :5] = False
+    ready = model(**batch, attention_mask=causal, position_ids=positions).logits[:, 5:]
+    if name == "llama":  # the others have windows, of which a ready mask says nothing
+        torch.testing.assert_close(ready, packed, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])

@@ -9,7 +9,12 @@ import sys
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    LlamaForCausalLM,
+)
 
 from reluformers import (
     exchange_attention,
@@ -19,6 +24,7 @@ from reluformers import (
     restore_attention,
     save_adapter,
 )
+from reluformers.exchange import ADAPTER_CONFIG, _scaling_of
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
 from .test_by_name import LLAMA, MODELS, TEXT, build, inputs, real_part
@@ -110,6 +116,70 @@ def test_an_exchanged_model_takes_no_other_attention(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="restore_attention"):
         ExchangedModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="restore_attention"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="restore_attention"):
+        model.model.set_attn_implementation("sdpa")
+    model.model.config._attn_implementation = "sdpa"  # as where this library is not installed
+    with pytest.raises(ValueError, match="restore_attention"):
+        logits(model)
+
+
+def test_what_a_folder_is_opened_with_is_what_its_model_has(tmp_path):
+    config = transformers.BertConfig(**TEXT, intermediate_size=48)
+    exchange_attention(transformers.BertForSequenceClassification(config), "relu-vit").save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=5, problem_type="multi_label_classification", ignore_mismatched_sizes=True
+    )
+    assert (model.classifier.out_features, model.config.problem_type) == (5, "multi_label_classification")
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again", output_hidden_states=True)
+    assert again.config.problem_type == "multi_label_classification"
+    assert again(torch.arange(3, 9)[None]).logits.shape == (1, 5)
+    assert again(torch.arange(3, 9)[None]).hidden_states
+    other = AutoModelForSequenceClassification.from_pretrained(tmp_path, attention="relu-sum")
+    assert other.config.exchanged["attention"]["normalizer"] == "sum"
+
+
+def test_an_adapter_of_peft_does_not_name_a_model_that_has_softmax(tmp_path):
+    peft = pytest.importorskip("peft")
+    build("llama", "sdpa").save_pretrained(tmp_path / "stock")
+    model = exchange_attention(AutoModelForCausalLM.from_pretrained(tmp_path / "stock"), "relu-vit")
+    save_adapter(model, tmp_path / "own")
+    assert json.loads((tmp_path / "own" / ADAPTER_CONFIG).read_text())["base_model"] == str(tmp_path / "stock")
+    lora = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(copy.deepcopy(model), lora).save_pretrained(tmp_path / "lora")
+    with pytest.raises((ValueError, OSError)):
+        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "lora")
+    model.save_pretrained(tmp_path / "exchanged")
+    tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "exchanged"), lora)
+    tuned.save_pretrained(tmp_path / "good")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "good")
+    assert torch.equal(logits(again.eval()), logits(tuned.eval()))
+    assert restore_attention(model).name_or_path == str(tmp_path / "stock")
+
+
+def test_continuous_batching_does_not_take_softmax_instead():
+    with pytest.raises(ValueError, match="continuous batching does not take relu_attention"):
+        build("llama", "relu_attention").generate_batch([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("name", ["tda_attention", "reluformer_attention", "sigmoid_attention"])
+def test_a_key_that_is_hidden_in_half_precision_is_not_counted(name):
+    ids, keep = inputs("llama")["input_ids"], torch.ones(13, 13).tril()[None, None].bool()
+    low = torch.zeros(1, 1, 13, 13, dtype=torch.bfloat16).masked_fill(~keep, -1e4).float()
+    outputs = [build("llama", name)(ids, attention_mask=mask.expand(2, -1, -1, -1)).logits for mask in (low, keep)]
+    torch.testing.assert_close(*outputs)
+
+
+def test_a_learned_scale_starts_at_that_of_the_call():
+    class Odd(torch.nn.Module):
+        scale = 0.3
+
+        def forward(self, attention_interface):
+            return attention_interface(scaling=self.scale)
+
+    assert _scaling_of(Odd()) == 0.3
 
 
 def test_some_sites_of_a_model_by_name_are_refused():
