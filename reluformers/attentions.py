@@ -55,6 +55,14 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("swin", "clap", "clap_audio_model"), "it hides keys by a score of -100, which only softmax does not see"
     ),
+    **dict.fromkeys(
+        (
+            *("bigbird_pegasus", "evolla", "gemma3n_audio", "longt5", "pegasus_x"),
+            *("bridgetower_vision_model", "deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
+            *("sam_hq_vision_model", "sam_vision_model", "unlimited_ocr_sam_vision_model"),
+        ),
+        "its own code computes softmax, beside the attention interface",
+    ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
 }
 

@@ -4,10 +4,12 @@ Run as a module it writes the table into a page: python -m tests.any_model.every
 """
 
 import functools
+import inspect
 import os
 import re
 import signal
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,10 +18,13 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import reluformers  # noqa: F401 (registers the names)
 from reluformers.modeling.attention_interface import InterfaceAttention
+from reluformers.modeling.modeling_exchanged import calls_interface
 
 from .alone import attention_modules, calls_of, with_mask
 from .tiny import has_model, inputs_of, model_types, models_of
@@ -29,6 +34,17 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
 SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
+ATTENTIONS_OF_TORCH = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention")
+OWN_SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
+# pattern of classes → what beside the attention of a model may keep softmax; any other attention that does is wrong
+KEEPS_SOFTMAX = {
+    "Pool": "a pooling head",
+    "DeformableAttention": "deformable attention, which has no keys",
+    "AriaCrossAttention": "a projector of images",
+    "AttnBlock": "a convolutional tokenizer of images",
+    "PatchTSMixerGatedAttention": "",  # a gate over features
+    "Sam2MultiScaleAttention": "",  # which throws it away, and calls the interface
+}
 
 
 @dataclass
@@ -40,11 +56,49 @@ class Found:
             runs here), `"none"` (no attention through the interface), `"part"` (no model of its own) or `"wrong"`.
         why: the reason, where it is not exact.
         files: modules of transformers that called the attention.
+        softmax: classes of modules, attentions by their names, that compute softmax beside it.
     """
 
     outcome: str
     why: str = ""
     files: set[str] = field(default_factory=set)
+    softmax: set[str] = field(default_factory=set)
+
+
+class SoftmaxSpy(TorchFunctionMode):
+    """Notes the classes of the modules that call an attention of torch, or softmax in what is named an attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.classes = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name == "softmax" or name in ATTENTIONS_OF_TORCH:
+            callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
+            modules = (type(one) for one in callers if isinstance(one, nn.Module))
+            owner = next((one.__name__ for one in modules if not one.__module__.startswith("torch.")), "")
+            if name != "softmax" or "Att" in owner:
+                self.classes.add(owner)
+        return function(*args, **(kwargs or {}))
+
+
+def softmax_in(model: nn.Module) -> set[str]:
+    """Classes of attentions in a model, run or not, whose code has softmax and no call of the interface."""
+    classes = {type(module) for module in model.modules() if "Att" in type(module).__name__}
+    classes = {one for one in classes if not one.__module__.startswith("torch.") and not calls_interface(one)}
+    return {one.__name__ for one in classes if OWN_SOFTMAX.search(_source_of(one))}
+
+
+@functools.cache
+def _source_of(module_class: type) -> str:
+    bases = [one for one in module_class.__mro__ if one.__module__.startswith("transformers.models.")]
+    return "".join(map(inspect.getsource, bases))
+
+
+def kept_by(module_class: str) -> str | None:
+    """What in `KEEPS_SOFTMAX` a class of a module is, by its name; None for an attention that is none of them."""
+    return next((what for part, what in KEEPS_SOFTMAX.items() if part in module_class), None)
 
 
 @functools.cache
@@ -56,6 +110,13 @@ def files_with_interface() -> set[str]:
 
 
 def examine(model_type: str) -> Found:
+    """What comes of a type; wrong, too, where an attention keeps softmax that is not in `KEEPS_SOFTMAX`."""
+    found = _examine(model_type)
+    left = sorted(one for one in found.softmax if kept_by(one) is None)
+    return Found("wrong", f"softmax stays in {', '.join(left)}", found.files, found.softmax) if left else found
+
+
+def _examine(model_type: str) -> Found:
     """Outputs and gradients of tiny models with `relu_attention`, beside those of the written-out form.
 
     The whole model is tried first, then its parts, where the whole does not run or leaves the attention of its file
@@ -64,7 +125,7 @@ def examine(model_type: str) -> Found:
     if not has_model(model_type):
         return Found("part")
     register_written_out("written_relu", exponent=1.0)
-    outcomes, files, why, built = set(), set(), "", []
+    outcomes, files, softmax, why, built = set(), set(), set(), "", []
     own, every = _file_of(model_type), files_with_interface()
     try:
         for place, model in models_of(model_type):
@@ -76,6 +137,7 @@ def examine(model_type: str) -> Found:
             except ValueError as error:
                 return Found("refused", str(error))
             built.append(model)
+            softmax |= softmax_in(model)
             if _has_interface(model):
                 model.set_attn_implementation("eager")
                 inputs = _first_that_runs(inputs_of(model), functools.partial(_output, model))
@@ -85,6 +147,7 @@ def examine(model_type: str) -> Found:
                 found = _compare(model, functools.partial(_output, model, inputs))
             else:
                 found = Found("none")
+            softmax |= found.softmax
             if found.outcome in ("wrong", "raises"):
                 return Found(found.outcome.replace("raises", "wrong"), found.why, found.files)
             if found.outcome == "exact":
@@ -109,9 +172,10 @@ def examine(model_type: str) -> Found:
             # one that raises may get a mask of another kind from its model
             if found is not None and found.outcome == "exact":
                 files |= found.files
+                softmax |= found.softmax
                 outcomes.add("in parts")
     outcome = next((name for name in ("exact", "in parts", "none") if name in outcomes), "untried")
-    return Found(outcome, why if outcome == "untried" else "", files)
+    return Found(outcome, why if outcome == "untried" else "", files, softmax)
 
 
 def _has_interface(model) -> bool:
@@ -157,7 +221,7 @@ def _first_that_runs(tries: Generator[dict, Exception | None, None], run: Callab
 def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     """Outputs and gradients of a run of a model, or of a part of it, with both forms of an attention."""
     model.set_attn_implementation("relu_attention")
-    files, call = set(), InterfaceAttention.forward
+    files, spy, call = set(), SoftmaxSpy(), InterfaceAttention.forward
 
     def noting(self, module, *arguments, **keywords):
         files.add(type(module).__module__)
@@ -165,7 +229,8 @@ def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
 
     InterfaceAttention.forward = noting
     try:
-        output, gradients = _with_gradients(model, run)
+        with spy:
+            output, gradients = _with_gradients(model, run)
     except TimeoutError:
         raise
     except Exception as error:
@@ -173,7 +238,7 @@ def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     finally:
         InterfaceAttention.forward = call
     if not files:
-        return Found("none")
+        return Found("none", softmax=spy.classes)
     try:
         model.set_attn_implementation("written_relu")
         expected, expected_gradients = _with_gradients(model, run)
@@ -188,7 +253,7 @@ def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     for name, gradient in gradients.items():
         if not (gradient - expected_gradients[name]).norm() <= 10 * TOLERANCE * scale:
             return Found("wrong", f"gradients of {name} differ", files)
-    return Found("exact", files=files)
+    return Found("exact", files=files, softmax=spy.classes)
 
 
 def _differs_by_itself(model, run: Callable[[], torch.Tensor]) -> bool:
@@ -244,6 +309,10 @@ def table(found: dict[str, Found]) -> str:
     for model_type in groups["refused"]:
         why = re.sub(r"^\w+ does not take \w+: ", "", found[model_type].why)
         reasons[re.sub(r"(its \w+ is) [\d.]+", r"\1 set", why)].append(model_type)
+    kept = defaultdict(list)
+    for model_type, one in found.items():
+        for what in {kept_by(module_class) for module_class in one.softmax} - {None, ""}:
+            kept[what].append(model_type)
     lines = [
         f"transformers {transformers.__version__}: {len(groups['exact'])} types are exact and "
         f"{len(groups['in parts'])} in their parts, which run the attention of {len(reached_files(found))} of the "
@@ -257,6 +326,7 @@ def table(found: dict[str, Found]) -> str:
         f"| exact | {', '.join(groups['exact'])} |",
         f"| exact in parts, the whole was not tried | {', '.join(groups['in parts'])} |",
         *(f"| refused: {why} | {', '.join(types)} |" for why, types in sorted(reasons.items())),
+        *(f"| softmax stays in {what} | {', '.join(types)} |" for what, types in sorted(kept.items())),
         f"| no model of their own | {', '.join(groups['part'])} |",
         f"| not tried: no tiny model of it runs here | {', '.join(groups['untried'])} |",
     ]

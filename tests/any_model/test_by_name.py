@@ -14,7 +14,7 @@ from transformers import (
     StaticCache,
 )
 
-import reluformers  # noqa: F401 (registers the names)
+from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
 
 from .written_out import register_written_out
@@ -26,6 +26,7 @@ SEQ2SEQ = {
     **{"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "pad_token_id": 0},
     **{"max_position_embeddings": 64, "decoder_start_token_id": 1, "forced_eos_token_id": None},
 }
+SAM = {"hidden_size": 32, "mlp_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32}
 MODELS = {
     "llama": ("LlamaForCausalLM", LLAMA),
     "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8}),
@@ -296,6 +297,9 @@ def test_a_saved_name_that_is_not_known_is_an_error(tmp_path):
     [
         ("DebertaModel", {**TEXT, "intermediate_size": 48}),
         ("Gemma2ForCausalLM", {**LLAMA, "head_dim": 8, "attn_logit_softcapping": 30.0}),
+        # which call the interface, but have another attention with softmax
+        ("PegasusXForConditionalGeneration", {**SEQ2SEQ, "block_size": 4, "num_global_tokens": 2}),
+        ("SamVisionModel", {**SAM, "window_size": 2, "global_attn_indexes": [1]}),
     ],
 )
 def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
@@ -305,6 +309,30 @@ def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
         model_class._from_config(copy.deepcopy(config), attn_implementation="relu_attention")
     with pytest.raises(ValueError, match=f"{class_name}.*relu_attention"):
         model_class(config).set_attn_implementation("relu_attention")
+
+
+def formulanet(**attention):
+    vision = {**SAM, "patch_size": 8, "window_size": 2, "global_attn_indexes": [1], "output_channels": 16}
+    vision |= {"post_conv_out_channels": 16, "post_conv_mid_channels": 16, "decoder_hidden_size": 32}
+    config = transformers.PPFormulaNetConfig(text_config=SEQ2SEQ, vision_config=vision)
+    return transformers.PPFormulaNetForConditionalGeneration._from_config(config, **attention)
+
+
+def test_a_model_of_which_a_part_cannot_take_it_is_refused_and_takes_it_in_the_others(tmp_path):
+    part = "PPFormulaNetVisionModel does not take"
+    with pytest.raises(ValueError, match=f"{part} relu_attention.*softmax"):
+        formulanet(attn_implementation="relu_attention")
+    model = formulanet()
+    with pytest.raises(ValueError, match=part):
+        model.set_attn_implementation("relu_attention")
+    with pytest.raises(ValueError, match=part):
+        exchange_attention(model, "relu-vit")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=part):
+        type(model).from_pretrained(tmp_path, attn_implementation="relu_attention")
+    model = type(model).from_pretrained(tmp_path, attn_implementation={"text_config": "relu_attention"})
+    assert model.config.text_config._attn_implementation == "relu_attention"
+    assert model.config.vision_config._attn_implementation == "sdpa"
 
 
 def test_what_a_model_asks_and_the_attention_has_not_is_an_error():

@@ -1,8 +1,12 @@
 """`relu_attention` in every model type of transformers: exact, or refused by name; none is wrong."""
 
 import pytest
+import torch
+from torch import nn
 
-from .every_type import examine_all, files_left_out, reached_files
+from reluformers import attentions
+
+from .every_type import KEEPS_SOFTMAX, SoftmaxSpy, examine_all, files_left_out, kept_by, reached_files
 from .tiny import model_types
 
 # of every kind: decoders, windows, mixtures, encoders, encoder–decoders, images, audio, refusals
@@ -36,6 +40,42 @@ def test_some_types_are_exact_or_refused():
     assert {name: one.outcome for name, one in found.items()} == {
         name: {"deberta": "refused", "decision_transformer": "in parts"}.get(name, "exact") for name in found
     }
+
+
+class OfOneRouter(nn.Module):
+    def forward(self, states):
+        return states.softmax(-1)
+
+
+class OfOneAttention(OfOneRouter):
+    pass
+
+
+class OfTorch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2)
+
+    def forward(self, states):
+        return self.inner(states, states, states)[0]
+
+
+@pytest.mark.parametrize("sees_gradients", [True, False])
+def test_an_attention_that_is_not_ours_is_seen_and_a_router_is_not(sees_gradients):
+    with torch.set_grad_enabled(sees_gradients), SoftmaxSpy() as spy:
+        for module in (OfOneRouter(), OfOneAttention(), OfTorch().eval()):
+            module(torch.randn(3, 2, 8))
+    assert spy.classes == {"OfOneAttention", "OfTorch"}
+    assert {kept_by(one) for one in spy.classes} == {None}
+
+
+def test_an_attention_that_keeps_softmax_is_wrong_and_a_pooling_head_is_named(monkeypatch):
+    monkeypatch.delitem(attentions.REFUSED, "pegasus_x")
+    found = examine_all(["pegasus_x", "siglip_vision_model"])
+    assert found["pegasus_x"].outcome == "wrong"
+    assert "PegasusXGlobalLocalAttention" in found["pegasus_x"].why
+    assert found["siglip_vision_model"].outcome == "exact"
+    assert {kept_by(one) for one in found["siglip_vision_model"].softmax} == {KEEPS_SOFTMAX["Pool"]}
 
 
 @pytest.mark.slow
