@@ -15,6 +15,7 @@ from transformers.utils import find_adapter_config_file
 from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
 
 from .errors import UserError, describe_error
+from .export import RECORD
 from .files import check_name, read_json
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,11 @@ def load_model(
     path = _checked_place(name_or_path)
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
     if path.exists():
+        if (path / RECORD).is_file():
+            raise UserError(
+                f"{name_or_path}: holds graphs of `reluformers export`, which `reluformers translate --runtime onnx` "
+                "and `reluformers serve` run"
+            )
         config = load_config(name_or_path, trust_remote_code=trust_remote_code)
         if not can_open(auto_class, config):
             raise UserError(
