@@ -72,14 +72,14 @@ class ExchangedModel(PreTrainedModel):
         Raises:
             ValueError: its configuration is of something else, or another attention is asked for.
         """
-        _refuse_another(keywords.get("attn_implementation"))
+        refuse_another(keywords.get("attn_implementation", IMPLEMENTATION))
         if config is None:
             names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
             config = ExchangedConfig.from_pretrained(
                 pretrained_model_name_or_path, **{name: keywords[name] for name in names if name in keywords}
             )
         if config.model_type == ExchangedConfig.model_type:  # maybe of another copy of this code
-            _refuse_another(config._attn_implementation)
+            refuse_another(config._attn_implementation or IMPLEMENTATION)
             model_class, config = exchanged_class(_class_of(config)), _base_with(config)
         else:
             model_class = cls
@@ -121,12 +121,12 @@ class ExchangedModel(PreTrainedModel):
         """Compute, unless a part was given another attention, which would be softmax."""
         for config in (self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)):
             if isinstance(config, PreTrainedConfig):
-                _refuse_another(config._attn_implementation)
+                refuse_another(config._attn_implementation)
         return super().__call__(*arguments, **keywords)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *arguments: Any, **keywords: Any) -> None:
         """Refuse every attention but the exchanged one."""
-        _refuse_another(attn_implementation)
+        refuse_another(attn_implementation)
         with being_made():
             super().set_attn_implementation(attn_implementation, *arguments, **keywords)
 
@@ -151,8 +151,9 @@ class ExchangedModel(PreTrainedModel):
         )
 
 
-def _refuse_another(name: str | dict | None) -> None:
-    if name not in (None, IMPLEMENTATION):
+def refuse_another(name: str | dict | None) -> None:
+    """Raise a `ValueError` for the name of any attention but the exchanged one."""
+    if name != IMPLEMENTATION:
         raise ValueError(
             f"attn_implementation is {name!r}, but the attention of this model is exchanged: restore_attention takes "
             "it off"

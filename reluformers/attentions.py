@@ -15,7 +15,7 @@ from transformers import AttentionInterface, GenerationMixin, PreTrainedConfig, 
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention_interface import InterfaceAttention, register
-from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION
+from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION, refuse_another
 
 # what has a name from the start: attentions without parameters
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
@@ -236,11 +236,8 @@ def guard_models() -> None:
 
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
-        if hasattr(self.config, "exchanged") and attn_implementation != IMPLEMENTATION:
-            raise ValueError(
-                f"attn_implementation is {attn_implementation!r}, but the attention of this {type(self).__name__} is "
-                "exchanged: restore_attention takes it off"
-            )
+        if hasattr(self.config, "exchanged"):
+            refuse_another(attn_implementation)
         given = _given_to(self.config, attn_implementation)
         is_name_of_ours = is_ours(attn_implementation)
         for part in self.modules():

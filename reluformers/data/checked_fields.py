@@ -27,7 +27,9 @@ def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
     if name in allowed:
         return
     near = difflib.get_close_matches(str(name), allowed, n=1)
-    known = f"the nearest allowed is {near[0]!r}" if near else f"allowed are {', '.join(sorted(allowed))}"
+    known = f"the nearest allowed is {near[0]!r}" if near else f"allowed are {', '.join(sorted(allowed)[:20])}"
+    if not near and len(allowed) > 20:
+        known += f" and {len(allowed) - 20} others"
     raise UserError(f"unknown {kind} {name!r}; {known}")
 
 

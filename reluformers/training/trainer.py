@@ -30,6 +30,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from reluformers.data.streaming import BatchStream, load_position, save_position
 from reluformers.errors import DivergenceError, UserError, describe_error
+from reluformers.modeling.attention import AttentionVariant
+from reluformers.modeling.feed_forward import FeedForward
 
 from .arguments import TaskTrainingArguments
 from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint, rotate_checkpoints
@@ -90,9 +92,14 @@ class TaskTrainer(Trainer):
             self.add_callback(self.weight_average)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Of those of `Trainer` the matrices: learned scales and thresholds of an attention have names of no norm."""
-        names = super().get_decay_parameter_names(model)
-        return [name for name in names if model.get_parameter(name).squeeze().ndim > 1]
+        """Leave the learned scalars of attentions and feed-forward networks out, which `Trainer` takes for weights."""
+        scalars = {
+            f"{place}.{name}"
+            for place, part in model.named_modules()
+            if isinstance(part, AttentionVariant | FeedForward)
+            for name, _ in part.named_parameters(recurse=False)
+        }
+        return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
 
     @staticmethod
     @abstractmethod

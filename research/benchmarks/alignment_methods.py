@@ -41,6 +41,7 @@ from reluformers.data.batches import PairCollator, length_batches
 from reluformers.errors import run_main
 from reluformers.evaluation.alignments import AlignmentHead, Link, word_alignments
 from reluformers.evaluation.cross_attention import Tokenizers
+from reluformers.files import write_json
 from reluformers.modeling.pipeline_translation import Words, split_text, sum_over_words
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.gold_alignments import GoldAlignment, LinkCounts, alignment_scores
@@ -362,7 +363,7 @@ def measure(options: argparse.Namespace) -> None:
         learned.learn(states, pairs + [pair[::-1] for pair in pairs], shared + mirrored(shared))
         report_both("learned", learned.links(states, gold.pairs), mirrored(learned.links(states, turned)))
     if options.output:
-        Path(options.output).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        write_json(options.output, table)
 
 
 if __name__ == "__main__":
