@@ -15,12 +15,12 @@ from transformers.utils import find_adapter_config_file
 from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
 
 from .errors import UserError, describe_error
-from .export import RECORD
 from .files import check_name, read_json
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
+EXPORT_RECORD = "export.json"  # of a folder of `reluformers export`
 DTYPES = ("float32", "bfloat16", "int8")  # that models compute in
 INDEX = "model.safetensors.index.json"
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
@@ -92,7 +92,7 @@ def load_model(
     path = _checked_place(name_or_path)
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
     if path.exists():
-        if (path / RECORD).is_file():
+        if (path / EXPORT_RECORD).is_file():
             raise UserError(
                 f"{name_or_path}: holds graphs of `reluformers export`, which `reluformers translate --runtime onnx` "
                 "and `reluformers serve` run"

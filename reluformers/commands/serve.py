@@ -16,8 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import hide_tokens
 from reluformers.errors import UserError
-from reluformers.export import RECORD as EXPORT_RECORD
-from reluformers.saved_models import DTYPES, check_indices, check_no_adapter, set_precision
+from reluformers.saved_models import DTYPES, EXPORT_RECORD, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
 

@@ -7,8 +7,8 @@ from reluformers.files import read_json
 from reluformers.modeling import handler_images, handler_translation
 from reluformers.modeling.endpoint import BATCH_SIZE, MAX_BATCH
 from reluformers.modeling.handler_translation import MAX_CHARACTERS
+from reluformers.saved_models import EXPORT_RECORD
 
-from . import RECORD
 from .exporters import EXPORTERS
 
 __all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "PARAMETERS", "EndpointHandler"]
@@ -34,5 +34,5 @@ class EndpointHandler:
     def __new__(cls, path: str = "", precision: str | None = None) -> Any:
         """The handler of the folder's task, with graphs of a precision, or the finest."""
         path = path or "."
-        task = read_json(Path(path, RECORD))["task"]
+        task = read_json(Path(path, EXPORT_RECORD))["task"]
         return {kind.task: kind for kind in (_TranslationHandler, _ImageHandler)}[task](path, precision)

@@ -18,11 +18,10 @@ from reluformers.files import atomic_directory, check_output_folder, write_json,
 from reluformers.onnx.graphs import operators
 from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
-from reluformers.saved_models import load_config, load_model
+from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
 from reluformers.tasks import Task, task_of
 from reluformers_kernels import is_quantized
 
-from . import RECORD
 from .exporters import EXPORTERS, Exporter, differing_rows
 
 # of an Inference Endpoint
@@ -110,7 +109,7 @@ def export_onnx(
         record["precisions"] = {
             name: {"files": files[name], **compared[name], **answers.get(name, {})} for name in ordered
         }
-        write_json(unfinished / RECORD, record)
+        write_json(unfinished / EXPORT_RECORD, record)
     return record
 
 

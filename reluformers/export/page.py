@@ -16,15 +16,15 @@ from typing import Any
 from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
 from reluformers.onnx.sessions import FOLDER
+from reluformers.saved_models import EXPORT_RECORD
 
-from . import RECORD
 from .onnx_folder import SERVED, export_onnx
 
 SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
 # in the metadata of README.md: this library made the Space and may write it anew
 MARK = "reluformers-page"
-_NOT_SHOWN = (RECORD, *SERVED)  # of an exported folder, what a page has no use for
+_NOT_SHOWN = (EXPORT_RECORD, *SERVED)  # of an exported folder, what a page has no use for
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
     """Copy a model in one precision into the folder of a page, and say what it shows of it."""
     exported = Path(model)
     with tempfile.TemporaryDirectory() as temporary:
-        if not (exported / RECORD).is_file():
+        if not (exported / EXPORT_RECORD).is_file():
             exported = Path(temporary, "onnx")
             export_onnx(model, exported, precisions=[precision], attentions=True)
-        record = read_json(exported / RECORD)
+        record = read_json(exported / EXPORT_RECORD)
         if not record["attentions"] or precision not in record["precisions"]:
             raise UserError(
                 f"{model}: was exported without attentions or without {precision}; name the model that it was made of"
