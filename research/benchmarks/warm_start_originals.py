@@ -1,8 +1,11 @@
 r"""Train the softmax models that warm starts begin with: stock classes of transformers and its stock trainers.
 
-    python benchmarks/warm_start_originals.py translation --train train.jsonl.gz --validation validation.jsonl.gz \
-        --output runs/marian
-    python benchmarks/warm_start_originals.py images --path data/cifar10 --output runs/vit
+    python research/benchmarks/warm_start_originals.py translation --train train.jsonl.gz \
+        --validation validation.jsonl.gz --output runs/marian
+    python research/benchmarks/warm_start_originals.py images --path data/cifar10 --output runs/vit
+
+The shape and the schedule of a translator are those of a recipe, by default marian_multi30k_en_de.yaml; a batch is a
+number of pairs, as the stock trainer has no other.
 
 Then, for each preset, once from the original and once from nothing, with as many updates in all:
 
@@ -33,13 +36,17 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
+    set_seed,
 )
 
 from reluformers.images.augmentation import Augmentation, ImageCollator
 from reluformers.images.loading import class_names, load_image_split
+from reluformers.training.weight_average import WeightAverage
+from reluformers.translation import TranslationRecipe
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import save_tokenizers, tokenize_pairs, train_tokenizer
 
+RECIPE = Path(__file__).parents[2] / "scripts/recipes/marian_multi30k_en_de.yaml"
 SCHEDULE = {
     "adam_beta2": 0.98,
     "max_grad_norm": 1.0,
@@ -53,27 +60,35 @@ SCHEDULE = {
 
 def train_translation(options: argparse.Namespace) -> None:
     """A Marian model: PostNorm, swish, Marian's positions, one vocabulary."""
-    languages = {"source_lang": "en", "target_lang": "de"}
+    recipe = TranslationRecipe.load(options.recipe)
+    shape, training = recipe.model, recipe.training
+    languages = {"source_lang": recipe.data.source_lang, "target_lang": recipe.data.target_lang}
     splits = {
         name: load_translation_split({name: getattr(options, name)}, name, **languages)
         for name in ("train", "validation")
     }
     texts = (batch[side] for side in ("source", "target") for batch in splits["train"].iter(batch_size=1000))
-    tokenizer = train_tokenizer(texts, 4000, model_max_length=256)
+    positions = shape["max_position_embeddings"]
+    tokenizer = train_tokenizer(texts, recipe.tokenizer.vocab_size, model_max_length=positions)
     rows = {name: tokenize_pairs(split, tokenizer, tokenizer) for name, split in splits.items()}
+    same = ["d_model", "dropout", "attention_dropout", "max_position_embeddings", "scale_embedding"]
+    for side in ("encoder", "decoder"):
+        same += [f"{side}_{what}" for what in ("layers", "attention_heads", "ffn_dim")]
     config = MarianConfig(
-        vocab_size=len(tokenizer), d_model=128, encoder_layers=4, decoder_layers=4, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=256, decoder_ffn_dim=256, max_position_embeddings=256,
-        activation_function="swish", scale_embedding=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        decoder_start_token_id=0, forced_eos_token_id=None, dropout=0.1, attention_dropout=0.1,
+        vocab_size=len(tokenizer), activation_function="swish", pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=0, forced_eos_token_id=None, **{name: shape[name] for name in same},
     )  # fmt: skip
     model = MarianMTModel(config)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    model.generation_config = GenerationConfig(**ids, bad_words_ids=[[0]], num_beams=5, max_length=129)
+    model.generation_config = GenerationConfig(
+        **ids, bad_words_ids=[[0]], num_beams=5, max_length=recipe.decoding.max_new_tokens + 1
+    )
     arguments = Seq2SeqTrainingArguments(
-        str(options.output), num_train_epochs=options.epochs or 20, max_steps=options.max_steps, learning_rate=1e-3,
-        lr_scheduler_type="inverse_sqrt", warmup_steps=800, per_device_train_batch_size=64, bf16=options.bf16,
-        label_smoothing_factor=0.1, train_sampling_strategy="group_by_length", eval_strategy="epoch", **SCHEDULE,
+        str(options.output), num_train_epochs=options.epochs or 20, max_steps=options.max_steps,
+        learning_rate=training["learning_rate"], lr_scheduler_type=training["lr_scheduler_type"],
+        warmup_steps=training["warmup_steps"], per_device_train_batch_size=options.rows, bf16=options.bf16,
+        label_smoothing_factor=shape["label_smoothing"], train_sampling_strategy="group_by_length",
+        eval_strategy="epoch", **SCHEDULE,
     )  # fmt: skip
     trainer = Seq2SeqTrainer(
         model,
@@ -82,7 +97,12 @@ def train_translation(options: argparse.Namespace) -> None:
         train_dataset=rows["train"].select_columns(["input_ids", "labels"]),
         eval_dataset=rows["validation"].select_columns(["input_ids", "labels"]),
     )
+    average = training.get("ema_decay") and WeightAverage(model, training["ema_decay"])
+    if average:
+        trainer.add_callback(average)
     trainer.train()
+    if average:
+        average.replace_weights()
     model.save_pretrained(options.output)
     save_tokenizers(options.output, tokenizer)
 
@@ -117,14 +137,17 @@ def main() -> None:
     """Read the options and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("translation", "images"))
-    parser.add_argument("--train", help="JSON lines of Multi30k")
-    parser.add_argument("--validation", help="JSON lines of Multi30k")
+    parser.add_argument("--train", help="JSON lines")
+    parser.add_argument("--validation", help="JSON lines")
+    parser.add_argument("--recipe", type=Path, default=RECIPE, help="of translation")
+    parser.add_argument("--rows", type=int, default=64, help="pairs of a batch")
     parser.add_argument("--path", type=Path, help="folder of CIFAR-10, or its Hub id")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--epochs", type=int, help="20 of translation and 10 of images if missing")
     parser.add_argument("--max_steps", type=int, default=-1)
     parser.add_argument("--bf16", action="store_true", help="autocast")
     options = parser.parse_args()
+    set_seed(SCHEDULE["seed"])  # of the first weights, which are made before the trainer
     {"translation": train_translation, "images": train_images}[options.task](options)
 
 
