@@ -9,6 +9,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from .configuration_attention import AttentionConfig
 
 
+SHARED = ("id2label", "label2id", "problem_type", "is_encoder_decoder", "return_dict", "output_hidden_states")
+
+
 class ExchangedConfig(PreTrainedConfig):
     r"""A model of transformers, and what its attention modules compute instead of softmax.
 
@@ -45,7 +48,8 @@ class ExchangedConfig(PreTrainedConfig):
                 raise ValueError(
                     f"ExchangedConfig.modules has {sizes!r} for {name}, but must have three sizes above 0"
                 )
-        super().__init__(**kwargs)
+        # what every configuration has is that of the model, unless it was changed, as by from_pretrained(…, num_labels=2)
+        super().__init__(**{name: self.base[name] for name in SHARED if name in self.base} | kwargs)
 
     def base_config(self) -> PreTrainedConfig:
         """Build the model's own configuration.

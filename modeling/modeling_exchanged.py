@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..configuration.configuration_attention import AttentionConfig
-from ..configuration.configuration_exchanged import ExchangedConfig
+from ..configuration.configuration_exchanged import SHARED, ExchangedConfig
 from .attention_interface import InterfaceAttention, register
 
 SUBMODULE = "exchanged_attention"
@@ -232,7 +232,8 @@ def _class_of(config: ExchangedConfig) -> type[PreTrainedModel]:
 def _base_with(config: ExchangedConfig) -> PreTrainedConfig:
     base = config.base_config()
     # what was changed since it was saved, as by from_pretrained(…, problem_type=…)
-    for name, value in config.to_diff_dict().items():
+    shared = {name: getattr(config, name) for name in SHARED if name in config.base}  # a default may be a change too
+    for name, value in (config.to_diff_dict() | shared).items():
         if name not in _OF_THE_WHOLE:
             setattr(base, name, value)
     base.exchanged = {"attention": AttentionConfig.parse(config.attention).to_dict(), "modules": config.modules}

@@ -137,6 +137,14 @@ def test_what_a_folder_is_opened_with_is_what_its_model_has(tmp_path):
     assert again.config.problem_type == "multi_label_classification"
     assert again(torch.arange(3, 9)[None]).logits.shape == (1, 5)
     assert again(torch.arange(3, 9)[None]).hidden_states
+    # what is the default of every configuration is a change here
+    saved = transformers.AutoConfig.from_pretrained(tmp_path / "again")
+    assert (saved.num_labels, saved.problem_type) == (5, "multi_label_classification")
+    usual = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "again", num_labels=2, problem_type=None, ignore_mismatched_sizes=True
+    )
+    assert (usual.classifier.out_features, usual.config.num_labels, usual.config.problem_type) == (2, 2, None)
+    assert len(usual.exchanged_config().id2label) == 2
     other = AutoModelForSequenceClassification.from_pretrained(tmp_path, attention="relu-sum")
     assert other.config.exchanged["attention"]["normalizer"] == "sum"
 
