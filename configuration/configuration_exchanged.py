@@ -8,8 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from .configuration_attention import AttentionConfig
 
-
-SHARED = ("id2label", "label2id", "problem_type", "is_encoder_decoder", "return_dict", "output_hidden_states")
+SHARED = ("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states")
 
 
 class ExchangedConfig(PreTrainedConfig):
@@ -48,7 +47,7 @@ class ExchangedConfig(PreTrainedConfig):
                 raise ValueError(
                     f"ExchangedConfig.modules has {sizes!r} for {name}, but must have three sizes above 0"
                 )
-        # what every configuration has is that of the model, unless it was changed, as by from_pretrained(…, num_labels=2)
+        # as in the model, unless it was changed since, as by from_pretrained(…, num_labels=2)
         super().__init__(**{name: self.base[name] for name in SHARED if name in self.base} | kwargs)
 
     def base_config(self) -> PreTrainedConfig:

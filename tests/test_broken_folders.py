@@ -396,7 +396,7 @@ def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path)
 def test_a_recipe_with_a_huge_size_is_refused(tmp_path, capsys, option):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry-run"]
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry_run"]
     assert option.partition("=")[0] in refusal_of(capsys, *arguments, f"model.{option}")
 
 
@@ -405,7 +405,7 @@ def test_a_recipe_without_named_outputs_is_refused(tmp_path, capsys):
         (tmp_path / f"{side}.jsonl").write_text(f'{{"source": "a {side}", "target": "b"}}\n' * 20)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry-run"]
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry_run"]
     assert "return_dict" in refusal_of(capsys, *arguments, "model.return_dict=false")
 
 

@@ -7,9 +7,11 @@ before a command is to run, so that --help and --version answer at once.
 import argparse
 import functools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
+from typing import NoReturn
 
 # in the order in which they are used
 COMMANDS = {
@@ -30,6 +32,20 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Takes `--num-beams` for `--num_beams`, as transformers does, and says in one line what is wrong."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = list(sys.argv[1:] if args is None else args)
+        options = args.index("--") if "--" in args else len(args)
+        for place, argument in enumerate(args[:options]):
+            args[place] = re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), argument)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 @functools.cache
 def all_commands() -> dict[str, tuple[str, str]]:
     """Name → module and summary of every command: those here, and those of packages on top of reluformers.
@@ -48,11 +64,11 @@ def all_commands() -> dict[str, tuple[str, str]]:
     return commands
 
 
-def build_overview() -> argparse.ArgumentParser:
+def build_overview() -> Parser:
     """Build the parser of the first argument, the command."""
     commands = all_commands()
     width = max(map(len, commands))
-    overview = argparse.ArgumentParser(
+    overview = Parser(
         prog="reluformers",
         usage="%(prog)s COMMAND …",
         description="Attention without plain softmax: train, score, look, publish.",

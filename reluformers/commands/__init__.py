@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from reluformers.errors import UserError, run_main
 from reluformers.files import check_name
-from reluformers_cli import all_commands
+from reluformers_cli import Parser, all_commands
 
 SECTION_CHANGE = re.compile(r"\w+(\.\w+)+=.*", re.DOTALL)  # section.key=value
 FIELD_CHANGE = re.compile(r"\w+(\.\w+)*=.*", re.DOTALL)  # field=value
@@ -26,12 +26,10 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return action.help if says_nothing else super()._get_help_string(action)
 
 
-def build_parser(command: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], None]]:
+def build_parser(command: str) -> tuple[Parser, Callable[[argparse.Namespace], None]]:
     """The parser of a command, and what runs it."""
     module = importlib.import_module(all_commands()[command][0])
-    parser = argparse.ArgumentParser(
-        prog=f"reluformers {command}", description=module.__doc__, formatter_class=_HelpFormatter
-    )
+    parser = Parser(prog=f"reluformers {command}", description=module.__doc__, formatter_class=_HelpFormatter)
     module.add_arguments(parser)
     return parser, module.run
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="tag of the release; the one in README.md, else the next of v1, v2, …")
     parser.add_argument("--space", action="store_true", help="push the demo as the Space ORG/NAME-demo too")
     parser.add_argument(
-        "--static-space",
+        "--static_space",
         action="store_true",
         help="push a page that computes in the browser as the Space ORG/NAME-page",
     )

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop after N evaluations without a better one: training.early_stopping_patience",
     )
     parser.add_argument(
-        "--dry-run",
+        "--dry_run",
         action="store_true",
         help="train 20 updates and print parameters, memory, tokens and time of the whole run; write nothing but the "
         "cache of datasets",

@@ -30,7 +30,8 @@ def fails(capsys, *arguments) -> str:
     assert caught.value.code == 2
     output = capsys.readouterr()
     assert not output.out
-    return output.err.splitlines()[-1]
+    (line,) = output.err.splitlines()
+    return line
 
 
 def test_the_overview_names_every_command(capsys):
@@ -61,6 +62,13 @@ def test_unknown_commands_and_options_are_one_line(capsys, tmp_path):
     assert "unrecognized arguments: --beams" in fails(capsys, "evaluate", "x", "--data", "y", "--beams", "3")
     line = fails(capsys, "train", tmp_path / "none.yaml", "--output_dir", tmp_path / "out")
     assert line.startswith(f"error: {tmp_path / 'none.yaml'}: cannot be read as a recipe")
+
+
+def test_options_may_be_written_with_dashes():
+    parser, _ = build_parser("translate")
+    options = parser.parse_intermixed_args(["--num-beams", "3", "--batch-size=8", "--trust-remote-code", "one-two"])
+    assert (options.num_beams, options.batch_size, options.trust_remote_code, options.text) == (3, 8, True, "one-two")
+    assert parser.parse_args(["--num-beams", "3", "--", "--num-beams"]).text == "--num-beams"
 
 
 def test_options_of_another_task_are_refused(capsys, tmp_path):

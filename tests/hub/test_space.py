@@ -76,7 +76,7 @@ def test_a_page_is_a_static_space(hub, tmp_path):
     assert f"models:\n  - {REPO}\n" in card
     assert {"index.html", "page.js", "worker.js", "models/tiny/onnx/model_quantized.onnx"} <= set(files)
     assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
-    with pytest.raises(UserError, match="leave --static-space out"):
+    with pytest.raises(UserError, match="leave --static_space out"):
         push_static_space(folder, "acme/other", "v1", api=occupied(hub))
 
 
