@@ -93,5 +93,5 @@ wheel: $(SETUP)  ## build the wheel into dist/
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove environments, caches and builds; leaves runs/ alone
-	rm -rf .venv .venv-oldest build research/build dist site *.egg-info research/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-newest build research/build dist site *.egg-info research/*.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

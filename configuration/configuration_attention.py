@@ -50,7 +50,7 @@ class AttentionConfig:
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
             or s_ij = φ(z_ij − θ_i) / Σ_k φ(z_ik − θ_i)
     output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
-            with exclusive_output of u_i − (u_i·v̂_i) v̂_i, u_i = Σ_j s_ij v_j and v̂_i = v_i/‖v_i‖ of each head
+            with exclusive_output, u_i = Σ_j s_ij v_j is replaced by u_i − (u_i·v̂_i) v̂_i in each head, v̂_i = v_i/‖v_i‖
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
@@ -120,6 +120,10 @@ class AttentionConfig:
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
             raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
+        if self.threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+            raise ValueError(f"{owner}.threshold is {self.threshold}, but θ cancels in {self.activation}")
+        if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
+            raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         if self.normalizer == "sum":
@@ -132,10 +136,13 @@ class AttentionConfig:
                 raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
 
     @classmethod
-    def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":
+    def parse(
+        cls, value: "str | dict[str, Any] | AttentionConfig", start: "str | AttentionConfig" = "softmax"
+    ) -> "AttentionConfig":
         """Read a preset's name, a dict or another configuration.
 
-        A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
+        A dict has fields, `"preset"` to start from one and not from `start`, and `"gamma"`, ReLUFormer's γ, for
+        c = γ/√2.
         """
         if isinstance(value, str):
             value = {"preset": value}
@@ -144,8 +151,9 @@ class AttentionConfig:
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
         overrides, known = dict(value), {field.name for field in fields(cls)}
-        preset = overrides.pop("preset", "softmax")
-        check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
+        start = overrides.pop("preset", start)
+        if not isinstance(start, cls):
+            check_choice("AttentionConfig", "preset", start, tuple(ATTENTION_PRESETS))
         if "gamma" in overrides:
             if "length_coefficient" in overrides:
                 raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
@@ -155,7 +163,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        return cls(**{**ATTENTION_PRESETS[preset], **overrides})
+        return cls(**{**(start.to_dict() if isinstance(start, cls) else ATTENTION_PRESETS[start]), **overrides})
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, so that a saved configuration does not change when a default does."""

@@ -32,6 +32,8 @@ _NUMBERS = {
     **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
     **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
 }
+_SWISH = ("swish", "swiglu")
+_OF_FUNCTIONS = {"learned_swish_beta": _SWISH, "swish_beta": _SWISH, "feed_forward_temperature": ("softmax",)}
 
 
 @strict_fields
@@ -92,11 +94,10 @@ class TransformerConfig(PreTrainedConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         # transformers sets fields one by one, and `attention` to None in the copy for a decoder
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
-            default = type(self).attention
-            if isinstance(value, dict) and isinstance(default, str):  # some fields change those of the family
-                value = {"preset": default, **value}
+            # a dict of some fields changes what is there, first that of the family
+            found = (getattr(self, name, None), self.attention, type(self).attention)
             try:
-                value = AttentionConfig.parse(value)
+                value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         if name == "num_labels":
@@ -139,11 +140,12 @@ class TransformerConfig(PreTrainedConfig):
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         self._check_numbers(_NUMBERS)
-        if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
-            raise ValueError(
-                f"{owner}.learned_swish_beta is True, but activation_function is {self.activation_function!r}: only "
-                "'swish' and 'swiglu' have a β"
-            )
+        for name, functions in _OF_FUNCTIONS.items():
+            if getattr(self, name) != getattr(type(self), name) and self.activation_function not in functions:
+                raise ValueError(
+                    f"{owner}.{name} is {getattr(self, name)}, but activation_function is "
+                    f"{self.activation_function!r}: only {' and '.join(map(repr, functions))} have it"
+                )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             wanted = "must be 0 with attention that can give negative weights"

@@ -16,7 +16,7 @@ class ExchangedConfig(PreTrainedConfig):
 
     Args:
         base: the model's own configuration, as a dict without its `model_type`.
-        base_type: its `model_type`, by another name: transformers would take `base` for the whole.
+        base_type: its `model_type`, apart from `base`: with one, transformers would take `base` for the whole.
         base_class: name of its class in transformers, such as `"LlamaForCausalLM"`.
         attention: a preset's name, a dict or an `AttentionConfig`.
         modules: name of each exchanged module → number of heads, width of a head, width of all outputs.
@@ -40,8 +40,9 @@ class ExchangedConfig(PreTrainedConfig):
         self.base_type, self.base_class = base_type, base_class
         self.attention = AttentionConfig.parse(attention).to_dict()
         self.modules = {} if modules is None else modules
-        if not isinstance(self.modules, dict) or not isinstance(self.base, dict):
-            raise ValueError(f"ExchangedConfig.modules is {self.modules!r}, but must be a dict, as base must")
+        for name in ("base", "modules"):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(f"ExchangedConfig.{name} is {getattr(self, name)!r}, but must be a dict")
         for name, sizes in self.modules.items():
             if not isinstance(sizes, list) or len(sizes) != 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
                 raise ValueError(

@@ -175,8 +175,11 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         if self.eos_token_id == []:
             raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id"):
-            size = self.vocab_size if name == "unk_token_id" else min(self.vocab_size, self.target_vocab_size)
-            value = getattr(self, name)
+            size, value = min(self.vocab_size, self.target_vocab_size), getattr(self, name)
+            if name == "decoder_start_token_id":
+                size = self.target_vocab_size
+            elif name == "unk_token_id" and self.word_dropout == 0:  # else it stands on both sides
+                size = self.vocab_size
             for token in value if isinstance(value, list) else [value] * (value is not None):
                 check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
         if self.decoder_start_token_id is None and self.label_shift == "start_token":
@@ -195,6 +198,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
                 f"{owner}.position_offset is {self.position_offset}, but position_embedding_type is "
                 f"{self.position_embedding_type!r}: only learned positions have rows to leave out"
             )
+        if self.embedding_norm == "layer_norm" and self.norm_type != "layer_norm":
+            raise ValueError(f"{owner}.embedding_norm is 'layer_norm', but norm_type is {self.norm_type!r}")
         if self.tying == "all" and self.target_vocab_size != self.vocab_size:
             raise ValueError(
                 f"{owner}.tying is 'all', but vocab_size ({self.vocab_size}) and decoder_vocab_size "

@@ -166,7 +166,7 @@ class VisionTransformerConfig(TransformerConfig):
         if repeated := [name for number, name in names.items() if inverse[name] != number]:
             raise ValueError(f"{owner}.id2label has {repeated[0]!r} more than once: name each class once")
         if wrong := self.label2id.items() ^ inverse.items():
-            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong)}: give id2label alone")
+            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong, key=str)}: give id2label alone")
 
     @property
     def grid_size(self) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
 
-Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENTION_ACTIVATIONS`, how it is computed of
-`ATTENTION_BACKENDS`. Reads top to bottom; the encoder–decoder families and the vision models share it.
+`AttentionConfig` says which mathematics, `ATTENTION_ACTIVATIONS` how scores become weights, `ATTENTION_BACKENDS` how
+both are computed. Reads top to bottom; the encoder–decoder families and the vision models share it.
 """
 
 import math
@@ -27,7 +27,7 @@ from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
 from .regularization import RowStatistics, regularizer_sums
 
-SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a processor
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
 BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
@@ -128,7 +128,7 @@ def fused_attention(
     # one query saves nothing but copies of keys that several heads share
     is_saving = mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1])
     if attention.activation == "softmax":
-        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
@@ -213,7 +213,8 @@ def softmax_attention(
         key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
         key[:, :, 0, -1] = 1
         value = functional.pad(value, (0, 1, 1, 0))
-        dense = None if dense is None else functional.pad(dense, (1, 0), value=True)
+        if dense is not None:
+            dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
         query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
     )
@@ -427,6 +428,8 @@ class MultiHeadAttention(AttentionVariant):
         if isinstance(past_key_values, EncoderDecoderCache):
             cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
             is_updated = past_key_values.is_updated if is_cross else {}
+        elif is_cross and cache is not None:
+            raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
         if not is_updated.get(self.layer_idx):
             source = key_value_states if is_cross else hidden_states
             key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
@@ -435,7 +438,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross and cache is not past_key_values:  # a static cache may have more places than the source has tokens
+        if is_cross:  # a static cache may have more places than the source has tokens
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

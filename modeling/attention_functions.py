@@ -20,7 +20,7 @@ from .normalization import at_least_float32, wide_dtype
 SOFTPICK_EPS = 1e-6
 
 
-def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+def apply_masked(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
     """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
     weights = function(scores)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
@@ -108,7 +108,7 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
-    **{name: partial(_apply, function) for name, function in _ELEMENTWISE.items()},
+    **{name: partial(apply_masked, function) for name, function in _ELEMENTWISE.items()},
 }
 
 

@@ -7,6 +7,7 @@ mask by the function of the same name in `AttentionMaskInterface`. Both are regi
 windows and packed rows come as an `AttentionMask`, so that nothing of the size query_len × key_len is made for them.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ..configuration.configuration_attention import AttentionConfig
 from .attention import AttentionVariant
+from .attention_functions import apply_masked
 from .masks import AttentionMask
 from .normalization import unit_length
 
@@ -69,6 +71,8 @@ class InterfaceMask(AttentionMask):
 class InterfaceAttention(AttentionVariant):
     """An attention as the models of transformers call it; it has parameters only in an exchanged model.
 
+    `returns_weights` tells `returning_weights` that it needs no other attention for that.
+
     Args:
         attention: a preset's name, a dict or an `AttentionConfig`.
         activation: φ of one's own, a function of scores; None for that of `attention`.
@@ -77,6 +81,8 @@ class InterfaceAttention(AttentionVariant):
     Raises:
         ValueError: a field is not valid, or asks for the input of the attention, which this has not.
     """
+
+    returns_weights = True
 
     def __init__(
         self,
@@ -93,9 +99,7 @@ class InterfaceAttention(AttentionVariant):
                 f"AttentionConfig.output_gate is {self.attention.output_gate!r}, but must be 'none' in a model of "
                 "transformers: its attention is not given what the gate is made of"
             )
-        self.activation = None
-        if activation is not None:
-            self.activation = lambda scores, mask: _masked(activation(scores), mask)
+        self.activation = None if activation is None else functools.partial(apply_masked, activation)
         self.head_dim = head_dim
         self._build_variant(num_heads, output_dim)
         self.reset_parameters()
@@ -143,12 +147,13 @@ class InterfaceAttention(AttentionVariant):
             query, key = unit_length(query), unit_length(key)
         if config.value_norm == "l2":
             value = unit_length(value)
-        if self.query_norm is not None:
+        own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
+        if self.query_norm is not None:  # takes that off again
             query, key = self.query_norm(query), self.key_norm(key)
+            scaling, own = (own if scaling == 1 else scaling), 1.0
         if config.score == "cosine":
             scaling = config.initial_scale(query.shape[-1])
         elif scaling is None or config.scale is not None:
-            own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
             scaling = config.initial_scale(query.shape[-1]) / own
         if config.exclusive_output and mask.causal_offset != key.shape[2] - query.shape[2]:
             raise ValueError("exclusive_output is for causal attention, without a static cache and a ready mask")
@@ -223,12 +228,8 @@ def make_mask(
         elif name == "packed":
             numbers = values["packed_sequence_mask"]
             first_keys.append(torch.searchsorted(numbers, numbers))
-    first = None
-    for keys in first_keys:
-        first = keys if first is None else torch.maximum(first, keys)
-    if first is not None:
-        first = first - kv_offset
-    is_packed = any(name == "packed" for name, _ in parts)
+    first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
+    is_packed = "packed" in dict(parts)
     return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, is_packed=is_packed)
 
 
@@ -250,7 +251,8 @@ def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | Non
     names = {name for name, _ in parts}
     if names & {"chunk", "packed"} and "causal" not in names:
         return None
-    if "remapped" in names and "packed" not in names:
+    # of remapped positions, what compares two of a sequence stays true, but not the borders of chunks
+    if "remapped" in names and ("packed" not in names or "chunk" in names):
         return None
     return parts
 
@@ -267,17 +269,13 @@ def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
     values = {name: cell.cell_contents for name, cell in zip(names, function.__closure__, strict=True)}
     if maker in _MADE_BY:
         return [(_MADE_BY[maker], values)]
-    if maker == "remap_positions_for_packed_sequence":  # places in a sequence differ as places in the row do
+    if maker == "remap_positions_for_packed_sequence":
         parts = _flatten(values["mask_function"])
         return None if parts is None else [*parts, ("remapped", {})]
     if maker == "and_masks":
         found = [_flatten(part) for part in values["mask_functions"]]
         return None if None in found else [part for parts in found for part in parts]
     return None
-
-
-def _masked(weights: Tensor, mask: Tensor | None) -> Tensor:
-    return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
 def _with_sinks(config: AttentionConfig) -> AttentionConfig:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to an Inference Endpoint that serves a folder of this library.
 
-The server imports handler.py by itself from the folder, so it names none of its neighbours.
+The server imports handler.py alone, so its code has no relative imports.
 """
 
 from typing import Any, ClassVar

@@ -16,7 +16,7 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
-    return reluformers_kernels if reluformers_kernels.INTERFACE == INTERFACE else None
+    return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
 kernels = _find_kernels()

@@ -29,8 +29,8 @@ class AttentionMask:
             if the future is visible.
         first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
             the sequence in a packed row; None for 0.
-        given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
-            all.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
+            windows are then None.
     """
 
     query_len: int

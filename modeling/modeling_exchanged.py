@@ -115,7 +115,9 @@ class ExchangedModel(PreTrainedModel):
                 custom_object_save(ExchangedModel.__new__(ExchangedModel), save_directory, config=config)
             config.save_pretrained(save_directory)
         if push_to_hub:
-            self.push_to_hub(repo_id or PurePath(save_directory).name)
+            names = inspect.signature(self.push_to_hub).parameters
+            options = {name: value for name, value in keywords.items() if name in names}
+            self.push_to_hub(repo_id or PurePath(save_directory).name, **options)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute, unless a part was given another attention, which would be softmax."""

@@ -78,7 +78,7 @@ CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2S
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache of a call, which has two names."""
+    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`."""
     if past_key_values is not None and cache is not None:
         raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
     return past_key_values if cache is None else cache
@@ -349,6 +349,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
+        if query_mask is None and output_null_rate and attention_mask is not None:  # padding is no null row
+            query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
         self_options, cross_options = (
@@ -495,6 +497,14 @@ class Seq2SeqTransformerForConditionalGeneration(
         linear = UnitLinear if config.embedding_norm == "fix_norm" else nn.Linear
         self.lm_head = linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
+        opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = opened[0] if isinstance(opened, tuple) else opened  # with output_loading_info
+        model.opened_revision = kwargs.get("revision")
+        return opened
 
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:

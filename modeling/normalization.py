@@ -46,7 +46,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
     return _norm(states, None, None, eps, is_mean=False)
 
 

@@ -65,12 +65,8 @@ def regularizer_sums(
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
     row_sums = rows.row_sums
-    is_used = row_sums != 0
-    if query_mask is None:
-        number = torch.full((), row_sums.numel(), device=row_sums.device)
-    else:
-        is_used = is_used & query_mask[:, None]
-        number = query_mask.sum() * row_sums.shape[1]
+    is_real = torch.ones_like(row_sums, dtype=torch.bool) if query_mask is None else query_mask[:, None]
+    is_used, number = is_real & (row_sums != 0), is_real.expand_as(row_sums).sum()
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
         safe_sums = row_sums.masked_fill(~is_used, 1.0)

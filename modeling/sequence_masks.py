@@ -56,7 +56,7 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
             f"{query_len} new ones"
         )
-    # places of a static cache that no token has reached
+    # slots of a static cache that hold no token yet
     mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
     return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 

@@ -184,7 +184,8 @@ def _scaling_of(module: nn.Module) -> float:
     """What an attention module multiplies dot products by; 1 where it has scaled the queries itself."""
     source = inspect.getsource(type(module).forward)
     if "scaling=1.0" in source:
-        return 1.0
+        is_normed = getattr(module, SUBMODULE).query_norm is not None  # which takes it off again
+        return getattr(module, "scaling", 1.0) if is_normed else 1.0
     given = re.search(r"\bscaling=self\.(\w+)", source)
     scaling = getattr(module, given[1] if given else "scaling", None)
     return scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()

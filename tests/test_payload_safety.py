@@ -65,6 +65,7 @@ MAY_LOAD = {
     "modeling_base.py": {
         *("save_pretrained", "from transformers.dynamic_module_utils import custom_object_save"),
     },
+    "modeling_seq2seq.py": {"from_pretrained"},  # notes the revision
     "pipeline_translation.py": {"from_pretrained", "save_pretrained"},
     "endpoint.py": {"pipeline"},
     "attention_interface.py": {"function.__code__"},  # the names of what a mask function of transformers knows

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
 
-Which mathematics is asked of `AttentionConfig`, how weights are made of `ATTENTION_ACTIVATIONS`, how it is computed of
-`ATTENTION_BACKENDS`. Reads top to bottom; the encoder–decoder families and the vision models share it.
+`AttentionConfig` says which mathematics, `ATTENTION_ACTIVATIONS` how scores become weights, `ATTENTION_BACKENDS` how
+both are computed. Reads top to bottom; the encoder–decoder families and the vision models share it.
 """
 
 import math
@@ -36,7 +36,7 @@ def _find_kernels() -> ModuleType | None:
         import reluformers_kernels
     except ImportError:
         return None
-    return reluformers_kernels if reluformers_kernels.INTERFACE == INTERFACE else None
+    return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
 
 
 kernels = _find_kernels()
@@ -88,7 +88,7 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
 
 
 def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32: ε is 0 in fp16; at x = 0 with a gradient of 1."""
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
     return _norm(states, None, None, eps, is_mean=False)
 
 
@@ -201,7 +201,7 @@ def build_norm(config: TransformerConfig) -> nn.Module:
 SOFTPICK_EPS = 1e-6
 
 
-def _apply(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+def apply_masked(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
     """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
     weights = function(scores)
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
@@ -289,7 +289,7 @@ ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "softpick": softpick,
     "sparsemax": sparsemax,
     "entmax15": entmax15,
-    **{name: partial(_apply, function) for name, function in _ELEMENTWISE.items()},
+    **{name: partial(apply_masked, function) for name, function in _ELEMENTWISE.items()},
 }
 
 
@@ -351,8 +351,8 @@ class AttentionMask:
             if the future is visible.
         first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
             the sequence in a packed row; None for 0.
-        given: bool, broadcasting to [batch, heads, query_len, key_len]: a mask that the caller made, which then says
-            all.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
+            windows are then None.
     """
 
     query_len: int
@@ -528,12 +528,8 @@ def regularizer_sums(
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
     row_sums = rows.row_sums
-    is_used = row_sums != 0
-    if query_mask is None:
-        number = torch.full((), row_sums.numel(), device=row_sums.device)
-    else:
-        is_used = is_used & query_mask[:, None]
-        number = query_mask.sum() * row_sums.shape[1]
+    is_real = torch.ones_like(row_sums, dtype=torch.bool) if query_mask is None else query_mask[:, None]
+    is_used, number = is_real & (row_sums != 0), is_real.expand_as(row_sums).sum()
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
         safe_sums = row_sums.masked_fill(~is_used, 1.0)
@@ -558,7 +554,7 @@ def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
 # modeling/attention.py
 
 
-SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a processor
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
 BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
 
 # ψ of the output gate
@@ -659,7 +655,7 @@ def fused_attention(
     # one query saves nothing but copies of keys that several heads share
     is_saving = mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1])
     if attention.activation == "softmax":
-        # on processors PyTorch writes the weights out for dropout as well, and draws it slower
+        # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
         is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
         is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
         if statistics != "all" and not is_written_out:  # the entropy needs whole rows
@@ -744,7 +740,8 @@ def softmax_attention(
         key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
         key[:, :, 0, -1] = 1
         value = functional.pad(value, (0, 1, 1, 0))
-        dense = None if dense is None else functional.pad(dense, (1, 0), value=True)
+        if dense is not None:
+            dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
     output = functional.scaled_dot_product_attention(
         query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
     )
@@ -958,6 +955,8 @@ class MultiHeadAttention(AttentionVariant):
         if isinstance(past_key_values, EncoderDecoderCache):
             cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
             is_updated = past_key_values.is_updated if is_cross else {}
+        elif is_cross and cache is not None:
+            raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
         if not is_updated.get(self.layer_idx):
             source = key_value_states if is_cross else hidden_states
             key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
@@ -966,7 +965,7 @@ class MultiHeadAttention(AttentionVariant):
                 return key, value
             key, value = cache.update(key, value, self.layer_idx)
             is_updated[self.layer_idx] = True
-        if is_cross and cache is not past_key_values:  # a static cache may have more places than the source has tokens
+        if is_cross:  # a static cache may have more places than the source has tokens
             layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value

@@ -133,7 +133,7 @@ class AttentionConfig:
     weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
             or s_ij = φ(z_ij − θ_i) / Σ_k φ(z_ik − θ_i)
     output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
-            with exclusive_output of u_i − (u_i·v̂_i) v̂_i, u_i = Σ_j s_ij v_j and v̂_i = v_i/‖v_i‖ of each head
+            with exclusive_output, u_i = Σ_j s_ij v_j is replaced by u_i − (u_i·v̂_i) v̂_i in each head, v̂_i = v_i/‖v_i‖
 
     Args:
         score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
@@ -203,6 +203,10 @@ class AttentionConfig:
             check_number(owner, name, getattr(self, name))
         if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
             raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
+        if self.threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+            raise ValueError(f"{owner}.threshold is {self.threshold}, but θ cancels in {self.activation}")
+        if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
+            raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
         if self.normalizer == "sum":
@@ -215,10 +219,13 @@ class AttentionConfig:
                 raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
 
     @classmethod
-    def parse(cls, value: "str | dict[str, Any] | AttentionConfig") -> "AttentionConfig":
+    def parse(
+        cls, value: "str | dict[str, Any] | AttentionConfig", start: "str | AttentionConfig" = "softmax"
+    ) -> "AttentionConfig":
         """Read a preset's name, a dict or another configuration.
 
-        A dict has fields, `"preset"` to start from one, and `"gamma"`, ReLUFormer's γ, for c = γ/√2.
+        A dict has fields, `"preset"` to start from one and not from `start`, and `"gamma"`, ReLUFormer's γ, for
+        c = γ/√2.
         """
         if isinstance(value, str):
             value = {"preset": value}
@@ -227,8 +234,9 @@ class AttentionConfig:
         elif not isinstance(value, dict):
             raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
         overrides, known = dict(value), {field.name for field in fields(cls)}
-        preset = overrides.pop("preset", "softmax")
-        check_choice("AttentionConfig", "preset", preset, tuple(ATTENTION_PRESETS))
+        start = overrides.pop("preset", start)
+        if not isinstance(start, cls):
+            check_choice("AttentionConfig", "preset", start, tuple(ATTENTION_PRESETS))
         if "gamma" in overrides:
             if "length_coefficient" in overrides:
                 raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
@@ -238,7 +246,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        return cls(**{**ATTENTION_PRESETS[preset], **overrides})
+        return cls(**{**(start.to_dict() if isinstance(start, cls) else ATTENTION_PRESETS[start]), **overrides})
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, so that a saved configuration does not change when a default does."""
@@ -285,6 +293,8 @@ _NUMBERS = {
     **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
     **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
 }
+_SWISH = ("swish", "swiglu")
+_OF_FUNCTIONS = {"learned_swish_beta": _SWISH, "swish_beta": _SWISH, "feed_forward_temperature": ("softmax",)}
 
 
 @strict_fields
@@ -345,11 +355,10 @@ class TransformerConfig(PreTrainedConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         # transformers sets fields one by one, and `attention` to None in the copy for a decoder
         if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
-            default = type(self).attention
-            if isinstance(value, dict) and isinstance(default, str):  # some fields change those of the family
-                value = {"preset": default, **value}
+            # a dict of some fields changes what is there, first that of the family
+            found = (getattr(self, name, None), self.attention, type(self).attention)
             try:
-                value = AttentionConfig.parse(value)
+                value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
             except ValueError as error:
                 raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
         if name == "num_labels":
@@ -392,11 +401,12 @@ class TransformerConfig(PreTrainedConfig):
         if self.attention is None:
             raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
         self._check_numbers(_NUMBERS)
-        if self.learned_swish_beta and self.activation_function not in ("swish", "swiglu"):
-            raise ValueError(
-                f"{owner}.learned_swish_beta is True, but activation_function is {self.activation_function!r}: only "
-                "'swish' and 'swiglu' have a β"
-            )
+        for name, functions in _OF_FUNCTIONS.items():
+            if getattr(self, name) != getattr(type(self), name) and self.activation_function not in functions:
+                raise ValueError(
+                    f"{owner}.{name} is {getattr(self, name)}, but activation_function is "
+                    f"{self.activation_function!r}: only {' and '.join(map(repr, functions))} have it"
+                )
         activations = [self.attention_for(site).activation for site in self.sites]
         if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
             wanted = "must be 0 with attention that can give negative weights"
@@ -602,7 +612,7 @@ class VisionTransformerConfig(TransformerConfig):
         if repeated := [name for number, name in names.items() if inverse[name] != number]:
             raise ValueError(f"{owner}.id2label has {repeated[0]!r} more than once: name each class once")
         if wrong := self.label2id.items() ^ inverse.items():
-            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong)}: give id2label alone")
+            raise ValueError(f"{owner}.label2id and id2label differ in {min(wrong, key=str)}: give id2label alone")
 
     @property
     def grid_size(self) -> tuple[int, int]:

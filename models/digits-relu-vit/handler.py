@@ -13,7 +13,7 @@ from transformers.utils import logging
 # modeling/endpoint.py
 # Requests to an Inference Endpoint that serves a folder of this library.
 #
-# The server imports handler.py by itself from the folder, so it names none of its neighbours.
+# The server imports handler.py alone, so its code has no relative imports.
 
 
 logger = logging.get_logger(__name__)

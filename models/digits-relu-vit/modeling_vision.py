@@ -173,12 +173,11 @@ class EncoderLayer(TransformerLayer):
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
-_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
+    """Whether two weights are equal; one that is missing or on the meta device counts as equal."""
     if first is None or second is None or "meta" in (first.device.type, second.device.type):
         return True
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -224,11 +223,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self.config.payload_writer(self.config, folder.parent)
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        """Fields of the configuration that must be others for it to build a model of these weights."""
+        """Fields of the configuration to change so that it builds a model of these weights."""
         return {}
 
     def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
+        """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         changes, config = self._fields_of(weights), copy.deepcopy(self.config)
         config.update(changes)
@@ -270,10 +269,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, MultiHeadAttention):
-            scheme = self.config.initialization
+            inputs, output = _JOINED.get(self.config.initialization, (1, 1))
             for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
-                self._init_linear(linear, _JOINED_INPUTS.get(scheme, 1))
-            self._init_linear(module.out_proj, _JOINED_OUTPUT.get(scheme, 1))
+                self._init_linear(linear, inputs)
+            self._init_linear(module.out_proj, output)
         elif isinstance(module, FeedForward):
             for linear in (module.fc1, module.fc_linear, module.fc2):
                 self._init_linear(linear)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for translations, with bounds of what they may cost."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,14 +10,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoTokenizer, Pipeline, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, pipeline
+from transformers import (
+    AttentionInterface,
+    AutoTokenizer,
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    pipeline,
+)
 from transformers.utils import logging
 
 # ---------------------------------------------------------------------------------------------------------------------
 # modeling/endpoint.py
 # Requests to an Inference Endpoint that serves a folder of this library.
 #
-# The server imports handler.py by itself from the folder, so it names none of its neighbours.
+# The server imports handler.py alone, so its code has no relative imports.
 
 
 logger = logging.get_logger(__name__)
@@ -130,7 +137,8 @@ class TranslationPipeline(Pipeline):
         # Marian, which does not know our tying, always names the field, and its tokenizer has both sides
         is_shared = getattr(config, "decoder_vocab_size", None) is None or not hasattr(config, "tying")
         if target_tokenizer is None and not is_shared:
-            options = {"subfolder": TARGET_FOLDER, "revision": getattr(config, "_commit_hash", None) or "main"}
+            revision = getattr(model, "opened_revision", None) if model.name_or_path == name else None
+            options = {"subfolder": TARGET_FOLDER, "revision": revision or "main"}
             try:
                 self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
             except (OSError, ValueError) as error:
@@ -174,7 +182,7 @@ class TranslationPipeline(Pipeline):
         if unknown:
             named = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in unknown))
             logger.warning(f"the tokenizer does not know {named}: what the model writes for it is invented")
-        limit = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+        limit = min(self.tokenizer.model_max_length, most_positions(self.model.config))
         if len(tokens) > limit:
             if truncation in (False, "do_not_truncate"):
                 raise ValueError(f"the text has {len(tokens)} tokens, but the model takes {limit}: shorten it")
@@ -223,7 +231,7 @@ class TranslationPipeline(Pipeline):
         """Tokens of a translation behind the first one of the decoder, cut to what the model takes."""
         if isinstance(translation, str):
             check_text(translation, "the translation")
-            options = {"truncation": True, "max_length": self.model.config.max_position_embeddings}
+            options = {"truncation": True, "max_length": most_positions(self.model.config)}
             tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
             translation = [self.model.generation_config.decoder_start_token_id, *tokens]
         return torch.tensor(translation)
@@ -235,10 +243,10 @@ class TranslationPipeline(Pipeline):
         layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
         first = int(bool(is_shifted))
         # of a translation that is as long as can be the last token is no input
-        target = target[:, : min(length + first, config.max_position_embeddings)]
+        target = target[:, : min(length + first, most_positions(config))]
         inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
         inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
-        with eager_attention(self.model):
+        with returning_weights(self.model):
             layers = self.model.base_model(**inputs, output_attentions=True, use_cache=False).cross_attentions
         weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
         weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
@@ -246,7 +254,8 @@ class TranslationPipeline(Pipeline):
 
     def links(self, text: str, source: Tensor, target: Tensor, weights: Tensor, pattern: str = WORDS) -> list[dict]:
         """The alignments of one pair, of tokens, padded or not, and their weights."""
-        target = target[1 : 1 + max([0, *target[1:].ne(self.target_tokenizer.pad_token_id).nonzero() + 1])]
+        real = target[1:].ne(self.target_tokenizer.pad_token_id).nonzero()
+        target = target[1 : 2 + int(real[-1])] if len(real) else target[:0]
         words = split_text(self.tokenizer, text, source.tolist(), pattern)
         links = split_tokens(self.target_tokenizer, target.tolist(), pattern)
         return align_words(weights[: len(target)], words, links)
@@ -267,19 +276,31 @@ def check_text(text: Any, name: str) -> None:
 
 def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
     """Bound its tokens, `</s>` too: the source's and 50 (the papers), or twice the source's; at most all positions."""
-    positions = getattr(config, "max_position_embeddings", None) or math.inf  # T5 has no limit
-    return min(source_length + max(source_length, 50), positions)
+    return min(source_length + max(source_length, 50), most_positions(config))
+
+
+def most_positions(config: PreTrainedConfig) -> int:
+    """The longest sequence in tokens; T5 has no limit."""
+    return getattr(config, "max_position_embeddings", None) or 10**6
 
 
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute with the attention that returns its weights, and go back."""
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+def returning_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Let each part of a model compute with an attention that returns its weights, and go back.
+
+    That of transformers is `"eager"`, which computes softmax; an attention of ours by name stays what it is.
+    """
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    before = [(config, config._attn_implementation_internal) for config in configs.values()]
+    known = AttentionInterface()
+    for config, name in before:
+        if not getattr(known.get(name), "returns_weights", False):
+            config._attn_implementation_internal = "eager"
     try:
         yield
     finally:
-        model.set_attn_implementation(implementation)
+        for config, name in before:
+            config._attn_implementation_internal = name
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:

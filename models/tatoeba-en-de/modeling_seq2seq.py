@@ -296,12 +296,11 @@ class EncoderLayer(TransformerLayer):
 logger = logging.get_logger(__name__)
 
 # how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
-_JOINED_INPUTS = {"xavier": 3, "small": 4, "big_vision": 1}
-_JOINED_OUTPUT = {"xavier": 1, "small": 4, "big_vision": 1}
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
 
 
 def is_same(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two weights are one or equal; what is not there, or nowhere in memory, differs from nothing."""
+    """Whether two weights are equal; one that is missing or on the meta device counts as equal."""
     if first is None or second is None or "meta" in (first.device.type, second.device.type):
         return True
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -347,11 +346,11 @@ class TransformerPreTrainedModel(PreTrainedModel):
                 self.config.payload_writer(self.config, folder.parent)
 
     def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
-        """Fields of the configuration that must be others for it to build a model of these weights."""
+        """Fields of the configuration to change so that it builds a model of these weights."""
         return {}
 
     def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """All weights of a model of this configuration by name, of those that opening ties one; or of a part of it."""
+        """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         changes, config = self._fields_of(weights), copy.deepcopy(self.config)
         config.update(changes)
@@ -393,10 +392,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, MultiHeadAttention):
-            scheme = self.config.initialization
+            inputs, output = _JOINED.get(self.config.initialization, (1, 1))
             for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
-                self._init_linear(linear, _JOINED_INPUTS.get(scheme, 1))
-            self._init_linear(module.out_proj, _JOINED_OUTPUT.get(scheme, 1))
+                self._init_linear(linear, inputs)
+            self._init_linear(module.out_proj, output)
         elif isinstance(module, FeedForward):
             for linear in (module.fc1, module.fc_linear, module.fc2):
                 self._init_linear(linear)
@@ -516,7 +515,7 @@ def causal_mask(
             f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
             f"{query_len} new ones"
         )
-    # places of a static cache that no token has reached
+    # slots of a static cache that hold no token yet
     mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
     return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
 
@@ -585,7 +584,7 @@ CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2S
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """The cache of a call, which has two names."""
+    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`."""
     if past_key_values is not None and cache is not None:
         raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
     return past_key_values if cache is None else cache
@@ -856,6 +855,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
+        if query_mask is None and output_null_rate and attention_mask is not None:  # padding is no null row
+            query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
         self_options, cross_options = (
@@ -1002,6 +1003,14 @@ class Seq2SeqTransformerForConditionalGeneration(
         linear = UnitLinear if config.embedding_norm == "fix_norm" else nn.Linear
         self.lm_head = linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
+        opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = opened[0] if isinstance(opened, tuple) else opened  # with output_loading_info
+        model.opened_revision = kwargs.get("revision")
+        return opened
 
     @property
     def _tied_weights_keys(self) -> dict[str, str] | None:

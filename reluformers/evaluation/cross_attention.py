@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator, length_batches
 from reluformers.errors import UserError
-from reluformers.modeling.pipeline_translation import eager_attention
+from reluformers.modeling.pipeline_translation import returning_weights
 
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
@@ -106,7 +106,7 @@ def _run(
     is_training = model.training
     model.eval()
     try:
-        with eager_attention(model):
+        with returning_weights(model):
             outputs = model(**batch, output_attentions=True, use_cache=False, return_dict=True)
     finally:
         model.train(is_training)

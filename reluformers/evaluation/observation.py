@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reluformers.data.batches import IGNORED_LABEL
-from reluformers.modeling.pipeline_translation import eager_attention
+from reluformers.modeling.pipeline_translation import returning_weights
 
 # site → fields of a model's output that may hold its weights
 _FIELDS = {
@@ -113,7 +113,7 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
     pooled: dict[nn.Module, Tensor] = {}
     with ExitStack() as stack:
         stack.callback(model.train, model.training)
-        stack.enter_context(eager_attention(model))
+        stack.enter_context(returning_weights(model))
         model.eval()
         for module in attention_modules(model).get("pooling", []):
             hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))

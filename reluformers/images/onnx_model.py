@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from reluformers.modeling.pipeline_translation import eager_attention
+from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.onnx.graphs import export_graph
 from reluformers.onnx.models import OnnxModel
 from reluformers.onnx.precision import convert_precision
@@ -42,7 +42,7 @@ def export_graphs(
     config = model.config
     height, width = [side * config.patch_size for side in config.grid_size]
     pixels = torch.randn(2, config.num_channels, height, width)
-    with eager_attention(model):
+    with returning_weights(model):
         graph = export_graph(
             _Classifier(model, attentions),
             {"pixel_values": pixels},

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from reluformers.modeling.pipeline_translation import eager_attention
+from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.onnx.graphs import export_graph, merge_branches
 from reluformers.onnx.precision import convert_precision
 
@@ -126,7 +126,7 @@ def export_graphs(
         axes = (_ROWS, "past_decoder_sequence_length") if is_own else (_SOURCES, "encoder_sequence_length")
         past_axes[name] = (axes[0], None, axes[1], None)
     of_source = (_SOURCES, "encoder_sequence_length")
-    with eager_attention(model):
+    with returning_weights(model):
         encoder = export_graph(
             _Encoder(model, attentions),
             {"input_ids": torch.ones_like(mask), "attention_mask": mask},  # one tensor would be one input

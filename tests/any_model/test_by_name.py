@@ -13,6 +13,7 @@ from transformers import (
     DynamicCache,
     StaticCache,
 )
+from transformers.masking_utils import create_chunked_causal_mask
 
 from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
@@ -174,6 +175,16 @@ def test_packed_rows_do_not_see_each_other(name, attention):
     torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
     alone = build(name, attention, torch.float64)(input_ids=ids[:, 5:]).logits
     torch.testing.assert_close(outputs[0][:, 5:], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_chunks_of_packed_rows_end_where_transformers_ends_them():
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    masks = []
+    for name in ("relu_attention", "sdpa"):
+        config = transformers.Llama4TextConfig(**LLAMA, attention_chunk_size=4, attn_implementation=name)
+        masks.append(create_chunked_causal_mask(config, torch.zeros(1, 12, 32), None, None, position_ids=positions))
+    dense = masks[0] if isinstance(masks[0], torch.Tensor) else masks[0].dense
+    assert torch.equal(dense.expand_as(masks[1]), masks[1])
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from reluformers import (
+    TranslationPipeline,
     exchange_attention,
     fit_attention,
     load_adapter,
@@ -25,7 +26,10 @@ from reluformers import (
     save_adapter,
 )
 from reluformers.exchange import ADAPTER_CONFIG, _scaling_of
+from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
+from reluformers.modeling.pipeline_translation import returning_weights
+from reluformers.translation.tokenization import train_tokenizer
 
 from .test_by_name import LLAMA, MODELS, TEXT, build, inputs, real_part
 
@@ -165,6 +169,43 @@ def test_an_adapter_of_peft_does_not_name_a_model_that_has_softmax(tmp_path):
     again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "good")
     assert torch.equal(logits(again.eval()), logits(tuned.eval()))
     assert restore_attention(model).name_or_path == str(tmp_path / "stock")
+
+
+def test_a_push_keeps_what_it_was_told(tmp_path, monkeypatch):
+    told = {}
+    model = exchange_attention(build("llama", "sdpa"), "relu-vit")
+
+    def push(self, repo_id, *, private=None, token=None, revision=None, commit_message=None):
+        told.update(repo_id=repo_id, private=private, token=token, revision=revision, commit_message=commit_message)
+
+    monkeypatch.setattr(type(model), "push_to_hub", push)
+    options = {"private": True, "token": "t", "revision": "b", "commit_message": "m"}
+    model.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/x", **options)
+    assert told == {"repo_id": "me/x", **options}
+
+
+def test_what_returns_weights_stays_what_it_is(tmp_path):
+    texts = train_tokenizer(["a dog runs", "a cat sleeps"], vocab_size=40, min_frequency=1)
+    for attention in ("relu_attention", "exchanged"):
+        torch.manual_seed(0)
+        config = transformers.MarianConfig(
+            vocab_size=len(texts), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=32,
+            pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, forced_eos_token_id=2,
+        )  # fmt: skip
+        given = {} if attention == "exchanged" else {"attn_implementation": attention}
+        model = transformers.MarianMTModel._from_config(config, **given).eval()
+        if attention == "exchanged":
+            model = exchange_attention(model, "relu-vit")
+        batch = {"input_ids": torch.arange(3, 9)[None], "decoder_input_ids": torch.arange(3, 7)[None]}
+        wanted = model(**batch).logits
+        with returning_weights(model):
+            found = model(**batch, output_attentions=True)
+        torch.testing.assert_close(found.logits, wanted)
+        assert any((weights == 0).any() for weights in found.cross_attentions), attention
+        assert model(**batch).logits.equal(wanted)
+        links = TranslationPipeline(model, texts)("a dog runs", return_alignments=True, max_new_tokens=6)
+        assert "alignments" in links[0]
 
 
 def test_continuous_batching_does_not_take_softmax_instead():
@@ -350,6 +391,40 @@ def test_a_fixed_scale_is_that_of_dot_products_also_of_queries_that_are_scaled_a
     batch = {key: part.double() if part.is_floating_point() else part for key, part in batch.items()}
     found = build(name, "fixed_scale_attention", torch.float64)(**batch).logits
     torch.testing.assert_close(real_part(found, batch), real_part(wanted(**batch).logits, batch))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "whisper"])
+@pytest.mark.parametrize("fields", [{}, {"scale": 0.3}, {"learned_scale": True}], ids=str)
+def test_normed_queries_do_not_depend_on_their_length(name, fields):
+    """A norm takes off what a module has multiplied its queries by, such as 1/√d_h."""
+    attention = {"preset": "relu-vit", "query_key_norm": "layer_norm", **fields}
+    batch, outputs = inputs(name), []
+    for factor in (1.0, 100.0):
+        model = exchange_attention(build(name, "sdpa"), attention).eval()
+        for module in model.modules():
+            if hasattr(module, SUBMODULE) and getattr(module, SUBMODULE) is not None:
+                module.q_proj.weight.data *= factor
+                if module.q_proj.bias is not None:
+                    module.q_proj.bias.data *= factor
+        scales = {getattr(part, SUBMODULE).scale for part in model.modules() if hasattr(part, SUBMODULE)}
+        assert all(scale is None or scale.item() == pytest.approx(8**-0.5) for scale in scales)  # heads of width 8
+        outputs.append(real_part(model(**batch).logits, batch).detach())
+    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["opt", "whisper"])
+def test_a_norm_leaves_a_module_its_own_scale(name):
+    """With q of unit deviation the norm changes nothing, so neither may the scale."""
+    module = next(part for part in build(name, "sdpa").modules() if hasattr(part, "q_proj"))
+    query, key, value = torch.randn(3, 2, 4, 5, 8)
+    query, key = (torch.nn.functional.layer_norm(states, (8,)) for states in (query, key))
+    presets = [{"preset": "relu-vit", "query_key_norm": norm} for norm in ("none", "layer_norm")]
+    attentions = [InterfaceAttention(preset, head_dim=8) for preset in presets]
+    outputs = [
+        attention(module.eval(), query * module.scaling, key, value, None, scaling=1.0, is_causal=False)[0]
+        for attention in attentions
+    ]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_fixed_scale_of_queries_with_a_learned_one_is_refused():

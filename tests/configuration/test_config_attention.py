@@ -185,7 +185,8 @@ def test_error_names_field_value_and_what_is_allowed(name, value):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in CHOICES.items() for value in values])
 def test_every_choice_is_accepted(name, value):
-    assert getattr(AttentionConfig(**{"activation": "relu", name: value}), name) == value
+    others = {"activation": "relu"} | ({"threshold": 1.0} if name == "threshold_form" else {})
+    assert getattr(AttentionConfig(**{**others, name: value}), name) == value
 
 
 def test_unknown_preset_names_the_presets():

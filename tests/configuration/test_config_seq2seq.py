@@ -28,6 +28,10 @@ BAD_FIELDS = [
     ({"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5}, r"d_model is 15, but must be even"),
     ({"vocab_size": 2}, r"eos_token_id is 2, but must be an integer in \[0, 1\]"),
     ({"unk_token_id": None, "word_dropout": 0.1}, r"unk_token_id is None, but words of word_dropout become it"),
+    (
+        {"unk_token_id": 30, "vocab_size": 40, "decoder_vocab_size": 10, "tying": "none", "word_dropout": 0.1},
+        r"unk_token_id is 30, but must be an integer in \[0, 9\]",
+    ),
     ({"pad_token_id": None}, r"pad_token_id is None"),
     ({"decoder_start_token_id": None}, r"decoder_start_token_id is None, but labels stand behind it"),
     ({"position_offset": 2}, r"position_offset is 2, but position_embedding_type is 'sinusoidal': only learned"),
@@ -50,6 +54,11 @@ BAD_FIELDS = [
     ({"norm_eps": 0}, r"norm_eps is 0, but must be a number in \(0, inf\)"),
     ({"swish_beta": math.nan}, r"swish_beta is nan"),
     ({"learned_swish_beta": True}, r"learned_swish_beta is True, but activation_function is 'relu'"),
+    ({"swish_beta": 2}, r"swish_beta is 2, but activation_function is 'relu': only 'swish' and 'swiglu' have it"),
+    ({"feed_forward_temperature": 5}, r"feed_forward_temperature is 5, but activation_function is 'relu'"),
+    ({"embedding_norm": "layer_norm", "norm_type": "rms_norm"}, r"embedding_norm is 'layer_norm', but norm_type is"),
+    ({"attention": {"threshold": 1.0}}, r"threshold is 1\.0, but θ cancels in softmax"),
+    ({"attention": {"threshold_form": "log_length"}}, r"threshold_form is 'log_length', but threshold is 0"),
     ({"position_embedding_type": "rotary"}, r"position_embedding_type is 'rotary'"),
     ({"initialization": "he"}, r"initialization is 'he'"),
     ({"scale_embedding": 1}, r"scale_embedding is 1, but must be True or False"),
@@ -97,6 +106,25 @@ def test_site_without_its_own_attention_takes_the_common_one():
     assert names == ["rela", "rela", "softmax"]
     with pytest.raises(ValueError, match="site is 'middle'"):
         config.attention_for("middle")
+
+
+def test_some_fields_change_the_attention_that_is_there(tmp_path):
+    config = Seq2SeqTransformerConfig(**TINY, attention="rela-g", encoder_attention={"output_norm": "rms_norm"})
+    site = config.attention_for("encoder")
+    assert (site.activation, site.output_norm) == ("relu", "rms_norm")
+    config.save_pretrained(tmp_path)
+    opened = Seq2SeqTransformerConfig.from_pretrained(tmp_path, attention={"output_norm_eps": 1e-2})
+    wanted = {"preset": "rela-g", "output_norm_eps": 1e-2, "scale_length": 72}  # a file says all
+    assert opened.attention == AttentionConfig.parse(wanted)
+    opened.attention = {"preset": "qknorm", "value_norm": "l2"}
+    assert (opened.attention.activation, opened.attention.value_norm) == ("softmax", "l2")
+    config = ReLUFormerConfig(attention={"gamma": 2.0})
+    assert config.attention == AttentionConfig.parse({"preset": "reluformer", "gamma": 2.0})
+
+
+def test_the_start_of_the_decoder_is_of_its_own_vocabulary():
+    sizes = {"vocab_size": 10, "decoder_vocab_size": 40, "tying": "none"}
+    assert seq2seq_config("softmax", **TINY | sizes, decoder_start_token_id=30).decoder_start_token_id == 30
 
 
 def test_reluformer_is_that_of_the_paper():

@@ -145,3 +145,8 @@ def test_fewer_layers_of_a_vision_model_open(tmp_path):
     assert len(fewer.vit.layers) == 1 < TINY_VISION["num_hidden_layers"]
     model.vit.layers = model.vit.layers[:1]
     torch.testing.assert_close(logits_of(fewer), logits_of(model))
+
+
+def test_numbers_that_are_none_are_named():
+    with pytest.raises(ValueError, match="label2id and id2label differ"):
+        vision_config("relu-vit", id2label={0: "a"}, label2id={"a": "x"})

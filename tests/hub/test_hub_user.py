@@ -13,7 +13,7 @@ from builders.clean_processes import run_clean
 from builders.hub_server import serve_hub
 from builders.models import build_model
 from builders.saved_models import write_old_payload
-from reluformers.translation.tokenization import train_tokenizer
+from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "hub.md"
 LINES = ["a dog runs", "a cat sleeps", "ein Hund rennt", "eine Katze schläft"]
@@ -123,6 +123,34 @@ def test_a_configuration_that_is_pushed_alone_brings_its_code(tmp_path, hub, hub
     run(["python", "-c", code], tmp_path, hub_environment)
     assert {"config.json", "modeling_seq2seq.py", "handler.py"} <= set(files_of(hub, "tester/toy"))
     assert {path.name for path in (tmp_path / "toy").iterdir()} <= set(files_of(hub, "tester/toy"))
+
+
+OPEN_TWO = """
+    import json
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+    name, options = sys.argv[1], {"revision": "v1", "trust_remote_code": True}
+    found = [
+        pipeline("translation", model=name, **options),
+        pipeline("translation", model=name, trust_remote_code=True),
+    ]
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, **options)
+    found.append(type(found[0])(model, AutoTokenizer.from_pretrained(name, revision="v1")))
+    sys.stdout.write("\\n" + json.dumps([len(pipe.target_tokenizer) for pipe in found]))
+"""
+
+
+def test_the_target_tokenizer_is_of_the_revision_of_the_model(tmp_path, hub, hub_environment):
+    source, target, later = (train_tokenizer(LINES, vocab_size=size, min_frequency=1) for size in (60, 50, 40))
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "tying": "none"}
+    build_model("reluformer", **sizes).save_pretrained(tmp_path / "released")
+    save_tokenizers(tmp_path / "released", source, target)
+    later.save_pretrained(tmp_path / "later")
+    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
+    run(f"hf repos tag create {NAME} v1".split(), tmp_path, hub_environment)
+    run(f"hf upload {NAME} later target_tokenizer".split(), tmp_path, hub_environment)
+    output = run_clean(OPEN_TWO, tmp_path, NAME, **hub_environment)
+    assert json.loads(output.splitlines()[-1]) == [len(target), len(later), len(target)]
 
 
 @pytest.mark.slow

@@ -10,13 +10,17 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import reference
 from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTENTION_PRESETS, AttentionConfig
+from reluformers.configuration.configuration_attention import SHIFT_INVARIANT_ACTIVATIONS as CANCELS
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
 
 WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 10, 2, 7, 4  # odd head width, odd length
 VARIANTS = {
-    **{f"activation={name}": {"activation": name, "length_exponent": 0.3, "threshold": 0.2} for name in ACTIVATIONS},
+    **{
+        f"activation={name}": {"activation": name, "length_exponent": 0.3, "threshold": 0.2 * (name not in CANCELS)}
+        for name in ACTIVATIONS
+    },
     "scale": {"preset": "reluformer", "scale": 0.8},
     "learned_scale": {"preset": "reluformer", "learned_scale": True},
     "cosine_fixed": {"score": "cosine", "scale_length": 9},

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from reluformers.configuration.configuration_attention import ACTIVATIONS, AttentionConfig
 from reluformers.modeling.attention import MultiHeadAttention
@@ -117,3 +118,23 @@ def test_parameter_names_are_the_public_ones(setting, names):
     assert set(parameters) == projections | names
     shapes = {"query_norm.weight": (5,), "key_norm.weight": (5,), "scale": (1,), "gate_proj.weight": (10, 10)}
     assert all(parameters[name].shape == shapes.get(name, (10,)) for name in names)
+
+
+def test_a_cache_of_self_attention_is_none_of_cross_attention():
+    attention = MultiHeadAttention(8, 2, layer_idx=0)
+    with pytest.raises(ValueError, match="the cache is a DynamicCache, but must be an EncoderDecoderCache"):
+        attention(torch.randn(1, 3, 8), torch.randn(1, 5, 8), past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize("activation", ["softmax", "softmax1", "relu", "sparsemax"])
+def test_a_mask_of_one_column_is_that_of_all_keys(activation):
+    attention = MultiHeadAttention(8, 2, {"activation": activation}).eval()
+    states = torch.randn(1, 4, 8)
+    mask = torch.tensor([True, True, False, True])[None, None, :, None]
+    outputs = [
+        attention(states, attention_mask=one, attn_implementation=backend)[0]
+        for one in (mask, mask.expand(1, 1, 4, 4))
+        for backend in ("eager", "fused")
+    ]
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])

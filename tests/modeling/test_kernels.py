@@ -12,13 +12,17 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 import reluformers_kernels
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
 from reluformers.configuration.configuration_attention import ACTIVATIONS
+from reluformers.configuration.configuration_attention import SHIFT_INVARIANT_ACTIVATIONS as CANCELS
 from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
 
 VARIANTS = {
-    **{name: {"activation": name, "length_exponent": 0.3, "threshold": 0.2} for name in ACTIVATIONS},
+    **{
+        name: {"activation": name, "length_exponent": 0.3, "threshold": 0.2 * (name not in CANCELS)}
+        for name in ACTIVATIONS
+    },
     "learned": {
         **{"preset": "rela-g", "threshold": 0.1, "learned_threshold": True, "learned_scale": True},
         **{"length_exponent": 0.5, "learned_length_exponent": True, "threshold_form": "log_length"},

@@ -242,7 +242,7 @@ def test_new_variant_needs_no_line_in_any_model(kind, monkeypatch, tmp_path):
     monkeypatch.setitem(
         attention_functions.ATTENTION_ACTIVATIONS,
         name,
-        lambda scores, mask: attention_functions._apply(torch.exp, scores, mask),
+        lambda scores, mask: attention_functions.apply_masked(torch.exp, scores, mask),
     )
     model = build_model("linear-attention", kind)
     assert model.config.attention.preset_name == "linear-attention"

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from builders.clean_processes import run_clean
 from builders.models import build_model
@@ -322,6 +322,16 @@ def test_opens_by_name_and_by_config_in_a_clean_process(separate_folder, tmp_pat
     names = [{path.name for path in place.glob("*.py")} for place in (separate_folder, tmp_path / "again")]
     assert "handler.py" in names[0]
     assert names[0] == names[1]
+
+
+def test_positions_may_be_without_a_limit():
+    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=len(tokenizer), **sizes, eos_token_id=2)).eval()
+    pipe = TranslationPipeline(model, tokenizer, device="cpu")
+    answer = pipe("one two", return_alignments=True, max_new_tokens=5)[0]
+    assert {"translation_text", "alignments"} == answer.keys()
+    assert len(pipe.align("one two", "two one")) == 2
 
 
 def test_a_missing_target_tokenizer_is_named(tokenizer, tmp_path):

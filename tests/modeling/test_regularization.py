@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import reference
+from builders.models import build_model
 from reluformers.configuration.configuration_seq2seq import ReLUFormerConfig
 from reluformers.modeling import regularization
 from reluformers.modeling.modeling_seq2seq import ReLUFormerForConditionalGeneration
@@ -60,6 +62,34 @@ def test_every_query_counts_without_a_query_mask():
     expected = reference.regularization(weights.double(), visible, torch.ones_like(tokens), 0.7)
     assert sums.tolist() == pytest.approx(numbers(expected), rel=1e-5)
     assert sums[3] == 2 * 3 * LENGTH
+
+
+def test_one_mask_may_be_that_of_all_rows():
+    scores, visible, tokens = draw()
+    weights, counts = weigh(scores, visible)
+    sums = [regularizer_sums(weights, counts, mask, 0.7) for mask in (tokens[1:], tokens[1:].expand(2, -1))]
+    assert torch.equal(*sums)
+
+
+def test_padding_of_the_target_is_no_null_row():
+    model = build_model("rela", vocab_size=40)
+    source = torch.arange(4, 10)[None].expand(2, -1)
+    rows = [torch.arange(5, 10)[None], torch.arange(20, 23)[None]]
+    rates = [model(source[:1], decoder_input_ids=row, output_null_rate=True) for row in rows]
+    padded = torch.cat([rows[0], nn.functional.pad(rows[1], (2, 0))])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    options = {"decoder_input_ids": padded, "decoder_attention_mask": mask, "output_null_rate": True}
+    together = model.get_decoder()(
+        padded, mask, encoder_hidden_states=model.get_encoder()(source).last_hidden_state, output_null_rate=True
+    ).regularizer_sums
+    alone = [
+        model.get_decoder()(
+            row, encoder_hidden_states=one.encoder_last_hidden_state, output_null_rate=True
+        ).regularizer_sums
+        for row, one in zip(rows, rates, strict=True)
+    ]
+    torch.testing.assert_close(together, sum(alone))
+    assert model(source, **options).null_rate <= 1
 
 
 def test_padded_queries_do_not_count():
