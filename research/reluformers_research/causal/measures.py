@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reluformers.modeling.pipeline_translation import returning_weights
+
 from .rows import started, windows
 
 LENGTHS = (1, 2, 4, 8, 16)
@@ -53,7 +55,7 @@ def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
 @torch.no_grad()
 def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]:
     """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads, and the kurtosis."""
-    with attention_written_out(model):
+    with returning_weights(model):
         sums: dict[str, Tensor] = {}
         for part in rows.split(max(1, _WRITTEN_TOKENS // rows.shape[1])):
             outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
@@ -107,18 +109,6 @@ def _kurtosis(states: Tensor) -> Tensor:
     """E[(x−μ)⁴]/σ⁴ over the last dimension."""
     centred = states - states.mean(-1, keepdim=True)
     return (centred**4).mean(-1) / (centred**2).mean(-1) ** 2
-
-
-@contextmanager
-def attention_written_out(model: PreTrainedModel) -> Iterator[None]:
-    """Let a stock attention write its weights out; an exchanged one does when it is asked."""
-    before = model.config._attn_implementation
-    if before in ("sdpa", "flash_attention_2", "flex_attention"):
-        model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextmanager
