@@ -139,8 +139,11 @@ def preset_family(preset: str, baseline: type[PreTrainedConfig]) -> type[PreTrai
 
 
 def seq2seq_config(preset: str, **overrides: Any) -> Seq2SeqTransformerConfig:
-    """A configuration with the attention of `preset`, in its family, and any field overridden."""
-    return preset_family(preset, Seq2SeqTransformerConfig)(**{"attention": preset, **overrides})
+    """A configuration with the attention of `preset`, in its family, and any field overridden.
+
+    A dict of `attention` changes fields of the preset.
+    """
+    return preset_family(preset, Seq2SeqTransformerConfig)(**_with_attention(preset, overrides))
 
 
 def vision_config(preset: str, size: str | None = None, **overrides: Any) -> VisionTransformerConfig:
@@ -149,7 +152,7 @@ def vision_config(preset: str, size: str | None = None, **overrides: Any) -> Vis
     Args:
         preset: a name of `ATTENTION_PRESETS`.
         size: a name of `VISION_SIZES`, such as "S/16"; None for the defaults.
-        overrides: fields.
+        overrides: fields; a dict of `attention` changes those of the preset.
 
     Raises:
         ValueError: there is no such preset or size, or a field has a value that is not allowed.
@@ -157,4 +160,9 @@ def vision_config(preset: str, size: str | None = None, **overrides: Any) -> Vis
     if size is not None:
         check_choice("vision_config", "size", size, tuple(VISION_SIZES))
         overrides = {**VISION_SIZES[size], **overrides}
-    return preset_family(preset, VisionTransformerConfig)(**{"attention": preset, **overrides})
+    return preset_family(preset, VisionTransformerConfig)(**_with_attention(preset, overrides))
+
+
+def _with_attention(preset: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    given = overrides.get("attention", preset)
+    return {**overrides, "attention": {"preset": preset, **given} if isinstance(given, dict) else given}

@@ -14,6 +14,7 @@ from reluformers import (
     ReLUFormerConfig,
     Seq2SeqTransformerConfig,
     seq2seq_config,
+    vision_config,
 )
 from reluformers.configuration.configuration_base import TransformerConfig
 
@@ -118,6 +119,9 @@ def test_some_fields_change_the_attention_that_is_there(tmp_path):
     assert opened.attention == AttentionConfig.parse(wanted)
     opened.attention = {"preset": "qknorm", "value_norm": "l2"}
     assert (opened.attention.activation, opened.attention.value_norm) == ("softmax", "l2")
+    for make in (seq2seq_config, vision_config):
+        attention = make("sparsemax", attention={"learned_scale": True}).attention
+        assert (attention.activation, attention.learned_scale) == ("sparsemax", True)
     config = ReLUFormerConfig(attention={"gamma": 2.0})
     assert config.attention == AttentionConfig.parse({"preset": "reluformer", "gamma": 2.0})
 
