@@ -2,14 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for translations, with bounds of what they may cost."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from .endpoint import RequestHandler
 from .pipeline_translation import TranslationPipeline
 
 MAX_CHARACTERS = 10_000
-PARAMETERS = {
-    "translation": {
+
+
+class EndpointHandler(RequestHandler):
+    """Translate a text or a list of texts."""
+
+    task = "translation"
+    parameters: ClassVar[dict[str, Any]] = {
         "num_beams": (1, 8),
         "max_new_tokens": (1, 512),
         "max_length": (2, 513),
@@ -20,13 +25,6 @@ PARAMETERS = {
         "return_alignments": [True, False],
         "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
     }
-}
-
-
-class EndpointHandler(RequestHandler):
-    """Translate a text or a list of texts."""
-
-    task, parameters = "translation", PARAMETERS["translation"]
     pipeline: TranslationPipeline
 
     def read(self, inputs: list[Any]) -> list[Any]:

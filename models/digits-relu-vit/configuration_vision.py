@@ -580,11 +580,10 @@ class VisionTransformerConfig(TransformerConfig):
     def __post_init__(self, **kwargs):
         if self.id2label is None:
             self.id2label = _inverse(self.label2id)
-        if "num_labels" in kwargs:
-            count, owner = kwargs["num_labels"], type(self).__name__
-            check_number(owner, "num_labels", count, f"[1, {MOST_LABELS}]", integer=True)
-            if self.id2label is not None and count != len(self.id2label):
-                raise ValueError(f"{owner}.num_labels is {count}, but id2label has {len(self.id2label)} names")
+        count = kwargs.get("num_labels")
+        if None not in (count, self.id2label) and count != len(self.id2label):
+            names = len(self.id2label)
+            raise ValueError(f"{type(self).__name__}.num_labels is {count}, but id2label has {names} names")
         self._check_labels()
         super().__post_init__(**kwargs)
 

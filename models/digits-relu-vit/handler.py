@@ -99,13 +99,13 @@ MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
 MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
 # formats that Pillow reads by itself; for others it starts programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-PARAMETERS = {"image-classification": {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]}}
 
 
 class EndpointHandler(RequestHandler):
     """Classify an image or a list of images, each in base64, as bytes or as a PIL image."""
 
-    task, parameters = "image-classification", PARAMETERS["image-classification"]
+    task = "image-classification"
+    parameters: ClassVar[dict[str, Any]] = {"top_k": (1, 1000), "function_to_apply": ["softmax", "sigmoid", "none"]}
 
     def read(self, inputs: list[Any]) -> list[Any]:
         """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""

@@ -11,8 +11,7 @@ from reluformers.saved_models import EXPORT_RECORD
 
 from .exporters import EXPORTERS
 
-__all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "PARAMETERS", "EndpointHandler"]
-PARAMETERS = handler_translation.PARAMETERS | handler_images.PARAMETERS
+__all__ = ["BATCH_SIZE", "MAX_BATCH", "MAX_CHARACTERS", "EndpointHandler"]
 
 
 class _Graphs:

@@ -145,7 +145,7 @@ async def read_request(request: Request, task: str) -> Any:
 def describe_body(module: ModuleType, handler: Any) -> dict[str, Any]:
     """The request body for the OpenAPI page, with the bounds that the handler has."""
     properties = {}
-    for name, allowed in module.PARAMETERS[handler.task].items():
+    for name, allowed in handler.parameters.items():
         if isinstance(allowed, list):
             properties[name] = {"enum": allowed}
         else:

@@ -125,7 +125,7 @@ def test_images_come_as_files_and_in_base64(tmp_path):
 class Counting:
     """A handler that reverses texts, refuses empty ones, and keeps the bodies; the first waits until it may go on."""
 
-    task = "translation"
+    task, parameters = "translation", {}
 
     def __init__(self):
         self.bodies, self.may_go_on = [], threading.Event()
@@ -206,7 +206,7 @@ def test_too_many_requests_are_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "MAX_REQUESTS", 2)
     handler = Counting()
     module = type(sys)("handler")
-    module.BATCH_SIZE, module.MAX_BATCH, module.MAX_CHARACTERS, module.PARAMETERS = 1, 1, 9, {"translation": {}}
+    module.BATCH_SIZE, module.MAX_BATCH, module.MAX_CHARACTERS = 1, 1, 9
     with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(3) as pool:
 
         def ask_again():  # the request below may have been the second
