@@ -45,7 +45,7 @@ class AttentionFormula:
         attention: φ, c, α, θ and their forms.
         scaling: a.
         dropout: share of dropped weights, 0 outside of training.
-        threshold, length_exponent: θ and α that are trained, of one element or one for each head; None for the
+        threshold, length_exponent: θ, of one element or one for each head, and α that are trained; None for the
             numbers of `attention`.
         activation: φ as a function of scores and mask; None for the one that `attention` names.
         bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.

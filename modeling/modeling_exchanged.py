@@ -72,7 +72,7 @@ class ExchangedModel(PreTrainedModel):
         Raises:
             ValueError: its configuration is of something else, or another attention is asked for.
         """
-        refuse_another(keywords.get("attn_implementation", IMPLEMENTATION))
+        refuse_another(keywords.get("attn_implementation") or IMPLEMENTATION)
         if config is None:
             names = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
             config = ExchangedConfig.from_pretrained(

@@ -342,7 +342,10 @@ def _file(name: str) -> Path:
 
 def _is_built(name: str) -> bool:
     """Whether there is compiled code that knows these structures: an older build may lie beside newer sources."""
-    layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
+    try:
+        layout = getattr(ctypes.CDLL(str(_file(name))), "layout", None) if _file(name).exists() else None
+    except OSError:  # built for another machine, or cut short
+        return False
     return layout is not None and layout() == LAYOUT
 
 

@@ -202,12 +202,13 @@ def _given_to(config: PreTrainedConfig, names: Any) -> dict[int, Any]:
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
-    transformers only warns where a model takes no attention by name, and saves none. So four methods are wrapped:
+    transformers only warns where a model takes no attention by name, and saves none. So five methods are wrapped:
     where a model is built, given another attention or made ready for continuous batching, and where a configuration is
-    saved; and a property, where a configuration is given a dict of names.
+    saved or read; and a property, where a configuration is given names.
     """
-    if hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
+    if hasattr(PreTrainedModel, "_has_guarded_attentions"):
         return
+    PreTrainedModel._has_guarded_attentions = True
     check, give = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
     save, name_of = PreTrainedConfig.save_pretrained, PreTrainedConfig._attn_implementation
 
@@ -262,9 +263,20 @@ def guard_models() -> None:
             del self.attn_implementation
 
     def take_name(self, name):
+        # None, where nothing is asked for, must not take a saved name of ours off
+        if name is None and is_ours(self.__dict__.get("_attn_implementation_internal")):
+            return
         if isinstance(name, dict):
             _given_to(self, name)
         name_of.fset(self, name)
+
+    read = PreTrainedConfig.from_dict.__func__
+
+    @functools.wraps(read)
+    def from_dict(cls, config_dict, **keywords):
+        if keywords.get("attn_implementation", "") is None:  # would go before what the file says
+            del keywords["attn_implementation"]
+        return read(cls, config_dict, **keywords)
 
     batch = GenerationMixin.init_continuous_batching
 
@@ -277,7 +289,7 @@ def guard_models() -> None:
     GenerationMixin.init_continuous_batching = init_continuous_batching
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
     PreTrainedModel.set_attn_implementation = set_attn_implementation
-    PreTrainedConfig.save_pretrained = save_pretrained
+    PreTrainedConfig.save_pretrained, PreTrainedConfig.from_dict = save_pretrained, classmethod(from_dict)
     PreTrainedConfig._attn_implementation = property(name_of.fget, take_name)
 
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -89,12 +90,17 @@ def exchange_attention(
         "modules": {name: _sizes(name, module) for name, module in chosen.items()},
     }
     before = [part._attn_implementation for part in configs]
-    attach(model)
-    for module in chosen.values():
-        added = getattr(module, SUBMODULE).to(next(module.parameters()))
-        added.train(module.training)
-        if added.scale is not None and config.score == "dot":
-            init.constant_(added.scale, _scaling_of(module))
+    places = [_place_of(module) for module in chosen.values()]
+    try:
+        attach(model)
+        for module, place in zip(chosen.values(), places, strict=True):
+            added = getattr(module, SUBMODULE).to(**place)
+            added.train(module.training)
+            if added.scale is not None and config.score == "dot":
+                init.constant_(added.scale, _scaling_of(module))
+    except BaseException:
+        _detach(model)
+        raise
     model.__class__ = exchanged_class(type(model))
     model.set_attn_implementation(IMPLEMENTATION)
     model.attention_before = before
@@ -111,13 +117,13 @@ def restore_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, ExchangedModel):
         raise ValueError(f"the attention of this {type(model).__name__} is not exchanged")
-    for name in _sites(model):
-        delattr(model.get_submodule(name), SUBMODULE)
     model.__class__ = model.base_class
-    configs = _configs_of(model)
-    for part, name in zip(configs, getattr(model, "attention_before", ["sdpa"] * len(configs)), strict=True):
+    _detach(model)
+    before = getattr(model, "attention_before", None)
+    if before is None:  # it was opened so: each part has what its class takes by itself
+        before = [part.get_correct_attn_implementation(None) for part in _parts_of(model)]
+    for part, name in zip(_configs_of(model), before, strict=True):
         part._attn_implementation_internal = name
-    del model.config.exchanged
     model.name_or_path = getattr(model, "base_name", model.name_or_path)
     return model
 
@@ -174,10 +180,32 @@ def _sites(model: PreTrainedModel) -> list[str]:
     return [name for name, module in model.named_modules() if calls_interface(type(module))]
 
 
+def _parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The parts of a model that are models, the first of each configuration."""
+    found: dict[int, PreTrainedModel] = {}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            found.setdefault(id(part.config), part)
+    return list(found.values())
+
+
 def _configs_of(model: PreTrainedModel) -> list:
     """The configurations of all parts of a model, each once."""
-    found = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    return list(found.values())
+    return [part.config for part in _parts_of(model)]
+
+
+def _detach(model: PreTrainedModel) -> None:
+    """Take off what `attach` has hung on a model, and the description of it."""
+    for name in _sites(model):
+        model.get_submodule(name)._modules.pop(SUBMODULE, None)
+    del model.config.exchanged
+
+
+def _place_of(module: nn.Module) -> dict[str, Any]:
+    """Device and type of a module's numbers; float32 where all of them are packed integers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    return {"device": tensors[0].device, "dtype": dtype} if tensors else {}
 
 
 def _scaling_of(module: nn.Module) -> float:

@@ -113,7 +113,7 @@ def load_model(
             ignore_mismatched_sizes=True,  # reported below, in one line
             **kwargs,
         )
-    _check_weights(name_or_path, info)
+    check_weights(name_or_path, info)
     _check_search(name_or_path, model)
     model.config.return_dict = True  # outputs are read by their names here
     return model.eval()
@@ -291,8 +291,8 @@ def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
         )
 
 
-def _check_weights(name_or_path: str | Path, info: dict) -> None:
-    """Refuse a model of which some weights were made up while loading."""
+def check_weights(name_or_path: str | Path, info: dict) -> None:
+    """Refuse a model of which some weights were made up while loading, by what `from_pretrained` says of that."""
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}.")
     if mismatched := sorted(info["mismatched_keys"]):

@@ -366,8 +366,10 @@ class AttentionMask:
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
         for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
-            if mask is not None and mask.shape[-1] not in lengths:
-                raise ValueError(f"the attention mask is {list(mask.shape)}, but there are {self.key_len} keys")
+            if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):
+                raise ValueError(
+                    f"the mask is {mask.dtype} {list(mask.shape)}, but must be bool, of {self.key_len} keys"
+                )
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "AttentionMask":
         """The mask on another device, where accelerate's hooks carry the inputs of a layer."""
@@ -572,7 +574,7 @@ class AttentionFormula:
         attention: φ, c, α, θ and their forms.
         scaling: a.
         dropout: share of dropped weights, 0 outside of training.
-        threshold, length_exponent: θ and α that are trained, of one element or one for each head; None for the
+        threshold, length_exponent: θ, of one element or one for each head, and α that are trained; None for the
             numbers of `attention`.
         activation: φ as a function of scores and mask; None for the one that `attention` names.
         bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.

@@ -15,6 +15,7 @@ import transformers
 from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
+from reluformers.errors import UserError
 from reluformers.publish.folder_check import compare_in_clean_process, write_answers
 from reluformers.publish.hub_errors import hub_errors
 from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code, select_files
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     folder = Path(options.model)
     if is_hub_id(options.model) and not folder.exists():
+        if options.write:
+            raise UserError(f"{options.model}: --write is for a folder, and this is a model of the Hub: download it")
         api = HfApi()
         with hub_errors(api, options.model):
             folder = Path(api.snapshot_download(options.model, revision=options.revision))
@@ -46,9 +49,16 @@ def run(options: argparse.Namespace) -> None:
     task = task_of_model_type(read_config(folder)["model_type"])
     select_files(folder)
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
-    if options.write:
-        (folder / CHECK_FILE).unlink(missing_ok=True)
-    check = compare_in_clean_process(folder, task)
+    stored = folder / CHECK_FILE
+    before = stored.read_bytes() if options.write and stored.is_file() else None
+    try:
+        if before is not None:
+            stored.unlink()
+        check = compare_in_clean_process(folder, task)
+    except BaseException:
+        if before is not None:
+            stored.write_bytes(before)
+        raise
     name = check.model_class.rpartition(".")[2]
     print(f"{options.model}: opens without reluformers as {name}; logits differ from its by {check.difference:.1e}")
     print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")

@@ -10,10 +10,13 @@ Example:
 
 import argparse
 import sys
+from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
+from reluformers.errors import UserError
+from reluformers.publish.card import CARD_FILE
 from reluformers.publish.collection import add_to_collection
 from reluformers.publish.push import push_to_hub, snippet
 from reluformers.publish.space import push_space, push_static_space
@@ -45,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
 
 
+_DATA = ("data_name", "data_domain", "data_terms", "evaluation", "baseline")
+
+
 def ask(line: str, is_agreed: bool) -> bool:
     """Say who will see a release and, where somebody can answer, ask whether to go on."""
     print(line, flush=True)
@@ -63,6 +69,12 @@ def run(options: argparse.Namespace) -> None:
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
     check_model(options.folder)
     has_space = options.space or options.static_space
+    unused = [name for name in ("licence", "dataset", "note", "example", "hardware", *_DATA) if getattr(options, name)]
+    if unused and Path(options.folder, CARD_FILE).is_file():
+        raise UserError(
+            f"--{unused[0]} is of a card that is written, but {options.folder} has {CARD_FILE}: change that, or write "
+            "another by `reluformers card`"
+        )
     release = push_to_hub(
         options.folder,
         options.repo_id,

@@ -106,6 +106,8 @@ def run(options: argparse.Namespace) -> None:
     recipe = read_recipe(options)
     if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
+    if options.dry_run and options.resume is not None:
+        raise UserError("--dry_run estimates a whole run: leave --resume out")
     try:
         task_named(recipe.task).train(
             recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report

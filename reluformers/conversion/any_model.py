@@ -1,7 +1,7 @@
 """From any model of transformers to the same with another attention, whole or as its parameters alone."""
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import transformers
@@ -11,11 +11,13 @@ from reluformers.errors import UserError, describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import config_class_of
 from reluformers.files import atomic_directory, check_output_folder
-from reluformers.saved_models import load_config, opening
+from reluformers.saved_models import check_no_adapter, check_weights, load_config, opening
 
 from .convert import read_config_file, write_origin
 from .sources import SOURCES
 from .timm_models import is_timm
+
+logger = logging.getLogger(__name__)
 
 
 def is_exchanged_as_it_is(source: str | Path) -> bool:
@@ -56,7 +58,9 @@ def exchange_source(
     if model_class is None:
         raise UserError(f"{place}: its config.json names {architectures}, which is no class of transformers")
     with opening(place, "a model of transformers"):
-        model = model_class.from_pretrained(place)
+        check_no_adapter(place)
+        model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
+    check_weights(place, info)
     try:
         exchange_attention(model, preset, sites)
     except ValueError as error:
@@ -66,7 +70,9 @@ def exchange_source(
             save_adapter(model, unfinished)
         else:
             model.save_pretrained(unfinished)
-            with suppress(OSError, ValueError, KeyError):  # a model may have none
-                AutoProcessor.from_pretrained(place).save_pretrained(unfinished)
+            try:
+                AutoProcessor.from_pretrained(place, trust_remote_code=False).save_pretrained(unfinished)
+            except Exception as error:  # each library has its own; a model may have none
+                logger.warning("%s: no tokenizer or processor was saved: %s", place, describe_error(error))
             write_origin(unfinished, place, None)
     return model

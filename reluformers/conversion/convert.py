@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
     ViTImageProcessorPil,
 )
-from transformers.utils import cached_file, has_file
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file, has_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.data.checked_fields import check_name
@@ -191,7 +191,7 @@ def convert(
     """
     check_output_folder(folder, source, inside=True)
     opened = open_source(source, **given)
-    model = build_model(opened, preset, sites)
+    model = build_model(opened, preset, sites, config_fields=given)
     config = model.config
     for name in given:  # transformers takes any name
         check_name(name, [*config.__dataclass_fields__, *config.attribute_map], "field")
@@ -302,10 +302,9 @@ def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -
     if auto_class is not AutoModelForSeq2SeqLM:
         return None
     with opening(place, "its generation_config.json"):
-        try:
-            return GenerationConfig.from_pretrained(place)
-        except OSError:
+        if cached_file(place, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False) is None:
             return GenerationConfig.from_model_config(config)
+        return GenerationConfig.from_pretrained(place)
 
 
 def _warn_of_layerdrop(config: PreTrainedConfig, place: str) -> None:

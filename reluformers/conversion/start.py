@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,15 @@ from .calibration import calibrate, relative_errors
 from .convert import Opened, build_model, open_source
 
 
-@lru_cache(maxsize=1)
 def open_start(name_or_path: str) -> Opened:
-    """`open_source`, once for all that a run asks of it."""
+    """`open_source`, once for all that a run asks of it; a folder that was written anew is opened anew."""
+    place = Path(name_or_path)
+    files = sorted(place.iterdir()) if place.is_dir() else []
+    return _open(str(name_or_path), tuple((path.name, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=1)
+def _open(name_or_path: str, files: tuple) -> Opened:
     return open_source(name_or_path)
 
 

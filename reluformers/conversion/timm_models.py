@@ -108,12 +108,15 @@ def from_timm(weights: State, pooling: str) -> State:
 def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
     """The stock image processor that does what timm does before an evaluation: resize, crop the centre, normalise."""
     pretrained = dict(config.get("pretrained_cfg") or {})
-    height, width = _image_size(pretrained, {})
+    height, width = _image_size(pretrained, config.get("model_args") or {})
+    mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct", 0.875)
+    if mode != "center" and (mode != "squash" or share != 1):
+        raise UserError(f"crop_mode is {mode!r} with crop_pct {share}, but must be 'center', or 'squash' with 1")
     mean, std = ([float(number) for number in pretrained.get(name, (0.5, 0.5, 0.5))] for name in ("mean", "std"))
     target, options = {"height": height, "width": width}, {}
-    if height == width:
+    if height == width and mode == "center":
         options = {"do_center_crop": True, "crop_size": target}
-        target = {"shortest_edge": math.floor(height / pretrained.get("crop_pct", 0.875))}
+        target = {"shortest_edge": math.floor(height / share)}
     return ViTImageProcessorPil(
         size=target,
         resample=Image.Resampling[pretrained.get("interpolation", "bicubic").upper()],

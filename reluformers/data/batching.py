@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader, Sampler
 from reluformers.errors import UserError
 
 _ROWS_AT_ONCE = 50_000
-# of the rows that are sorted at once
-_PARTS = 64
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
@@ -22,7 +20,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     in each batch, hence the number of batches, are the same in every epoch; rows of equal lengths change places and
     the batches change order. Both depend on (seed, epoch) alone, on every process, so a run can be resumed by skipping
     batches. Each row comes once per epoch, and each process gets the same number of batches. In memory a row takes 2
-    bytes, and 4 more in an epoch, also while its order is made (2 more if lengths come in more than 65,536 pairs).
+    bytes, 4 more in an epoch, and some 14 more while its order is made.
 
     Args:
         source_lengths: Lengths of the sources in tokens, int [rows].
@@ -54,9 +52,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.seed, self.shuffle, self.rank, self.world_size = seed, shuffle, rank, world_size
         self.epoch = 0
         self._places, longest = _sorted_places(source, target)
-        self._first_rows = np.cumsum(np.bincount(self._places, minlength=len(longest)))
-        edges = _budget_edges(longest, self._first_rows, max_tokens)
-        self._first_rows = np.concatenate([[0], self._first_rows[:-1]])
+        ends = np.cumsum(np.bincount(self._places, minlength=len(longest)))
+        edges = _budget_edges(longest, ends, max_tokens)
         self._edges = np.array(_even_edges(edges, world_size))
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,38 +72,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             generator = np.random.default_rng((self.seed, self.epoch))
             generator.shuffle(rows)
             generator.shuffle(batches)
-        self._sort(rows)
+        rows = rows[np.argsort(self._places[rows], kind="stable")]  # rows of one place keep their order
         for batch in batches[self.rank :: self.world_size].tolist():
             yield rows[self._edges[batch] : self._edges[batch + 1]].tolist()
-
-    def _sort(self, rows: np.ndarray) -> None:
-        """Sort rows by their places in place, stably: those that share one keep their order.
-
-        Blocks of the array move into parts of neighbouring places, and these, sorted, back into it. It shrinks and
-        grows with that, so that no row is held twice.
-        """
-        counts = np.diff(self._first_rows, append=self.rows)
-        part_of_place = self._first_rows * _PARTS // self.rows
-        is_large = counts * _PARTS > self.rows
-        # a large place is a part of its own, for there is nothing to sort in it
-        borders = 1 + np.flatnonzero(np.diff(part_of_place) | is_large[1:] | is_large[:-1])
-        parts: list[list[np.ndarray]] = [[] for _ in range(len(borders) + 1)]
-        for start in reversed(range(0, self.rows, _ROWS_AT_ONCE)):
-            block = rows[start:].copy()
-            rows.resize(start, refcheck=False)
-            places = self._places[block]
-            order = np.argsort(places, kind="stable")
-            ends = np.searchsorted(places, borders, sorter=order)
-            for part, piece in zip(parts, np.split(block[order], ends), strict=True):
-                part.append(piece.copy())
-        for part, is_one_place in zip(parts, np.diff(borders, prepend=0, append=len(counts)) == 1, strict=True):
-            if not is_one_place:
-                whole = np.concatenate(part[::-1])
-                part[:] = [whole[np.argsort(self._places[whole], kind="stable")]]
-            while part:
-                piece = part.pop()
-                rows.resize(len(rows) + len(piece), refcheck=False)
-                rows[len(rows) - len(piece) :] = piece
 
 
 class SeededBatch(NamedTuple):
@@ -189,11 +157,11 @@ class PerProcessDataLoader(DataLoader):
 def _check_rows(source: np.ndarray, target: np.ndarray, max_tokens: int, world_size: int) -> None:
     if not len(source):
         raise UserError("no rows to make batches of; check the data and how they are cleaned")
-    row, tokens = max(((int(side.argmax()), int(side.max())) for side in (source, target)), key=lambda pair: pair[1])
+    tokens = int(max(source.max(), target.max()))
     if tokens > max_tokens:
         raise UserError(
-            f"row {row + 1} has {tokens} tokens, more than the {max_tokens} of a whole batch; "
-            "raise the tokens per batch or drop longer rows when cleaning"
+            f"a row has {tokens} tokens, more than the {max_tokens} of a whole batch: raise training.max_tokens, or "
+            "drop longer rows by data.max_length"
         )
     if len(source) < world_size:
         raise UserError(f"{len(source)} rows cannot be dealt to {world_size} processes; use fewer processes")

@@ -1,6 +1,7 @@
 """Where the rows of a split lie, for sentence pairs and for images alike: on the Hub, in a folder or in files."""
 
 import hashlib
+import itertools
 import logging
 import os
 import textwrap
@@ -58,29 +59,26 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
     others = dict(sources)
     train = others.pop("train")
     for name, source in others.items():
-        if _parts(path, train) & _parts(path, source) or (path is not None and _share_rows(train, source)):
+        if _share_files(train, source) if path is None else _share_rows(train, source):
             raise UserError(
                 f"data.{name} is {source}, which shares rows with data.train, {train}: name parts that do not, "
                 "such as data.train=train[5000:] data.validation=train[:5000] of a data.path"
             )
 
 
-def _parts(path: str | None, source: Any) -> set[str]:
-    """Files of a source, or its splits as they are written."""
-    if path is not None:
-        return set(source.split("+"))
-    return {str(Path(os.path.expanduser(file)).resolve()) for file in _files(source)}
+def _share_files(*sources: Any) -> bool:
+    first, second = ({Path(os.path.expanduser(file)).resolve() for file in _files(source)} for source in sources)
+    return bool(first & second)
 
 
-def _share_rows(*splits: str) -> bool:
-    """Whether two splits with slices have rows in common; False where that hangs on the number of rows."""
-    if len({split_name(split) for split in splits}) > 1:
-        return False
+def _share_rows(first: str, second: str) -> bool:
+    """Whether two splits, such as "train[:90%]+test", have rows in common where there are very many."""
+    parts = itertools.product(*([part.strip() for part in split.split("+")] for split in (first, second)))
+    return any(split_name(one) == split_name(other) and _overlap(one, other) for one, other in parts)
+
+
+def _overlap(*splits: str) -> bool:
     slices = [split.removeprefix(split_name(split)) for split in splits]
-    # counted from the start, from the end or in percent
-    kinds = {("%" in part, "-" in part) for part in slices if part}
-    if len(kinds) > 1:
-        return False
     try:
         parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
     except (ValueError, AssertionError):  # no slice at all, which the loader puts into words

@@ -263,8 +263,8 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
         "checksum": data.checksum,
         "source_lang": data.source_lang,
         "target_lang": data.target_lang,
-        # the size of a batch changes no score
-        "decoding": {name: value for name, value in evaluation.decoding.items() if name != "max_tokens"},
+        # with the size of a batch, whose longest source bounds translations that do not end by themselves
+        "decoding": evaluation.decoding,
         "signature": evaluation.scores["bleu"].signature if "bleu" in evaluation.scores else None,
     }
 

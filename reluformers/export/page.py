@@ -24,6 +24,7 @@ SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
 # in the metadata of README.md: this library made the Space and may write it anew
 MARK = "reluformers-page"
+_SETTINGS = ("preprocessor_config.json", "generation_config.json")
 _NOT_SHOWN = (EXPORT_RECORD, *SERVED)  # of an exported folder, what a page has no use for
 
 
@@ -119,6 +120,8 @@ def export_page(
         sizes += [(unfinished / entry["path"] / name).stat().st_size for entry in entries for name in entry["graphs"]]
         page = {"runtime": runtime, "models": entries, "bytes": sum(sizes)}
         write_json(unfinished / "page.json", page)
+        if repo_id and len(entries) == 1:
+            entries[0]["title"] = repo_id.rpartition("/")[2]
         title = f"{entries[0]['title']} in your browser" if len(entries) == 1 else "reluformers in your browser"
         _fill(unfinished / "index.html", title=escape(title), origin="" if bundle else CDN)
         names = [entry["title"] for entry in entries]
@@ -152,6 +155,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
             raise UserError(
                 f"{model}: was exported without attentions or without {precision}; name the model that it was made of"
             )
+        _check_shown(exported)
         graphs = [f"{FOLDER}/{name}" for name in sorted(record["precisions"][precision]["files"])]
         target = page / "models" / record["model"]
         (target / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -172,6 +176,27 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
         "languages": record["about"]["languages"],
         "examples": record["about"]["examples"],
     }
+
+
+def _check_shown(exported: Path) -> None:
+    """Refuse a model that the page would compute otherwise than PyTorch does.
+
+    Raises:
+        UserError: it would.
+    """
+    settings = {name: read_json(exported / name) for name in _SETTINGS if (exported / name).is_file()}
+    images, search = (settings.get(name, {}) for name in _SETTINGS)
+    cut = images.get("do_center_crop") or "shortest_edge" in (images.get("size") or {})
+    if cut or images.get("resample", 2) not in (2, 3):
+        raise UserError(f"{exported}: the page does not crop images, and scales them by triangles or cubics alone")
+    for name in ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens"):
+        if search.get(name):
+            raise UserError(f"{exported}: the page's search has no {name}, but generation_config.json has it")
+    if isinstance(search.get("eos_token_id"), list):
+        raise UserError(f"{exported}: the page's search has one end, but generation_config.json has several")
+    for folder in (exported, exported / "target_tokenizer"):
+        if (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
+            raise UserError(f"{folder}: the page reads tokenizer.json alone, which a slow tokenizer does not have")
 
 
 def _bundle(packages: Path | None, folder: Path) -> None:
@@ -220,4 +245,4 @@ def _write_worker(page: Path, others: list[dict[str, str]]) -> None:
     for name in names:
         contents.update(f"{name}\0{integrity_of((page / name).read_bytes())}\n".encode())
     files = [["./", None], *([name, None] for name in names), *([one["url"], one["integrity"]] for one in others)]
-    _fill(page / "worker.js", release=f"reluformers-{contents.hexdigest()[:16]}", files=json.dumps(files))
+    _fill(page / "worker.js", release=contents.hexdigest()[:16], files=json.dumps(files))

@@ -6,10 +6,10 @@ from pathlib import Path
 import onnx
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
+from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
 from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.onnx.graphs import export_graph
 from reluformers.onnx.models import OnnxModel
@@ -66,6 +66,8 @@ class OnnxClassifier(OnnxModel):
         super().__init__(config)
         self.session = session
 
+    compute_loss = VisionTransformerForImageClassification.compute_loss
+
     @classmethod
     def from_folder(cls, folder: str | Path, precision: str | None = None) -> "OnnxClassifier":
         """Open an exported folder; arguments and errors as for translation."""
@@ -78,7 +80,7 @@ class OnnxClassifier(OnnxModel):
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, output_attentions: bool | None = None
     ) -> ImageClassifierOutput:
-        """Class logits, and with labels [batch] the cross-entropy.
+        """Class logits, and with labels the loss of the model.
 
         Raises:
             ValueError: attentions are asked for that the graph was exported without.
@@ -87,8 +89,9 @@ class OnnxClassifier(OnnxModel):
         if output_attentions and not weights:
             raise ValueError(f"{self.name_or_path}: has no attentions; export the model with --attentions")
         outputs = self.session({"pixel_values": pixel_values}, ["logits", *weights])
+        logits = outputs["logits"]
         return ImageClassifierOutput(
-            loss=None if labels is None else functional.cross_entropy(outputs["logits"], labels),
-            logits=outputs["logits"],
+            loss=None if labels is None else self.compute_loss(logits, labels),
+            logits=logits,
             attentions=tuple(outputs[name] for name in weights) or None,
         )

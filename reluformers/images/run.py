@@ -104,7 +104,10 @@ class _ImageRun(TaskRun):
             raise UserError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         self.report(f"images of {len(self.classes)} classes: {counts}")
-        if self.recipe.data.check_images:
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best == "top5_accuracy" and len(self.classes) <= 5:
+            raise UserError(f"training.metric_for_best_model is {best}, which {len(self.classes)} classes do not have")
+        if self.recipe.data.check_images and self.args.process_index == 0:
             for name, split in splits.items():
                 with naming(f"data.{name}"):
                     check_images(split, self.args.dataloader_num_workers, show_progress=not self.args.disable_tqdm)

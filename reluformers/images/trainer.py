@@ -104,9 +104,11 @@ class ImageTrainer(TaskTrainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
-        """Batches of this process, which takes every n-th image of n processes."""
+        """Batches of this process, which takes every n-th image of n processes, or all under FSDP."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         share = range(self.args.process_index, len(dataset), self.args.world_size)
+        if self.accelerator.is_fsdp2:  # whose processes must make the same steps
+            share = range(len(dataset))
         return DataLoader(
             dataset.select(share),
             self.args.eval_batch_size,
@@ -150,6 +152,7 @@ class ImageTrainer(TaskTrainer):
             loss += float(outputs.loss) * len(logits)
             tops.append(top_classes(logits, _TOP).cpu().numpy())
             labels.append(inputs["labels"].cpu().numpy())
-        losses, tops, labels = zip(*gather_object([(loss, tops, labels)]), strict=True)
+        parts = [(loss, tops, labels)]
+        losses, tops, labels = zip(*(parts if self.accelerator.is_fsdp2 else gather_object(parts)), strict=True)
         top, true = (np.concatenate([part for share in parts for part in share]) for parts in (tops, labels))
         return Classified(sum(losses) / len(true), top, true)

@@ -46,7 +46,7 @@ HOMOGENEOUS = ("relu", "leaky_relu", "identity")  # φ(a·x) = a·φ(x) for a > 
 def activate(activation: str, scores: Tensor, power: float = 1.0) -> Tensor:
     """φ of scores: callers ask whether it is their own before they ask for attention with it."""
     if activation == POWER:
-        return functional.relu(scores).pow_(power)
+        return functional.relu(scores).pow(power)
     return _FUNCTIONS[activation](scores)
 
 

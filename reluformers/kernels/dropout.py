@@ -5,6 +5,8 @@
 import torch
 from torch import Tensor
 
+from .tensors import is_watched
+
 
 def dropout(states: Tensor, probability: float) -> Tensor | None:
     """states · D on a processor, else None: compiled code and other devices need no mask in memory.
@@ -13,7 +15,7 @@ def dropout(states: Tensor, probability: float) -> Tensor | None:
         states: any shape, floating point.
         probability: share p of elements that become 0, in (0, 1).
     """
-    if states.device.type != "cpu" or torch.compiler.is_compiling():
+    if states.device.type != "cpu" or is_watched():
         return None
     return states * keep_factors(states, probability)
 

@@ -30,7 +30,14 @@ from .activations import (
 from .blockwise_attention import blockwise_backward, blockwise_forward, blockwise_thresholds
 from .compiled import native
 from .computation import choose_computation
-from .tensors import at_least_float32, empty_heads_inside, is_watched, wide_dtype
+from .tensors import (
+    at_least_float32,
+    empty_heads_inside,
+    is_differentiated,
+    is_watched,
+    wide_dtype,
+    without_autocast,
+)
 
 # Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
 _NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
@@ -61,7 +68,7 @@ def _run_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The output, and the statistics that are needed."""
     forward, _ = _passes(computation)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         return forward(query, key, value, PassOptions(*options))
 
 
@@ -87,7 +94,9 @@ def _(query, key, value, computation, *options):
 def _find_thresholds(query, key, computation, *options) -> Tensor:
     """θ of each row, without gradients, for which its weights sum to 1."""
     find = native.find_thresholds if computation == "native" else blockwise_thresholds
-    with torch.autocast(query.device.type, enabled=False), torch.no_grad():
+    if computation == "triton":  # whose kernels keep products in float32, so that sums of 1 need θ of such
+        query, key = at_least_float32(query), at_least_float32(key)
+    with without_autocast(query.device.type), torch.no_grad():
         return find(query, key, PassOptions(*options))
 
 
@@ -113,7 +122,7 @@ def _run_backward(
     """Gradients of query, key, value and θ."""
     forward, backward = _passes(computation)
     options = PassOptions(*options)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
             slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
             output, sums, *_ = forward(query, key, value, slopes)
@@ -186,8 +195,8 @@ class _Function(torch.autograd.Function):
 
 
 def _are_plain(*states: Tensor | None) -> bool:
-    """Whether nothing follows operators: tensors of PyTorch's own class, and none who watches."""
-    if is_watched():
+    """Whether nothing follows operators: tensors of PyTorch's own class with numbers in them, and none who watches."""
+    if is_watched() or states[0].device.type == "meta":
         return False
     is_batched = torch._C._functorch.is_legacy_batchedtensor  # by `is_grads_batched` of torch.autograd.grad
     return all(part is None or (type(part) is Tensor and not is_batched(part)) for part in states)
@@ -335,6 +344,16 @@ def attention(
         if may_write_out:  # where PyTorch broadcasts, or says what is wrong
             return None
         _check(query, key, value, None, None)
+    others = {"key": key, "value": value, "key_padding_mask": key_padding_mask, "first_keys": first_keys}
+    for name, given in others.items():
+        if given is not None and given.device != query.device:  # compiled code reads memory where it lies
+            raise ValueError(f"{name} is on {given.device}, but must be on {query.device}, as the queries are")
+    if is_differentiated():
+        if may_write_out:
+            return None
+        raise NotImplementedError(
+            "torch.func cannot differentiate fused attention: take a model's attn_implementation='eager'"
+        )
     query, key, value = _in_one_dtype(query, key, value)
     options = {"dropout": dropout, "needed_statistics": needed_statistics}
     if not power > 0 or (activation != POWER and power != 1):
@@ -364,13 +383,13 @@ def attention(
         query, scale = (query * scale).to(query.dtype), 1.0
     if is_sparse:
         scale = factor * scale
+    if isinstance(threshold, Tensor) and threshold.numel() == 1:
+        threshold = threshold.reshape(())
     if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
         ones = key.new_ones(*key.shape[:-1], 1)
         query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
         key, scale, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
         computation = choose_computation(query, value, activation, **options)
-    if isinstance(threshold, Tensor):
-        threshold = threshold.reshape(())
     group = query.shape[1] // max(1, key.shape[1])
     if group > 1:
         query = _fold(query, group)
@@ -394,7 +413,8 @@ def attention(
         )
         return _unfold(output, group), None, None, None
     _refuse_tangents(query, key, value, threshold, divisor)
-    is_number = not is_sparse and not isinstance(divisor, Tensor | None)
+    # a compiler would take the quotient of a length for a constant, and compile anew for each
+    is_number = not (is_sparse or isinstance(divisor, Tensor | None) or torch.compiler.is_compiling())
     if is_number and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
@@ -549,7 +569,7 @@ def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
 def _in_one_dtype(*states: Tensor) -> list[Tensor]:
     """Cast to the dtype of autocast, as matrix products do, else to the widest."""
     device_type, dtype = states[0].device.type, states[0].dtype
-    if torch.is_autocast_enabled(device_type) and dtype != torch.float64:
+    if device_type != "meta" and torch.is_autocast_enabled(device_type) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device_type)
     else:
         for other in states[1:]:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dtypes of sums, memory of outputs, and whether somebody follows PyTorch's operations."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -38,3 +40,16 @@ def is_watched() -> bool:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_differentiated() -> bool:
+    """Whether a transform of `torch.func` asks for derivatives, which it cannot have of an operator like ours."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    batched = torch._C._functorch.TransformType.Vmap
+    return any(level.key() != batched for level in torch._C._functorch.get_interpreter_stack())
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Compute in the types that are given; the meta device knows no autocast."""
+    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)

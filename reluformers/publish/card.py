@@ -318,6 +318,8 @@ def known_licence(folder: str | Path) -> str:
     licences = found if isinstance(found, list) else [found]
     if len(licences) > 1:
         raise UserError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
+    if not licences and _start_of(folder):  # weights of somebody else, who did not say
+        return "unknown"
     return str(licences[0]) if licences else "apache-2.0"
 
 

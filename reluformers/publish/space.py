@@ -86,12 +86,12 @@ def _push(
         if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id, mark):
             raise UserError(
                 f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
-                f"or delete that Space, or leave --{'static-' if sdk == 'static' else ''}space out"
+                f"or delete that Space, or leave --{'static_' if sdk == 'static' else ''}space out"
             )
         write(Path(temporary))
         if not repository.exists:
             repository.create(private, space_sdk=sdk)
-        if changes := repository.changes(Path(temporary)):
+        if changes := repository.changes(Path(temporary), removable=lambda name: name != ".gitattributes"):
             repository.commit(changes, f"Show {model_id} {revision}")
         repository.finish(private)
     return f"{api.endpoint}/spaces/{space_id}"

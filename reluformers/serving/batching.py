@@ -55,7 +55,12 @@ class Batcher:
         with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
             while True:
                 await self.has_come.wait()
-                batch = [one for one in self._take() if not await one.is_gone()]
+                batch = []
+                for one in self._take():
+                    if not await one.is_gone():
+                        batch.append(one)
+                    elif not one.answer.done():
+                        one.answer.set_result(None)  # its request must end, too
                 if not self.waiting:
                     self.has_come.clear()
                 answers = await loop.run_in_executor(thread, self._compute, [one.data for one in batch], batch)

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from reluformers.errors import UserError
 from reluformers.saved_models import opening
@@ -92,13 +93,18 @@ def build_server(module: ModuleType, handler: Any, title: str) -> FastAPI:
         try:
             data = await read_request(request, handler.task)
             answer = await batcher.answer(data, request.is_disconnected)
+        except ClientDisconnect:
+            return JSONResponse(None)  # nobody reads it
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
         except RuntimeError as error:
             raise HTTPException(500, str(error)) from error
         finally:
             requests.remove(request)
-        return JSONResponse(answer)
+        try:
+            return JSONResponse(answer)
+        except ValueError as error:  # NaN is no JSON
+            raise HTTPException(500, f"the model's answer is no JSON: {error}") from error
 
     @server.exception_handler(HTTPException)
     async def say(request: Request, error: HTTPException) -> JSONResponse:

@@ -62,6 +62,7 @@ def run_record(recipe: Recipe, args: TaskTrainingArguments) -> dict[str, Any]:
         "recipe": recipe.to_dict(),
         "processes": args.world_size,
         "devices_per_process": max(args.n_gpu, 1),
+        "mixed_precision": args.mixed_precision,
         "versions": {name: version(name) for name in _VERSIONS},
     }
     return json.loads(json.dumps(record, default=str))
@@ -79,6 +80,7 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
     Raises:
         UserError: names the first difference.
     """
+    before = {"mixed_precision": now["mixed_precision"], **before}  # which older checkpoints do not say
     earlier, asked = _flat(before, owner), _flat(now, owner)
     if "data" not in now:
         earlier = {key: value for key, value in earlier.items() if key not in _flat_data(before)}

@@ -32,6 +32,15 @@ _IDLE_ARGUMENTS = {
     "generation_max_length": "set decoding.max_new_tokens",
     "predict_with_generate": "set training.evaluate_bleu",
     "resume_from_checkpoint": "it is the option --resume",
+    "auto_find_batch_size": "set the size of a batch",
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "evaluations compute as training does"),
+    **dict.fromkeys(
+        ("prediction_loss_only", "eval_accumulation_steps", "batch_eval_metrics", "include_for_metrics"),
+        "evaluations measure what the task has",
+    ),
+    **dict.fromkeys(("eval_do_concat_batches", "eval_use_gather_object"), "evaluations measure what the task has"),
+    **dict.fromkeys(("train_sampling_strategy", "length_column_name"), "batches are made by the task"),
+    **dict.fromkeys(("remove_unused_columns", "dataloader_in_order"), "batches are made by the task"),
 }
 
 
@@ -63,6 +72,8 @@ class Recipe(ABC):
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
     model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows", *_TRANSFER)
+    # further arguments of transformers that the trainer of this task does not ask for, and why
+    idle_arguments: ClassVar[dict[str, str]] = {}
     # fields of the configuration that are no matter of the recipe, and why
     decided_fields: ClassVar[dict[str, str]] = {}
 
@@ -209,7 +220,7 @@ class Recipe(ABC):
         if name == "model":
             return cls._check_model(values)
         if name == "training":
-            for key, reason in _IDLE_ARGUMENTS.items():
+            for key, reason in (_IDLE_ARGUMENTS | cls.idle_arguments).items():
                 if key in values:
                     raise UserError(f"training.{key} does nothing here: {reason}")
             return check_fields(name, values, cls.arguments_class, excluded=["output_dir"])

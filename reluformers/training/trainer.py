@@ -220,6 +220,7 @@ class TaskTrainer(Trainer):
             self._resumed_from = get_last_checkpoint(self.args.output_dir)
         if self.weight_average and self._resumed_from:
             self.weight_average.load(self._resumed_from)
+        self.args.eval_on_start &= self._resumed_from is None  # transformers would evaluate again at each resume
         output = super().train(resume_from_checkpoint, *args, **options)
         self._check_finite()
         return output
@@ -346,6 +347,7 @@ class TaskTrainer(Trainer):
             "pin_memory": args.dataloader_pin_memory and args.device.type != "cpu",
             "persistent_workers": args.dataloader_persistent_workers,
             "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
         }
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import UserError
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
@@ -28,7 +28,7 @@ from reluformers.saved_models import DTYPES, opening
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .languages import saved_languages
 from .loading import load_translation_split
-from .metrics import corpus_score
+from .metrics import bleu_options, corpus_score
 from .packing import pack_documents
 from .recipe import TranslationRecipe
 from .tokenization import token_lengths, tokenize_pairs
@@ -58,7 +58,7 @@ class TranslationScoring(ScoringOptions):
         penalty: hf: len^a, wu: ((5 + len)/6)^a.
         early_stopping: end of a beam search.
         min_new_tokens: tokens; 1 forbids empty translations.
-        tokenize: sacreBLEU's tokenizer; none for text in tokens.
+        tokenize: sacreBLEU's tokenizer; none for text in tokens, and that of the target's language if missing.
         predictions: text file for the translations, one per line.
         dtype: data type to compute in, int8 on CPUs alone; that of the saved model if missing.
         comet: score by this model of COMET too, such as Unbabel/wmt22-comet-da, or by a file of one.
@@ -75,7 +75,7 @@ class TranslationScoring(ScoringOptions):
     penalty: Literal[PENALTIES] = "hf"
     early_stopping: Literal[tuple(EARLY_STOPPING)] = "false"
     min_new_tokens: int = 0
-    tokenize: str = "13a"
+    tokenize: str | None = None
     predictions: str | None = None
     dtype: Literal[DTYPES] | None = None
     comet: str | None = None
@@ -95,12 +95,7 @@ class TranslationScoring(ScoringOptions):
             raise UserError("--document_column is of documents that are joined: give --document_tokens too")
         if self.document_tokens is not None and self.document_column is None:
             raise UserError("--document_tokens joins sentences of a document: name --document_column too")
-        if self.tokenize not in BLEU.TOKENIZERS:
-            raise UserError(f"tokenize {self.tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
-        try:
-            BLEU(tokenize=self.tokenize)
-        except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
-            raise UserError(f"tokenize {self.tokenize!r} cannot be used: {describe_error(error)}") from error
+        self.bleu_options = bleu_options(self.target_lang, self.tokenize)
         if self.comet is not None and importlib.util.find_spec("comet") is None:
             raise UserError(
                 "--comet needs the package unbabel-comet; where that does not go with this version of transformers, "
@@ -172,7 +167,7 @@ class TranslationScorer(Scorer):
         if work > MOST_TER_WORK:
             logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
         for name, metric, options, details in (
-            ("bleu", BLEU, {"tokenize": self.options.tokenize}, ("precisions", "bp", "sys_len", "ref_len")),
+            ("bleu", BLEU, self.options.bleu_options, ("precisions", "bp", "sys_len", "ref_len")),
             ("chrf", CHRF, {}, ()),
             ("chrf++", CHRF, {"word_order": 2}, ()),
             *([("ter", TER, {}, ())] if work <= MOST_TER_WORK else []),
@@ -189,7 +184,7 @@ class TranslationScorer(Scorer):
         """What BLEU and chrF count of each pair."""
         references = self.pairs["target"]
         return {
-            "bleu": sentence_statistics(BLEU(tokenize=self.options.tokenize, force=True), answers, references),
+            "bleu": sentence_statistics(BLEU(**self.options.bleu_options, force=True), answers, references),
             "chrf": sentence_statistics(CHRF(), answers, references),
         }
 

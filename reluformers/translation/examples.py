@@ -21,8 +21,10 @@ def choose_examples(
         once, and of equally good ones the earlier goes first.
     """
     chrf = CHRF()
-    rows = {row[0]: row for row in reversed(list(zip(sources, references, outputs, strict=True)))}
-    rows = [row for row in reversed(rows.values()) if row[0].strip() and row[2].strip()]
+    firsts = {}
+    for row in zip(sources, references, outputs, strict=True):
+        firsts.setdefault(row[0], row)
+    rows = [row for row in firsts.values() if row[0].strip() and row[2].strip()]
     chosen = [row for row in rows if row[1] == row[2]][:count]
     if len(chosen) < count:
         others = [row for row in rows if row[1] != row[2]]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from reluformers.errors import UserError
 from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
-from reluformers.modeling.pipeline_translation import TranslationPipeline
+from reluformers.modeling.pipeline_translation import TranslationPipeline, most_positions
 from reluformers.saved_models import opening
 
 from .decoding import Tokenizers, translate
@@ -79,7 +79,7 @@ def translate_parts(
         as a whole; none of an empty one.
     """
     tokenizer = tokenizers[0] if isinstance(tokenizers, tuple) else tokenizers
-    limit = min(model.config.max_position_embeddings, tokenizer.model_max_length)
+    limit = min(most_positions(model.config), tokenizer.model_max_length)
 
     def count_tokens(text: str) -> int:
         return len(tokenizer(text, verbose=False)["input_ids"])

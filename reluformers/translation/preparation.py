@@ -25,6 +25,7 @@ from reluformers.data.batches import PairCollator
 from reluformers.data.sources import check_apart, naming
 from reluformers.errors import UserError
 
+from .arguments import TranslationTrainingArguments
 from .cleaning import clean
 from .loading import load_translation_split, split_files, stream_translation_split
 from .packing import pack_documents
@@ -197,6 +198,12 @@ def prepare_data(
     }
     train = splits.pop("train")
     if isinstance(train, PairStream):
+        budget = recipe.training.get("max_tokens", TranslationTrainingArguments.max_tokens)
+        if limits["max_tokens"] > budget:
+            raise UserError(
+                f"a row of the stream may have {limits['max_tokens']} tokens, but a batch has training.max_tokens, "
+                f"{budget}: set data.max_length to {budget} or less"
+            )
         train.tokenise = partial(tokenise_block, tokenizers=tokenizers, limits=limits)
         report(f"training set: a stream of {train.rows.num_shards:,} shards")
     else:

@@ -96,6 +96,10 @@ class TranslationDataSection:
                     raise UserError(f"data.held_out takes single pairs of the training set: leave data.{name} out")
         if self.document_tokens is not None and self.document_column is None:
             raise UserError("data.document_tokens joins sentences of a document: name data.document_column too")
+        if self.document_column is not None and self.document_tokens is None:
+            raise UserError("data.document_column is of documents that are joined: give data.document_tokens too")
+        if self.buffer_rows != type(self).buffer_rows and not self.streaming:
+            raise UserError("data.buffer_rows is of a stream: set data.streaming too")
         if self.streaming and self.document_tokens is not None:
             raise UserError("data.streaming reads single sentences: leave data.document_tokens out")
         if not 0 < self.scale_length_percentile <= 100:
@@ -169,6 +173,10 @@ class TranslationRecipe(Recipe):
 
     task: ClassVar[str] = "translation"
     make_config = staticmethod(seq2seq_config)
+    idle_arguments: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("per_device_train_batch_size", "per_device_eval_batch_size", "dataloader_drop_last", "sortish_sampler"),
+        "batches are made by training.max_tokens",
+    )
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
     decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"

@@ -100,6 +100,7 @@ class _TranslationRun(TaskRun):
             eval_dataset=self.prepared.evaluation["validation"],
             processing_class=self.prepared.tokenizers[0],
             target_tokenizer=self.prepared.tokenizers[1],
+            target_lang=self.recipe.data.target_lang,
             decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
         )
         for name, dataset in self.prepared.evaluation.items():
@@ -136,7 +137,7 @@ class _TranslationRun(TaskRun):
             if name == "validation":
                 sides = (dataset["source"][:], dataset["target"][:])
                 results["examples"] = choose_examples(*sides, trainer.last_translations)
-        _, signature = corpus_score(BLEU, {}, ["a"], [["a"]])
+        _, signature = corpus_score(BLEU, trainer.bleu_options, ["a"], [["a"]])
         return {**results, "bleu_signature": signature}
 
     def _measure_alignments(self, trainer: TranslationTrainer) -> dict[str, Any]:

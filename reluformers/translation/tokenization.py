@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Features, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
+from datasets.fingerprint import Hasher
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -199,7 +200,11 @@ def tokenize_pairs(
     """
     encode = partial(_encode, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer)
     features = _with_ids(dataset.features)
-    tokenized = dataset.map(encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc)
+    # by what the tokenizers do and not by where they were loaded from, so that a resumed run finds what is there
+    print_of = Hasher.hash([dataset._fingerprint, *map(_state, (source_tokenizer, target_tokenizer))])
+    tokenized = dataset.map(
+        encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc, new_fingerprint=print_of
+    )
     if max_length is None:
         return tokenized
     longest = np.maximum(token_lengths(tokenized, "input_ids"), token_lengths(tokenized, "labels"))
@@ -209,6 +214,14 @@ def tokenize_pairs(
     logger.warning("%d of %d rows are longer than %d tokens and were cut", over, len(tokenized), max_length)
     encode = partial(encode, truncation=True, max_length=max_length)
     return dataset.map(encode, batched=True, features=features, desc="Truncating", num_proc=num_proc)
+
+
+def _state(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What ids follow from; a call with truncation or padding leaves its options in a fast tokenizer."""
+    if not tokenizer.is_fast:
+        return tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    return [type(tokenizer).__name__, {**state, "truncation": None, "padding": None}]
 
 
 def encode_pairs(

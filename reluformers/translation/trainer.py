@@ -21,7 +21,7 @@ from reluformers.training.trainer import TaskTrainer
 
 from .arguments import TranslationTrainingArguments
 from .decoding import translate
-from .metrics import corpus_score
+from .metrics import bleu_options, corpus_score
 from .schedules import WarmupThenPlateau, get_noam_schedule
 from .streaming import PairStream
 from .tokenization import save_tokenizers, token_lengths
@@ -41,6 +41,7 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         eval_dataset: those and, for BLEU, the texts `source` and `target`; or a dict of such data sets.
         processing_class: tokenizer of the source side.
         target_tokenizer: of the target side; None if it is the same.
+        target_lang: of the references; sacreBLEU's tokenizer follows from it.
         decoding: options of `translation.decoding.translate` for the BLEU of evaluations that give none; None for
             `args.generation_num_beams` and its defaults.
         options: of `Seq2SeqTrainer`, such as `callbacks`.
@@ -58,10 +59,12 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         processing_class: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         decoding: dict[str, Any] | None = None,
+        target_lang: str | None = None,
         **options: Any,
     ):
         self.target_tokenizer = target_tokenizer or processing_class
         self.decoding = decoding or {}
+        self.bleu_options = bleu_options(target_lang)
         # of the last evaluation with BLEU, in the order of its rows
         self.last_translations: list[str] = []
         use_cache = model.config.use_cache
@@ -163,15 +166,18 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         # a bar where somebody looks, of the first process
         options["progress"] = False if self.args.process_index or self.args.disable_tqdm else None
         share = range(self.args.process_index, len(sources), self.args.world_size)
-        texts = []
+        texts, tokenizers = [], (self.processing_class, self.target_tokenizer)
+        if self.accelerator.is_fsdp2:  # whose processes must make the same steps
+            return translate(self.model, tokenizers, sources, **options)
         if share:
-            tokenizers = (self.processing_class, self.target_tokenizer)
             texts = translate(self.model, tokenizers, [sources[row] for row in share], **options)
         return [text for _, text in sorted(gather_object(list(zip(share, texts, strict=True))))]
 
     def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
         self.last_translations = self.translations(list(dataset["source"]), **gen_kwargs)
-        return corpus_score(BLEU, {}, self.last_translations, [[text] for text in dataset["target"]])[0].score
+        return corpus_score(BLEU, self.bleu_options, self.last_translations, [[text] for text in dataset["target"]])[
+            0
+        ].score
 
     def _report_to_schedule(self, metrics: dict[str, float]) -> None:
         """Give the plateau schedule a score of this training run and stop when it has come to its end."""

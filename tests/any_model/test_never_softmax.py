@@ -465,3 +465,57 @@ def test_a_wrapper_refuses_names_that_no_part_computes(names, encoder, match):
     with pytest.raises(ValueError, match=match):
         model.set_attn_implementation(names)
     assert before == (model.encoder.config._attn_implementation, model.decoder.config._attn_implementation)
+
+
+def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
+    sizes = {**LLAMA, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes)).eval()
+    wanted = logits(model)
+    exchange_attention(model, {"activation": "softmax1"}).save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(logits(restore_attention(opened)), wanted)
+
+
+def test_no_name_at_all_keeps_the_one_that_was_saved(tmp_path):
+    build("llama", "relu_attention").save_pretrained(tmp_path / "named")
+    exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path / "exchanged")
+    for name, wanted in (("named", "relu_attention"), ("exchanged", "reluformers_exchanged")):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation=None)
+        assert model.config._attn_implementation == wanted
+
+
+def test_an_exchange_that_fails_changes_nothing(monkeypatch):
+    model = build("llama", "sdpa")
+    before, names = logits(model), [name for name, _ in model.named_modules()]
+    monkeypatch.setattr("reluformers.exchange._scaling_of", lambda module: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        exchange_attention(model, {"preset": "relu-vit", "learned_scale": True})
+    assert [name for name, _ in model.named_modules()] == names
+    assert not hasattr(model.config, "exchanged")
+    assert torch.equal(logits(model), before)
+
+
+def test_modules_of_packed_integers_are_exchanged():
+    model = build("llama", "sdpa")
+    for layer in model.model.layers:  # as packed weights lie
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            linear = getattr(layer.self_attn, name)
+            linear.weight = torch.nn.Parameter(linear.weight.mul(100).to(torch.int8), requires_grad=False)
+    exchange_attention(model, "rela-g")
+    assert {part.dtype for name, part in model.named_parameters() if SUBMODULE in name} == {torch.float32}
+
+
+def test_the_guard_stands_beside_those_of_others(tmp_path):
+    code = """
+import functools
+from transformers import PreTrainedModel
+before = PreTrainedModel.get_correct_attn_implementation
+@functools.wraps(before)
+def theirs(self, *arguments, **keywords):
+    return before(self, *arguments, **keywords)
+PreTrainedModel.get_correct_attn_implementation = theirs
+import reluformers
+assert PreTrainedModel.get_correct_attn_implementation is not theirs
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

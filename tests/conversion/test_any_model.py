@@ -1,9 +1,11 @@
 """`reluformers convert` of models that keep their class: whole, as an adapter, refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DebertaConfig, DebertaForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from builders.commands import refusal_of, run_command
@@ -54,3 +56,12 @@ def test_a_model_without_the_interface_is_refused_by_name(tmp_path, capsys):
     DebertaForMaskedLM(DebertaConfig(**SIZES, num_attention_heads=4)).save_pretrained(tmp_path / "deberta")
     line = refusal_of(capsys, "convert", tmp_path / "deberta", tmp_path / "refused", "--preset", "rela-g")
     assert "DebertaForMaskedLM" in line
+
+
+def test_weights_that_are_missing_are_not_made_up(source, tmp_path, capsys):
+    shutil.copytree(source, tmp_path / "cut")
+    weights = load_file(source / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "cut" / "model.safetensors", {"format": "pt"})
+    line = refusal_of(capsys, "convert", tmp_path / "cut", tmp_path / "out", "--preset", "rela-g")
+    assert "lack 1 tensors, for example model.layers.1.mlp.up_proj.weight" in line

@@ -370,3 +370,21 @@ def test_a_source_that_is_none_is_refused(tmp_path):
         UserError, match="is a model of type 'bert', but must be one of marian, bart, mbart, vit, deit"
     ):
         convert(tmp_path, tmp_path / "ours")
+
+
+def test_given_fields_hold_beside_a_preset(tmp_path):
+    random_seq2seq("marian", 0).save_pretrained(tmp_path / "marian")
+    given = {"cross_attention": "softmax", "entropy_loss_weight": 0.5}
+    config = convert(tmp_path / "marian", tmp_path / "out", "reluformer", **given).config
+    assert config.attention_for("cross").preset_name == "softmax"
+    assert (config.attention.preset_name, config.entropy_loss_weight) == ("reluformer", 0.5)
+    config = convert(tmp_path / "marian", tmp_path / "other", "rela-g", attention={"output_norm": "none"}).config
+    assert (config.attention.activation, config.attention.output_norm) == ("relu", "none")
+
+
+def test_damaged_settings_of_generation_are_not_missing_ones(tmp_path):
+    random_seq2seq("marian", 0).save_pretrained(tmp_path / "marian")
+    path = tmp_path / "marian" / "generation_config.json"
+    path.write_text(path.read_text()[:-10])
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        convert(tmp_path / "marian", tmp_path / "out")

@@ -12,6 +12,7 @@ from transformers import AutoModelForImageClassification
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.conversion.convert import convert
+from reluformers.conversion.timm_models import timm_image_processor
 from reluformers.errors import UserError
 
 WIDTH, HEADS, LAYERS, CLASSES, PATCH, SIDE = 12, 3, 2, 5, 4, 8
@@ -174,3 +175,12 @@ def test_another_architecture_is_refused(tmp_path):
     save(tmp_path, {"conv_stem.weight": torch.ones(3)}, architecture="resnet50")
     with pytest.raises(UserError, match="the architecture 'resnet50' is no plain Vision Transformer"):
         convert(tmp_path, tmp_path / "ours")
+
+
+def test_pixels_have_the_size_of_the_model(tmp_path):
+    options = {"input_size": [3, 16, 16], "crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bicubic"}
+    processor = timm_image_processor({"pretrained_cfg": options, "model_args": {"img_size": 24}})
+    assert dict(processor.size) == {"height": 24, "width": 24}
+    assert not processor.do_center_crop
+    with pytest.raises(UserError, match="crop_mode is 'border'"):
+        timm_image_processor({"pretrained_cfg": {**options, "crop_mode": "border"}})

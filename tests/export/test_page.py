@@ -83,3 +83,22 @@ def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     assert "one --precision" in refusal_of(capsys, *page, "--precision", "fp32", "int8")
     assert "--to page" in refusal_of(capsys, "export", folder, "--bundle", "--output", tmp_path / "page")
     assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("preprocessor_config.json", {"do_center_crop": True}),
+        ("preprocessor_config.json", {"size": {"shortest_edge": 9}}),
+        ("preprocessor_config.json", {"resample": 0}),
+        ("generation_config.json", {"forced_bos_token_id": 7}),
+        ("generation_config.json", {"eos_token_id": [2, 3]}),
+        ("tokenizer_config.json", {}),
+    ],
+)
+def test_what_the_page_would_compute_otherwise_is_refused(tmp_path, name, content):
+    folder = exported(tmp_path / "onnx")
+    write_json(folder / name, content)
+    with pytest.raises(UserError, match="the page"):
+        export_page([folder], tmp_path / "page")
+    assert not (tmp_path / "page").exists()

@@ -212,3 +212,21 @@ def test_weights_that_are_not_finite_are_no_fault_of_the_code(folder, capsys):
     weights[name].view(-1)[0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert name in refusal_of(capsys, "check", folder)
+
+
+def test_answers_are_not_written_into_the_cache_and_stay_where_a_check_fails(folder, capsys, monkeypatch):
+    assert "--write is for a folder" in refusal_of(capsys, "check", "acme/toy", "--write")
+    (folder / CHECK_FILE).write_text("[]")
+
+    def fail(*arguments):
+        raise UserError("does not open")
+
+    monkeypatch.setattr("reluformers.commands.check.compare_in_clean_process", fail)
+    assert "does not open" in refusal_of(capsys, "check", folder, "--write")
+    assert (folder / CHECK_FILE).read_text() == "[]"
+
+
+def test_options_of_a_card_that_is_there_already_are_refused(folder, capsys):
+    (folder / "README.md").write_text(CARD)
+    line = refusal_of(capsys, "push", folder, REPO, "--licence", "cc-by-nc-4.0")
+    assert "--licence is of a card that is written" in line

@@ -381,7 +381,7 @@ def test_a_source_mask_of_another_length_is_refused(length, backend):
     model, batch = build_model("relu"), draw_pairs()
     model.set_attn_implementation(backend)
     mask, target = torch.ones(3, length, dtype=torch.long), batch["labels"].clamp_min(0)
-    message = rf"the attention mask is \[3, {length}\], but there are 7 keys"
+    message = rf"the mask is torch.bool \[3, {length}\], but must be bool, of 7 keys"
     with pytest.raises(ValueError, match=message):
         model(input_ids=batch["input_ids"], attention_mask=mask, decoder_input_ids=target)
     encoded = model.model.encoder(batch["input_ids"])

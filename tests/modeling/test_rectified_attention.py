@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -13,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import reference
 from reluformers import MultiHeadAttention, rectified_attention
 from reluformers.modeling import attention
-from reluformers_kernels import ACTIVATIONS, blockwise_attention, computation
+from reluformers.modeling.kernels import apply_dropout
+from reluformers_kernels import ACTIVATIONS, blockwise_attention, computation, fused_attention
 from reluformers_kernels.activations import PassOptions
 
 CASES = 60
@@ -467,3 +469,90 @@ def test_bad_input_is_named(change, message):
     states = {name: torch.zeros(2, 3, 9, 4) for name in ("query", "key", "value")}
     with pytest.raises(ValueError, match=message):
         rectified_attention(**{**states, **change})
+
+
+def test_inputs_on_several_devices_are_refused():
+    states = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="key is on meta, but must be on cpu"):
+        rectified_attention(states, states.to("meta"), states)
+    mask = torch.ones(1, 4, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match="key_padding_mask is on meta"):
+        rectified_attention(states, states, states, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("normalizer", ["none", "sum"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_one_query_has_gradients_of_any_power(heads, normalizer):
+    query = torch.randn(1, heads, 1, 4, dtype=torch.float64, requires_grad=True)
+    keys = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    options = {"activation": "relu_power", "power": 1.7, "normalizer": normalizer}
+    torch.autograd.gradcheck(lambda query: rectified_attention(query, keys, keys, **options), query)
+
+
+@pytest.mark.parametrize("activation", ["relu", "entmax15", "softplus"])
+def test_the_meta_device_has_shapes_alone(activation):
+    states = torch.empty(2, 3, 200, 8, device="meta", requires_grad=True)
+    output = rectified_attention(states, states[:, :, :, :], states, activation=activation)
+    assert (output.shape, output.device.type) == (states.shape, "meta")
+
+
+def test_torch_func_differentiates_a_module_by_the_reference():
+    module = MultiHeadAttention(8, 2, "reluformer").eval()
+    states = torch.randn(1, 5, 8)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters, backend):
+        return torch.func.functional_call(module, parameters, (states,), {"attn_implementation": backend})[0].sum()
+
+    fused, eager = (torch.func.grad(loss)(parameters, backend) for backend in ("fused", "eager"))
+    torch.testing.assert_close(fused, eager)
+    with pytest.raises(NotImplementedError, match=r"torch\.func cannot differentiate fused attention"):
+        torch.func.grad(lambda states: rectified_attention(states, states, states).sum())(torch.randn(1, 2, 8, 16))
+
+
+def test_a_mask_of_numbers_is_refused():
+    module = MultiHeadAttention(8, 2, "relu").eval()
+    for dtype in (torch.int64, torch.float32):
+        mask = torch.tensor([[[[1, 1, 0]]]], dtype=dtype)
+        for backend in ("fused", "eager"):
+            with pytest.raises(ValueError, match="must be bool"):
+                module(torch.randn(1, 3, 8), attention_mask=mask, attn_implementation=backend)
+
+
+def test_a_learned_threshold_costs_no_channel(monkeypatch):
+    seen = []
+    choose = fused_attention.choose_computation
+    record = lambda query, *others, **options: seen.append(query.shape[-1]) or choose(query, *others, **options)  # noqa: E731
+    monkeypatch.setattr(fused_attention, "choose_computation", record)
+    module = MultiHeadAttention(16, 2, {"activation": "relu", "threshold": 0.1, "learned_threshold": True})
+    states = torch.randn(1, 150, 16)
+    gradients = []
+    for backend in ("fused", "eager"):
+        module(states, attn_implementation=backend)[0].square().sum().backward()
+        gradients.append(module.threshold.grad.clone())
+        module.threshold.grad = None
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert set(seen) == {8}
+
+
+def test_one_program_serves_all_lengths():
+    counter = CompileCounter()
+    attend = lambda states: rectified_attention(states, states, states, length_exponent=1.0)  # noqa: E731
+    compiled = torch.compile(attend, backend=counter)
+    for length in range(5, 14):
+        states = torch.randn(1, 2, length, 8)
+        wanted = rectified_attention(states, states, states, length_exponent=1.0)
+        torch.testing.assert_close(compiled(states), wanted)
+    assert counter.frame_count <= 2
+
+
+def test_dropout_of_a_batched_function():
+    draw = torch.func.vmap(lambda states: apply_dropout(states, 0.5), randomness="different")
+    assert draw(torch.ones(3, 64)).unique().tolist() == [0.0, 2.0]
+
+
+def test_compiled_code_of_another_machine_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "foreign.so").write_bytes(b"no library")
+    native_code = pytest.importorskip("reluformers_native")
+    monkeypatch.setattr(native_code, "_file", lambda name: tmp_path / "foreign.so")
+    assert not native_code._is_built("generic")

@@ -155,7 +155,7 @@ def test_what_is_not_known_goes_to_transformers(options, beams):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_prefix_in_chunks_is_left_to_transformers(beams):
     """Which cuts the mask of the source too, and then finds it too short."""
-    refusal = pytest.raises(ValueError, match=r"the attention mask is .* but there are 9 keys")
+    refusal = pytest.raises(ValueError, match=r"the mask is .* but must be bool, of 9 keys")
     with mock.patch.object(search, "_Decoder", side_effect=AssertionError), refusal:
         trained_like().generate(**draw_sources(), num_beams=beams, max_new_tokens=4, prefill_chunk_size=2)
 

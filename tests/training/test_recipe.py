@@ -332,6 +332,10 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
         ("train[:91%]", "train[90%:]"),
         ("train[:-5]", "train[-6:]"),
         ("train+test", "train"),
+        ("test + train", "train"),
+        ("train[:90%]", "train[1000:2000]"),
+        ("train[1000:]", "train[-1000:]"),
+        ("train", "train[:500]+validation"),
     ],
 )
 @pytest.mark.parametrize("recipe", [ImageRecipe, TranslationRecipe])
@@ -370,3 +374,18 @@ def test_files_that_share_rows_are_refused(tmp_path, monkeypatch):
 def test_parts_that_share_no_images_are_taken(train, validation):
     data = ImageRecipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}}).data
     check_apart(data.path, data.sources())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sections", "message"),
+    [
+        (TranslationRecipe, {"training": {"per_device_train_batch_size": 8}}, "training.per_device_train_batch_size"),
+        (TranslationRecipe, {"training": {"bf16_full_eval": True}}, "training.bf16_full_eval does nothing here"),
+        (ImageRecipe, {"training": {"auto_find_batch_size": True}}, "training.auto_find_batch_size does nothing here"),
+        (TranslationRecipe, {"data": {"document_column": "id"}}, "data.document_column is of documents"),
+        (TranslationRecipe, {"data": {"buffer_rows": 9}}, "data.buffer_rows is of a stream"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(recipe, sections, message):
+    with pytest.raises(UserError, match=message):
+        recipe.from_dict(sections)

@@ -10,14 +10,17 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers import trainer as transformers_trainer
 
 from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs
 from reluformers.errors import UserError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
+from reluformers.training.run import LOG_FILE
 from reluformers.translation import TranslationTrainer, preparation, train_translation
+from reluformers.translation.loading import load_translation_split
+from reluformers.translation.tokenization import tokenize_pairs, train_tokenizer
 
 PLATEAU = {
     "eval_strategy": "steps",
@@ -245,3 +248,35 @@ def test_only_a_checkpoint_is_one(finished, tmp_path):
         with pytest.raises(UserError, match="is no checkpoint") as caught:
             checkpoint_to_resume(tmp_path, wrong)
         assert "delete" not in str(caught.value)
+
+
+def test_a_resumed_run_does_not_evaluate_at_its_start_again(files, tmp_path):
+    recipe = make_recipe(
+        files,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        eval_on_start=True,
+    )
+    train_translation(recipe, tmp_path / "whole")
+    copy_as_interrupted(tmp_path / "whole", tmp_path / "cut")
+    train_translation(recipe, tmp_path / "cut", resume="auto")
+    steps = [
+        [entry["step"] for entry in json.loads((tmp_path / name / LOG_FILE).read_text()) if "eval_loss" in entry]
+        for name in ("whole", "cut")
+    ]
+    assert steps == [[0, 2, 4]] * 2
+
+
+def test_tokens_are_found_again_wherever_the_tokenizer_was_loaded_from(files, tmp_path):
+    rows = load_translation_split(files, "train", source_lang="en", target_lang="de")
+    tokenizer = train_tokenizer([*rows["source"], *rows["target"]], vocab_size=60, min_frequency=1)
+    prints = [tokenize_pairs(rows, tokenizer, tokenizer)._fingerprint]
+    for name in ("one", "two"):
+        tokenizer.save_pretrained(tmp_path / name)
+        opened = AutoTokenizer.from_pretrained(tmp_path / name)
+        opened(["a b"], truncation=True, max_length=2)  # leaves its options behind
+        prints.append(tokenize_pairs(rows, opened, opened)._fingerprint)
+    assert len(set(prints)) == 1

@@ -22,3 +22,8 @@ def test_right_ones_go_first_and_then_the_nearest():
 def test_no_more_than_asked_for():
     assert [example["source"] for example in choose_examples(*zip(*ROWS, strict=True), count=1)] == ["a cat"]
     assert choose_examples([], [], []) == []
+
+
+def test_of_equal_sources_the_earlier_goes_first():
+    rows = choose_examples(["A", "B", "A"], ["a", "b", "a"], ["a", "b", "a"], count=1)
+    assert [row["source"] for row in rows] == ["A"]

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import sacrebleu
+from sacrebleu.metrics import BLEU
 
-from reluformers.translation.metrics import ChrF, SacreBLEU
+from reluformers.errors import UserError
+from reluformers.translation.metrics import ChrF, SacreBLEU, bleu_options, corpus_score
 
 PREDICTIONS = ["The cat sat on the mat , quietly.", "Hello there, my good friend!", "nothing"]
 REFERENCES = ["The cat sat on the mat, quietly.", "Hello there, my old friend!", "something"]
@@ -90,3 +92,12 @@ def test_nothing_is_written(tmp_path):
     for metric in (SacreBLEU(cache_dir=str(tmp_path / "cache")), ChrF(cache_dir=str(tmp_path / "cache"))):
         metric.compute(predictions=PREDICTIONS, references=REFERENCES)
     assert not (tmp_path / "cache").exists()
+
+
+def test_bleu_counts_words_as_the_language_has_them():
+    outputs, references = ["我喜歡喝綠茶。", "他住在北京"], [["我喜歡喝綠茶。"], ["他住在北京市"]]
+    found = [corpus_score(BLEU, bleu_options(language), outputs, references)[0].score for language in ("zh_TW", "de")]
+    assert found[0] > 80 > found[1]
+    assert bleu_options("de", "none")["tokenize"] == "none"
+    with pytest.raises(UserError, match="tokenize 'words' is not one of"):
+        bleu_options("de", "words")
