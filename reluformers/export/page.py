@@ -245,4 +245,4 @@ def _write_worker(page: Path, others: list[dict[str, str]]) -> None:
     for name in names:
         contents.update(f"{name}\0{integrity_of((page / name).read_bytes())}\n".encode())
     files = [["./", None], *([name, None] for name in names), *([one["url"], one["integrity"]] for one in others)]
-    _fill(page / "worker.js", release=contents.hexdigest()[:16], files=json.dumps(files))
+    _fill(page / "worker.js", release=f"reluformers-{contents.hexdigest()[:16]}", files=json.dumps(files))

@@ -1,6 +1,5 @@
 // keeps the files of this release of the page, so that it works without a network
-const PLACE = `reluformers-${registration.scope}-`; // pages of one origin share its caches
-const RELEASE = `${PLACE}{{ release }}`;
+const RELEASE = "{{ release }}";
 const FILES = {{ files }};
 
 self.addEventListener("install", (event) => {
@@ -17,7 +16,7 @@ self.addEventListener("install", (event) => {
 self.addEventListener("activate", (event) => {
   event.waitUntil(
     caches.keys()
-      .then((names) => Promise.all(names.filter((name) => name !== RELEASE && name.startsWith(PLACE)).map((name) => caches.delete(name))))
+      .then((names) => Promise.all(names.filter((name) => name !== RELEASE && name.startsWith("reluformers-")).map((name) => caches.delete(name))))
       .then(() => self.clients.claim()),
   );
 });
