@@ -319,3 +319,12 @@ def _beside(target: Path) -> Path:
     # the ending stays, because many writers choose the format by it
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".tmp-{uuid.uuid4().hex[:8]}-{target.name}")
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the content of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

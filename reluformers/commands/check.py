@@ -49,16 +49,7 @@ def run(options: argparse.Namespace) -> None:
     task = task_of_model_type(read_config(folder)["model_type"])
     select_files(folder)
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
-    stored = folder / CHECK_FILE
-    before = stored.read_bytes() if options.write and stored.is_file() else None
-    try:
-        if before is not None:
-            stored.unlink()
-        check = compare_in_clean_process(folder, task)
-    except BaseException:
-        if before is not None:
-            stored.write_bytes(before)
-        raise
+    check = compare_in_clean_process(folder, task, options.write)
     name = check.model_class.rpartition(".")[2]
     print(f"{options.model}: opens without reluformers as {name}; logits differ from its by {check.difference:.1e}")
     print(f"{options.model}: computes the same in generate of transformers {transformers.__version__}")

@@ -25,6 +25,11 @@ from reluformers.training.checkpoints import check_model
 from .card import add_card_arguments, card_options
 from .terminal import silence_transformers
 
+_OF_A_NEW_CARD = (
+    *("licence", "dataset", "note", "example", "hardware"),
+    *("data_name", "data_domain", "data_terms", "evaluation", "baseline"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
@@ -48,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_card_arguments(parser.add_argument_group("options of the card that is written where FOLDER has none"))
 
 
-_DATA = ("data_name", "data_domain", "data_terms", "evaluation", "baseline")
-
-
 def ask(line: str, is_agreed: bool) -> bool:
     """Say who will see a release and, where somebody can answer, ask whether to go on."""
     print(line, flush=True)
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     logging.set_verbosity_error()  # what matters of its retries comes back as one line
     check_model(options.folder)
     has_space = options.space or options.static_space
-    unused = [name for name in ("licence", "dataset", "note", "example", "hardware", *_DATA) if getattr(options, name)]
+    unused = [name for name in _OF_A_NEW_CARD if getattr(options, name)]
     if unused and Path(options.folder, CARD_FILE).is_file():
         raise UserError(
             f"--{unused[0]} is of a card that is written, but {options.folder} has {CARD_FILE}: change that, or write "

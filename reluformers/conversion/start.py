@@ -11,6 +11,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reluformers.files import stamp
+
 from .calibration import calibrate, relative_errors
 from .convert import Opened, build_model, open_source
 
@@ -19,7 +21,7 @@ def open_start(name_or_path: str) -> Opened:
     """`open_source`, once for all that a run asks of it; a folder that was written anew is opened anew."""
     place = Path(name_or_path)
     files = sorted(place.iterdir()) if place.is_dir() else []
-    return _open(str(name_or_path), tuple((path.name, path.stat().st_mtime_ns) for path in files))
+    return _open(str(name_or_path), tuple((path.name, stamp(path)) for path in files))
 
 
 @lru_cache(maxsize=1)

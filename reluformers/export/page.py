@@ -109,6 +109,8 @@ def export_page(
         entries = [_add_model(model, unfinished, precision) for model in models]
         if len({entry["path"] for entry in entries}) < len(entries):
             raise UserError(f"two of {', '.join(map(str, models))} have one name; rename a folder")
+        if repo_id and len(entries) == 1:
+            entries[0]["title"] = repo_id.rpartition("/")[2]
         runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
         if bundle:
             _bundle(None if bundle is True else Path(bundle), unfinished / "runtime")
@@ -120,8 +122,6 @@ def export_page(
         sizes += [(unfinished / entry["path"] / name).stat().st_size for entry in entries for name in entry["graphs"]]
         page = {"runtime": runtime, "models": entries, "bytes": sum(sizes)}
         write_json(unfinished / "page.json", page)
-        if repo_id and len(entries) == 1:
-            entries[0]["title"] = repo_id.rpartition("/")[2]
         title = f"{entries[0]['title']} in your browser" if len(entries) == 1 else "reluformers in your browser"
         _fill(unfinished / "index.html", title=escape(title), origin="" if bundle else CDN)
         names = [entry["title"] for entry in entries]

@@ -66,19 +66,20 @@ def check_folder(folder: str | Path) -> FolderCheck:
     return compare_in_clean_process(folder, task)
 
 
-def compare_in_clean_process(folder: Path, task: Task) -> FolderCheck:
+def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> FolderCheck:
     """Compare the installed classes, and the answers stored in a folder, with a process that has only the folder.
 
     Args:
         folder: of a saved model.
         task: what it does.
+        renew: leave the stored answers out, which are to be written anew.
 
     Raises:
         UserError: its weights are not finite, it does not open there, the logits differ by more than
             `LOGIT_TOLERANCE`, `generate` of the installed transformers does not give what the model computes, or the
             answers are not the stored ones.
     """
-    stored = read_answers(folder)
+    stored = [] if renew else read_answers(folder)
     model = load_model(task.auto_class, folder, dtype=torch.float32)
     check_finite(model.state_dict(), folder)
     inputs = task.example_inputs(model.config)

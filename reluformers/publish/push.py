@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from reluformers.data.names import is_hub_id
 from reluformers.errors import UserError
 from reluformers.evaluation.examples import read_examples
-from reluformers.files import write_text
+from reluformers.files import stamp, write_text
 from reluformers.tasks import TASKS, task_of_model_type
 
 from .card import CARD_FILE, write_card
@@ -27,7 +27,7 @@ from .folder_check import check_folder, write_answers
 from .hub_errors import hub_errors
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
-from .release import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files, stamp
+from .release import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files
 from .repository import Operation, Repository, file_names
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")

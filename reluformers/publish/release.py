@@ -13,7 +13,7 @@ from reluformers.data.names import is_hub_id
 from reluformers.errors import UserError, describe_error
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
-from reluformers.files import parse_yaml, read_json
+from reluformers.files import parse_yaml, read_json, stamp
 from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_indices, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
@@ -193,15 +193,6 @@ def stage_files(folder: Path, staging: Path) -> dict[Path, tuple[int, ...] | Non
             shutil.copyfile(source, target)
     check_files(staging, names, shown_as=folder)
     return stamps
-
-
-def stamp(path: Path) -> tuple[int, ...] | None:
-    """What changes with the content of a file; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _check_finished(folder: Path) -> None:

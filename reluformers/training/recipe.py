@@ -35,12 +35,16 @@ _IDLE_ARGUMENTS = {
     "auto_find_batch_size": "set the size of a batch",
     **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "evaluations compute as training does"),
     **dict.fromkeys(
-        ("prediction_loss_only", "eval_accumulation_steps", "batch_eval_metrics", "include_for_metrics"),
+        (
+            *("prediction_loss_only", "eval_accumulation_steps", "batch_eval_metrics", "include_for_metrics"),
+            *("eval_do_concat_batches", "eval_use_gather_object"),
+        ),
         "evaluations measure what the task has",
     ),
-    **dict.fromkeys(("eval_do_concat_batches", "eval_use_gather_object"), "evaluations measure what the task has"),
-    **dict.fromkeys(("train_sampling_strategy", "length_column_name"), "batches are made by the task"),
-    **dict.fromkeys(("remove_unused_columns", "dataloader_in_order"), "batches are made by the task"),
+    **dict.fromkeys(
+        ("train_sampling_strategy", "length_column_name", "remove_unused_columns", "dataloader_in_order"),
+        "batches are made by the task",
+    ),
 }
 
 

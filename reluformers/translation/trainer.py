@@ -175,9 +175,9 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
 
     def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
         self.last_translations = self.translations(list(dataset["source"]), **gen_kwargs)
-        return corpus_score(BLEU, self.bleu_options, self.last_translations, [[text] for text in dataset["target"]])[
-            0
-        ].score
+        references = [[text] for text in dataset["target"]]
+        score, _ = corpus_score(BLEU, self.bleu_options, self.last_translations, references)
+        return score.score
 
     def _report_to_schedule(self, metrics: dict[str, float]) -> None:
         """Give the plateau schedule a score of this training run and stop when it has come to its end."""
