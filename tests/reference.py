@@ -83,7 +83,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu6": lambda x: torch.relu(x) - torch.relu(x - 6),
     "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
     "gelu": gelu,
-    "softplus": lambda x: torch.log1p(torch.exp(-x.abs())) + torch.relu(x),
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),  # differentiable at 0 too
     "sigmoid": sigmoid,
     "identity": lambda x: x,
 }

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import uuid
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,10 +255,10 @@ def test_examples_of_a_hub_model_are_files_of_its_repository(monkeypatch, image_
 
 
 @pytest.mark.parametrize("meta", [{}, {"meta": {"_type": "gradio.FileData"}}, {"is_stream": True, "url": "x"}])
-def test_programs_open_no_file_of_the_server(classification_client, image_file, tmp_path, meta):
+def test_programs_open_no_file_of_the_server(classification_client, image_file, meta):
     cache = Path(gr.Image().GRADIO_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
-    link = cache / f"{tmp_path.name}.png"
+    link = cache / f"{uuid.uuid4()}.png"  # a folder that all processes of this user share
     link.symlink_to(image_file)
     try:
         for path in (image_file, f"{cache}/../{Path(image_file).relative_to('/')}", str(link), "/dev/stdin"):

@@ -29,11 +29,12 @@ def draw_on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[tuple
     """Tensors, and options with everything but an activation.
 
     Queries and keys are quarters, whose products float32 adds up without rounding: 1 + log w, the derivative of the
-    statistic Σ w·log w, has no bound at w = 0, and where a score is rounded there, float32 is 1e-4 off in any code.
+    statistic Σ w·log w, has no bound at w = 0, and where a score is rounded there, float32 is 1e-4 off in any code. The
+    scale is a power of 2, so that float64 has no other sign of a score that is 0.
     """
     query, key, *others = draw(*shape, dtype=dtype, device="cuda")
     query, key = ((4 * part).round() / 4 for part in (query, key))
-    return (query, key, *others), draw_options(query, key, scale=0.5 / math.sqrt(shape[-1]))
+    return (query, key, *others), draw_options(query, key, scale=0.5 ** round(math.log2(4 * shape[-1]) / 2))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

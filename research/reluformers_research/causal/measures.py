@@ -80,7 +80,8 @@ def _sums(attentions: tuple[Tensor, ...], hidden_states: tuple[Tensor, ...]) -> 
     """Sums over rows, for each layer and head where they differ [layers, heads]."""
     found: dict[str, list[Tensor]] = {}
     length = attentions[0].shape[-1]
-    visible = torch.ones(length, length, dtype=torch.bool).tril()[1:]  # the first query has no choice
+    # the first query has no choice
+    visible = torch.ones(length, length, dtype=torch.bool, device=attentions[0].device).tril()[1:]
     for layer in attentions:
         weights = layer[:, :, 1:].double().where(visible, 0.0)
         sizes = weights.abs()
@@ -142,9 +143,10 @@ def recall_at(model: PreTrainedModel, stream: Tensor, distance: int) -> float:
     sentence of another row, so that both are read at the same positions.
     """
     span = _SENTENCE + distance
-    starts = torch.linspace(0, len(stream) - span, _RECALLED).long()[:, None]
-    sentences = stream[starts + torch.arange(_SENTENCE)]
-    between = stream[(starts + span + torch.arange(distance - _SENTENCE)) % len(stream)]
+    starts = torch.linspace(0, len(stream) - span, _RECALLED).long()[:, None].to(stream.device)
+    places = torch.arange(span, device=stream.device)
+    sentences = stream[starts + places[:_SENTENCE]]
+    between = stream[(starts + span + places[: distance - _SENTENCE]) % len(stream)]
     losses = [
         token_losses(model, started(torch.cat([first, between, sentences], 1)))[:, 1 - _SENTENCE :]
         for first in (sentences.roll(_RECALLED // 2, 0), sentences)
@@ -173,7 +175,7 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
         length: of the rows.
     """
     model.eval()
-    stream = stream[:TOKENS]
+    stream = stream[:TOKENS].to(model.device)
     found = {
         f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= len(stream)
     }

@@ -55,7 +55,8 @@ class CausalTrainer(TaskTrainer):
     @staticmethod
     def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`tokens`."""
-        return {"tokens": torch.tensor(float(inputs["input_ids"].numel()))}
+        tokens = inputs["input_ids"]
+        return {"tokens": tokens.new_full((), tokens.numel(), dtype=torch.float32)}
 
     def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
         """`loss` in nats a token."""
