@@ -77,7 +77,8 @@ class PassOptions(NamedTuple):
     In the order in which the operators take it, which know no records.
 
     Args:
-        learned_threshold: θ, where it is a tensor: of one element, on the same device.
+        learned_threshold: θ, where it is a tensor: of one element, on the same device; in Triton also one of each row
+            [batch, heads, query_len].
         row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.

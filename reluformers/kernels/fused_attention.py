@@ -94,8 +94,8 @@ def _(query, key, value, computation, *options):
 def _find_thresholds(query, key, computation, *options) -> Tensor:
     """θ of each row, without gradients, for which its weights sum to 1."""
     find = native.find_thresholds if computation == "native" else blockwise_thresholds
-    if computation == "triton":  # whose kernels keep products in float32, so that sums of 1 need θ of such
-        query, key = at_least_float32(query), at_least_float32(key)
+    if computation == "triton":
+        from .triton_attention import triton_thresholds as find
     with without_autocast(query.device.type), torch.no_grad():
         return find(query, key, PassOptions(*options))
 
@@ -139,13 +139,14 @@ _backward_operator = torch.library.custom_op(
 
 
 @_backward_operator.register_fake
-def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *_):
+def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, threshold, *_):
     grad_query = empty_heads_inside(query)
     if computation in ("native", "triton"):
         grads = [empty_heads_inside(states) for states in (key, value)]
     else:  # made lying down, [width, length]
         grads = [torch.empty_like(states.mT, memory_format=torch.contiguous_format).mT for states in (key, value)]
-    return grad_query, *grads, query.new_empty((), dtype=wide_dtype(query.dtype))
+    shape = threshold.shape if threshold is not None and threshold.dim() == 3 else ()
+    return grad_query, *grads, query.new_empty(shape, dtype=wide_dtype(query.dtype))
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
@@ -289,7 +290,8 @@ def rectified_attention(
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        divisor = length_coefficient * _key_counts(query, key, key_padding_mask, offset, first_keys) ** length_exponent
+        counts = _key_counts(query, key, key_padding_mask, offset, first_keys) ** length_exponent
+        divisor = counts if divisor is None else length_coefficient * counts
     output, *statistics = attention(
         query,
         key,
@@ -385,12 +387,16 @@ def attention(
         scale = factor * scale
     if isinstance(threshold, Tensor) and threshold.numel() == 1:
         threshold = threshold.reshape(())
-    if isinstance(threshold, Tensor) and threshold.dim() == 4:  # one for each query: a further channel holds it
+    group = query.shape[1] // max(1, key.shape[1])
+    is_of_rows = isinstance(threshold, Tensor) and threshold.dim() == 4
+    if is_of_rows and computation == "triton":
+        threshold = threshold.expand(*query.shape[:-1], 1)
+        threshold = (_fold(threshold, group) if group > 1 else threshold).squeeze(-1)
+    elif is_of_rows:  # a further channel holds it
         ones = key.new_ones(*key.shape[:-1], 1)
         query = torch.cat([query * scale, -threshold.expand(*query.shape[:-1], 1)], dim=-1).to(key.dtype)
         key, scale, threshold = torch.cat([key, ones], dim=-1), 1.0, 0.0
         computation = choose_computation(query, value, activation, **options)
-    group = query.shape[1] // max(1, key.shape[1])
     if group > 1:
         query = _fold(query, group)
         if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
@@ -436,7 +442,9 @@ def attention(
     if is_sparse:
         find = _find_thresholds if is_plain else _threshold_operator
         options = options._replace(row_thresholds=find(query.detach(), key.detach(), computation, *options))
-    run = _Function.apply if is_plain else _operator
+    run = _operator
+    if is_plain:  # most calls without gradients are short ones
+        run = _Function.apply if torch.is_grad_enabled() else _run_forward
     output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
@@ -542,8 +550,12 @@ def _key_counts(
 ):
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
     key_len = key.shape[2]
-    if causal_offset is None and key_padding_mask is None and first_keys is None:
-        return max(key_len, 1)
+    if key_padding_mask is None and first_keys is None:
+        if causal_offset is None:
+            return max(key_len, 1)
+        places = (causal_offset + 1, causal_offset + 1 + query.shape[2])  # few operations: GPUs wait for their starts
+        counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
+        return counts.clamp_(1, max(key_len, 1))[None, None, :, None]
     if causal_offset is None and first_keys is None:
         counts = key_padding_mask.sum(-1)[:, None]
     else:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from .activations import PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
-from .triton_kernels import forward_kernel, key_kernel, query_kernel, touch_kernel
+from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
 
 logger = logging.get_logger(__name__)
 
@@ -56,8 +56,14 @@ TILES = {
         256: ((128, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)),
         "float32": ((64, 32, 8, 2), (32, 32, 4, 2), (32, 16, 4, 1)),
     },
+    "thresholds": {
+        64: ((128, 128, 8, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
+        128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3)),
+        256: ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
+        "float32": ((64, 32, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1)),
+    },
 }
-KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel}
+KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
 SHORT = 256
 LENGTH_BUCKETS = (SHORT, 2048)  # tiles are timed anew for lengths up to each of these, and above
@@ -127,6 +133,7 @@ def triton_forward(
         Output like `query`, in memory [batch, query_len, heads, head_dim]; then Σ_j w_ij, Σ_j w_ij log w_ij and the
         number of w_ij ≠ 0, float32 [batch, heads, query_len] without r and dropout, or None.
     """
+    options = _with_thresholds_of_rows(options)
     query, key, value = (_with_dense_rows(states) for states in (query, key, value))
     output = empty_heads_inside(query)
     number = {"none": 0, "sums": 1, "all": 3}[options.needed_statistics]
@@ -167,8 +174,9 @@ def triton_backward(
 
     Returns:
         Gradients like `query`, `key` and `value`, in memory [batch, length, heads, head_dim], and dθ, float32 [], 0
-        where θ is a number.
+        where θ is a number; for θ of rows [batch, heads, query_len].
     """
+    is_learned, options = options.learned_threshold is not None, _with_thresholds_of_rows(options)
     grad_output, query, key, value = (_with_dense_rows(states) for states in (grad_output, query, key, value))
     grad_query, grad_key, grad_value = (empty_heads_inside(states) for states in (query, key, value))
     row_grads = (None, None)
@@ -181,11 +189,58 @@ def triton_backward(
     numbers = (options.scale, kept_share, grad_scale, value_scale)
     states = (query, key, value, grad_output)
     _launch("keys", options, (*states, grad_key, grad_value), row_grads, numbers, not waits)
-    grad_rows = _empty_rows(query) if options.learned_threshold is not None else None
+    grad_rows = _empty_rows(query) if is_learned else None
     _launch("queries", options, (*states, grad_query), (*row_grads, grad_rows), numbers, not waits)
     if grad_rows is None:
         return grad_query, grad_key, grad_value, query.new_zeros((), dtype=torch.float32)
-    return grad_query, grad_key, grad_value, grad_rows.sum() / -kept_share
+    if options.learned_threshold is not None:
+        grad_rows = grad_rows.sum()
+    return grad_query, grad_key, grad_value, grad_rows / -kept_share
+
+
+def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tensor:
+    """θ of each row, float32 [batch, heads, query_len], by which its weights sum to 1; φ is relu or relu2.
+
+    Scores are products in float32, as those of `triton_forward`, so that there is no other θ for its sums.
+    """
+    states = tuple(map(_with_dense_rows, (query, key)))
+    batch, heads, query_len, head_dim = query.shape
+    key_len = key.shape[2]
+    found = _empty_rows(query)
+    if found.numel() == 0:
+        return found
+    key_padding_mask, first_keys = _dense_masks(options, batch, key_len)
+    kernel, tile = _tuned(TuningCase.of("thresholds", options, *states, (), True))
+    with torch.cuda.device_of(query):
+        kernel[lambda constants: (-(-query_len // constants["QUERIES"]) * batch * heads,)](
+            states,
+            sum((part.stride()[:3] for part in states), ()),
+            found,
+            key_padding_mask,
+            first_keys,
+            options.scale,
+            heads,
+            query_len,
+            key_len,
+            _bounded_offset(options, query_len, key_len),
+            options.rows_per_position,
+            1 if first_keys is None else len(first_keys),
+            ACTIVATION=options.activation,
+            IS_CAUSAL=options.causal_offset is not None,
+            PRECISION=FLOAT32_PRECISION,
+            HEAD_DIM=head_dim,
+            PADDED_DIM=_padded(head_dim),
+            **tile,
+        )
+    return found
+
+
+def _with_thresholds_of_rows(options: PassOptions) -> PassOptions:
+    """The options with a learned θ of each row where the kernels take θ of rows."""
+    threshold = options.learned_threshold
+    if threshold is None or threshold.dim() < 3:
+        return options
+    return options._replace(learned_threshold=None, row_thresholds=threshold.float())
 
 
 def _with_dense_rows(states: Tensor) -> Tensor:
@@ -216,19 +271,10 @@ def _launch(
     side, length = ("KEYS", key_len) if name == "keys" else ("QUERIES", query_len)
     if batch * heads * length == 0:
         return
-    row_factors, key_padding_mask = options.row_factors, options.key_padding_mask
-    if key_padding_mask is not None:
-        key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
-    first_keys = options.first_keys
-    if first_keys is not None:
-        first_keys = first_keys.clamp(0, key_len).to(torch.int32).contiguous()
+    row_factors = options.row_factors
+    key_padding_mask, first_keys = _dense_masks(options, batch, key_len)
     row_batches = 1 if row_factors is None else len(row_factors)
-    tuner, tile = tuned_kernel(TuningCase.of(name, options, *states[:2], rows, is_affine)), {}
-    kernel = tuner
-    if IS_INTERPRETED:
-        tile = INTERPRETER_TILE
-    elif (best := getattr(tuner, "best_config", None)) is not None:  # found at the first call of the case
-        kernel, tile = KERNELS[name], best.all_kwargs()
+    kernel, tile = _tuned(TuningCase.of(name, options, *states[:2], rows, is_affine))
     with torch.cuda.device_of(states[0]):
         kernel[lambda constants: (-(-length // constants[side]) * batch * heads,)](
             states,
@@ -244,7 +290,7 @@ def _launch(
             heads,
             query_len,
             key_len,
-            min(max(options.causal_offset or 0, -query_len), key_len),  # beyond that all or nothing is seen
+            _bounded_offset(options, query_len, key_len),
             options.rows_per_position,
             row_batches,
             1 if first_keys is None else len(first_keys),
@@ -257,6 +303,21 @@ def _launch(
             PADDED_DIM=_padded(head_dim),
             **tile,
         )
+
+
+def _dense_masks(options: PassOptions, batch: int, key_len: int) -> tuple[Tensor | None, Tensor | None]:
+    """Key mask and first keys, as the kernels read them."""
+    key_padding_mask, first_keys = options.key_padding_mask, options.first_keys
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
+    if first_keys is not None:
+        first_keys = first_keys.clamp(0, key_len).to(torch.int32).contiguous()
+    return key_padding_mask, first_keys
+
+
+def _bounded_offset(options: PassOptions, query_len: int, key_len: int) -> int:
+    """The causal offset: beyond these bounds all or nothing is seen."""
+    return min(max(options.causal_offset or 0, -query_len), key_len)
 
 
 def _padded(head_dim: int) -> int:
@@ -303,6 +364,15 @@ class TuningCase(NamedTuple):
             is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )
+
+
+def _tuned(case: TuningCase):
+    """The kernel of a case, and its tile where that has been found, at the first call of the case."""
+    tuner = tuned_kernel(case)
+    if IS_INTERPRETED:
+        return tuner, INTERPRETER_TILE
+    best = getattr(tuner, "best_config", None)
+    return (tuner, {}) if best is None else (KERNELS[case.name], best.all_kwargs())
 
 
 @functools.cache

@@ -277,6 +277,14 @@ def key_range(
 
 
 @jit
+def visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION: tl.constexpr):
+    """a·q·k of the keys from `lower` to `upper` of each row that are seen, else −∞    [rows, keys]."""
+    scores = tl.dot(query_tile, tl.trans(key_tile), input_precision=PRECISION) * scale
+    is_visible = seen[None, :] & (keys[None, :] >= lower[:, None]) & (keys[None, :] <= upper[:, None])
+    return tl.where(is_visible, scores, float("-inf"))
+
+
+@jit
 def query_range(
     key_padding_mask,
     first_keys,

@@ -31,6 +31,7 @@ from .triton_functions import (
     store_tile,
     times_derivative,
     tl,
+    visible_scores,
 )
 
 
@@ -139,6 +140,86 @@ def forward_kernel(
     store_row(row_sums, row_sum, place, rows, query_len)
     store_row(weighted_logs, log_sum, place, rows, query_len)
     store_row(nonzeros, count, place, rows, query_len)
+
+
+@jit
+def threshold_kernel(
+    states,
+    strides,
+    found,
+    key_padding_mask,
+    first_keys,
+    scale,
+    heads,
+    query_len,
+    key_len,
+    causal_offset,
+    rows_per_position,
+    first_batches,
+    ACTIVATION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """θ of one tile of queries by which their weights sum to 1, by the steps of `blockwise_thresholds`.
+
+    The first walk over the keys finds the largest score of each row; each further one is a step for all rows.
+    """
+    query, key = states
+    place, batch, head, start = find_place(query_len, heads, QUERIES, True)
+    rows = start + tl.arange(0, QUERIES)
+    query, key = head_of(query, strides, 0, batch, head), head_of(key, strides, 1, batch, head)
+    query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
+    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)
+    begin, _, end = key_range(
+        key_padding_mask,
+        first_keys,
+        first_batches,
+        query_len,
+        batch,
+        start,
+        key_len,
+        causal_offset,
+        rows_per_position,
+        IS_CAUSAL,
+        QUERIES,
+        KEYS,
+    )
+    upper = rows // rows_per_position + causal_offset if IS_CAUSAL else rows * 0 + key_len
+    largest = tl.full([QUERIES], float("-inf"), tl.float32)
+    for first in tl.range(begin, end, KEYS):
+        keys = first + tl.arange(0, KEYS)
+        seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
+        key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+        scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
+        largest = tl.maximum(largest, tl.max(scores, 1))
+    is_null = largest == float("-inf")
+    lowest = tl.where(is_null, 0.0, largest - 1.0)
+    threshold = tl.zeros([QUERIES], tl.float32)
+    steps = 0
+    while steps < 64:
+        slopes = tl.zeros([QUERIES], tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        for first in tl.range(begin, end, KEYS):
+            keys = first + tl.arange(0, KEYS)
+            seen = find_seen_keys(key_padding_mask, batch, keys, key_len, False)
+            key_tile = load_tile(key, first, strides[5], seen, HEAD_DIM, PADDED_DIM, KEYS)
+            scores = visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECISION)
+            above = tl.maximum(scores - lowest[:, None] - threshold[:, None], 0.0)
+            if ACTIVATION == "relu":
+                slopes += tl.sum((above > 0).to(tl.float32), 1)
+                total += tl.sum(above, 1)
+            else:
+                slopes += tl.sum(above, 1)
+                total += tl.sum(above * above, 1)
+        excess = total - (1.0 if ACTIVATION == "relu" else tl.sqrt(total))
+        more = tl.maximum(excess / tl.maximum(slopes, 1e-30), 0.0)
+        threshold += more
+        steps = tl.where(tl.max(more) > 1.1920928955078125e-07, steps + 1, 64)  # what float32 can add to 1
+    store_row(found, tl.where(is_null, float("inf"), lowest + threshold), place, rows, query_len)
 
 
 @jit

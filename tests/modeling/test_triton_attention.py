@@ -14,7 +14,7 @@ from torch import Tensor
 from builders.triton_inputs import ACTIVATIONS, TOLERANCES, draw, draw_options, pass_options
 from reluformers_kernels import triton_attention
 from reluformers_kernels.computation import choose_computation
-from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward
+from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
 
 needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs triton")
 
@@ -136,6 +136,7 @@ def compile_for_hopper(monkeypatch, tmp_path):
         options = pass_options(**options)
         output, *row_grads, _ = triton_forward(*states[:3], options)
         triton_backward(output, *row_grads, *states[:3], options)
+        triton_thresholds(*states[:2], options)
         return kernel.compiled
 
     return compile_call

@@ -19,8 +19,9 @@ from builders.triton_inputs import (
 )
 from reluformers import rectified_attention
 from reluformers_kernels import triton_attention
+from reluformers_kernels.blockwise_attention import blockwise_thresholds
 from reluformers_kernels.computation import choose_computation
-from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward
+from reluformers_kernels.triton_attention import TILES, triton_backward, triton_forward, triton_thresholds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -29,8 +30,8 @@ def draw_on_gpu(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[tuple
     """Tensors, and options with everything but an activation.
 
     Queries and keys are quarters, whose products float32 adds up without rounding: 1 + log w, the derivative of the
-    statistic Σ w·log w, has no bound at w = 0, and where a score is rounded there, float32 is 1e-4 off in any code. The
-    scale is a power of 2, so that float64 has no other sign of a score that is 0.
+    statistic Σ w·log w, has no bound at w = 0, and where a score is rounded there, float32 is 1e-4 off in any code.
+    The scale is a power of 2, so that float64 has no other sign of a score that is 0.
     """
     query, key, *others = draw(*shape, dtype=dtype, device="cuda")
     query, key = ((4 * part).round() / 4 for part in (query, key))
@@ -60,6 +61,26 @@ def test_lengths_on_gpu(lengths, causal_offset):
     compare(states, activation="relu", scale=0.125, row_factors=row_factors, causal_offset=causal_offset)
 
 
+def check_thresholds(query: Tensor, key: Tensor, **options) -> None:
+    """θ of both distributions, beside those of blocks in float64."""
+    for activation in ("relu", "relu2"):
+        found = triton_thresholds(query, key, pass_options(activation=activation, **options))
+        exact = blockwise_thresholds(query.double(), key.double(), pass_options(activation=activation, **options))
+        assert (found - exact).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 3000), (129, 65), (2047, 2049)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_thresholds_on_gpu(dtype, lengths):
+    (query, key, *_), _ = draw_on_gpu(2, 3, *lengths, 64, dtype=dtype)
+    check_thresholds(query, key, scale=0.125)
+    key_padding_mask = torch.rand(2, lengths[1], device="cuda") < 0.8
+    first_keys = torch.arange(lengths[0], device="cuda")[None] - 40
+    check_thresholds(
+        query, key, scale=0.125, causal_offset=3, key_padding_mask=key_padding_mask, first_keys=first_keys
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "size", "tile"),
     [(name, size, tile) for name, sizes in TILES.items() for size, tiles in sizes.items() for tile in tiles],
@@ -75,6 +96,7 @@ def test_tiles_on_gpu(monkeypatch, name, size, tile):
     try:
         compare(states, activation="relu", scale=options["scale"], causal_offset=7)
         compare(states, activation="gelu", **options)
+        check_thresholds(*states[:2], scale=options["scale"], causal_offset=7)
     except OutOfResources as error:
         pytest.skip(f"too large for this GPU: {error}")
     finally:

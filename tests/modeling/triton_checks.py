@@ -296,6 +296,50 @@ def test_rectified_attention_by_the_kernels(activation, dropout, monkeypatch):
         assert_near(part, right, 2e-5, name)
 
 
+@pytest.mark.parametrize("has_statistics", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 15, 1), (1, 6, 1, 1), (2, 6, 15, 1)], ids=str)
+@pytest.mark.parametrize("heads", [6, 2])
+def test_thresholds_of_rows(heads, shape, has_statistics, monkeypatch):
+    query, key, value = (part.requires_grad_() for part in draw(2, 6, 15, 32, 24)[:3])
+    key, value = key[:, :heads], value[:, :heads]
+    threshold = torch.rand(shape).requires_grad_()
+    divisor = torch.rand(2, 1, 15, 1) + 0.5
+
+    def attend(query, key, value, threshold):
+        found = fused.attention(
+            query,
+            key,
+            value,
+            activation="relu2",
+            scale=0.4,
+            threshold=threshold,
+            divisor=divisor.to(query.dtype),
+            key_padding_mask=None,
+            causal_offset=5,
+            needed_statistics="sums" if has_statistics else "none",
+        )
+        return [part for part in found if part is not None]
+
+    leaves = (query, key, value, threshold)
+    expected = attend_exactly(attend, leaves)
+    monkeypatch.setattr(fused, "choose_computation", lambda *call, **options: "triton")
+    for part, right in zip(with_gradients(attend, leaves), expected, strict=True):
+        assert_near(part, right, 1e-5)
+
+
+def with_gradients(attend, inputs):
+    """What a function gives, and the gradients of its inputs for fixed directions."""
+    outputs = attend(*inputs)
+    generator = torch.Generator().manual_seed(1)
+    directions = [torch.randn(part.shape, generator=generator).to(part) for part in outputs]
+    return [part.detach() for part in (*outputs, *torch.autograd.grad(outputs, inputs, directions))]
+
+
+def attend_exactly(attend, inputs):
+    """The same in float64, which blocks compute."""
+    return with_gradients(attend, [part.detach().double().requires_grad_() for part in inputs])
+
+
 @pytest.mark.parametrize("computation", ["triton", "blocks"])
 @pytest.mark.parametrize("needed", ["all", "sums", "none"])
 def test_fake_tensors_are_laid_out_like_the_true_ones(computation, needed):
@@ -307,6 +351,9 @@ def test_fake_tensors_are_laid_out_like_the_true_ones(computation, needed):
     sums = torch.rand(2, 3, 5) if needed == "all" else None
     inputs = (grad_output, sums, None, *inputs)
     torch.library.opcheck(fused._backward_operator, inputs, test_utils=("test_schema", "test_faketensor"))
+    if computation == "triton":
+        of_rows = (*inputs[:7], torch.rand(2, 3, 5), *inputs[8:])
+        torch.library.opcheck(fused._backward_operator, of_rows, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("activations", [ACTIVATIONS, SPARSE_DISTRIBUTIONS], ids=["elementwise", "sparse"])
