@@ -38,6 +38,7 @@ from transformers import (
     ViTImageProcessorPil,
     set_seed,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 from reluformers.images.augmentation import Augmentation, ImageCollator
 from reluformers.images.loading import class_names, load_image_split
@@ -52,10 +53,17 @@ SCHEDULE = {
     "max_grad_norm": 1.0,
     "seed": 1,
     "logging_steps": 50,
-    "save_strategy": "no",
+    "save_strategy": "no",  # or see --save_steps
     "disable_tqdm": True,
     "use_cpu": not torch.cuda.is_available(),  # bf16 on processors is refused without it
 }
+
+
+class SavedAverage(WeightAverage):
+    """A `WeightAverage` that goes on with a checkpoint of the stock trainer."""
+
+    def on_save(self, args, state, control, **kwargs):
+        self.save(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
 
 def train_translation(options: argparse.Namespace) -> None:
@@ -83,12 +91,14 @@ def train_translation(options: argparse.Namespace) -> None:
     model.generation_config = GenerationConfig(
         **ids, bad_words_ids=[[0]], num_beams=5, max_length=recipe.decoding.max_new_tokens + 1
     )
+    saving = {"save_strategy": "steps", "save_steps": options.save_steps, "save_total_limit": 1}
+    saving = saving if options.save_steps else {}
     arguments = Seq2SeqTrainingArguments(
         str(options.output), num_train_epochs=options.epochs or 20, max_steps=options.max_steps,
         learning_rate=training["learning_rate"], lr_scheduler_type=training["lr_scheduler_type"],
         warmup_steps=training["warmup_steps"], per_device_train_batch_size=options.rows, bf16=options.bf16,
         label_smoothing_factor=shape["label_smoothing"], train_sampling_strategy="group_by_length",
-        eval_strategy="epoch", **SCHEDULE,
+        eval_strategy="epoch", **(SCHEDULE | saving),
     )  # fmt: skip
     trainer = Seq2SeqTrainer(
         model,
@@ -97,10 +107,13 @@ def train_translation(options: argparse.Namespace) -> None:
         train_dataset=rows["train"].select_columns(["input_ids", "labels"]),
         eval_dataset=rows["validation"].select_columns(["input_ids", "labels"]),
     )
-    average = training.get("ema_decay") and WeightAverage(model, training["ema_decay"])
+    checkpoint = get_last_checkpoint(options.output) if options.save_steps and options.output.is_dir() else None
+    average = training.get("ema_decay") and SavedAverage(model, training["ema_decay"])
     if average:
         trainer.add_callback(average)
-    trainer.train()
+        if checkpoint:
+            average.load(checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
     if average:
         average.replace_weights()
     model.save_pretrained(options.output)
@@ -145,6 +158,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--epochs", type=int, help="20 of translation and 10 of images if missing")
     parser.add_argument("--max_steps", type=int, default=-1)
+    parser.add_argument("--save_steps", type=int, help="updates between checkpoints of translation, to go on from")
     parser.add_argument("--bf16", action="store_true", help="autocast")
     options = parser.parse_args()
     set_seed(SCHEDULE["seed"])  # of the first weights, which are made before the trainer
