@@ -93,7 +93,7 @@ class Evidence:
         sign = -1.0 if measure == LOSS else 1.0
         return SeedModel(
             [
-                Run(key, record.seed, _machine(record), sign * value)
+                Run(key, record.seed, machine_of(record), sign * value)
                 for key, rows in self._rows.items()
                 if self._schedules[key] == schedule
                 for record in rows
@@ -123,9 +123,10 @@ def _value(record: RunRecord, measure: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _machine(record: RunRecord) -> str:
+def machine_of(record: RunRecord) -> str:
+    """Name of the GPU that computed a run, else of the processor."""
     known = record.evaluation.circumstances
-    return str(known.processor if known.device in (None, "cpu") else known.device)
+    return str((known.processor or known.device) if known.device in (None, "cpu") else known.device)
 
 
 def _schedule(record: RunRecord) -> str:

@@ -11,7 +11,7 @@ from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.results import METRICS, listed, markdown_table
 
-from .evidence import LEVEL, LOSS, Evidence
+from .evidence import LEVEL, LOSS, Evidence, machine_of
 from .figure import plot_scores
 from .records import RunRecord
 from .statistics import Difference, RankDifference, holm
@@ -354,4 +354,4 @@ def _signed(value: float, form: Callable[[float], str]) -> str:
 
 def _versions(record: RunRecord) -> str:
     known = record.evaluation.circumstances
-    return f"torch {known.torch}, transformers {known.transformers}, {known.processor or known.device}"
+    return f"torch {known.torch}, transformers {known.transformers}, {machine_of(record)}"
