@@ -94,7 +94,7 @@ def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> l
         "data": _data(run, data),
         "shape": run.task.card.describe_shape(run.config) if run.recipe else None,
         **(run.task.card.describe_inputs(run.config, run.recipe) if run.recipe else {}),
-        "batch": _batch(training),
+        "batch": _batch(training, run.results.get("device")),
         "length": _length(run),
         "optimizer": _optimizer(training),
         "against overfitting": _regularization(run) if run.recipe else None,
@@ -172,9 +172,12 @@ def _data(run: FinishedRun, data: str | None) -> str | None:
     return Markup(f"{escape(data)}, {code(name)}") if name not in (None, data) else data
 
 
-def _batch(training: Mapping[str, Any]) -> str | None:
+def _batch(training: Mapping[str, Any], device: str | None) -> str | None:
     accumulated = training.get("gradient_accumulation_steps") or 1
     times = f", {accumulated} batches an update" if accumulated > 1 else ""
+    processes, separator, _ = str(device).partition(" × ")  # as `Circumstances` has them
+    if separator:
+        times = f" on each of {processes} processes{times}"
     if training.get("max_tokens"):
         return f"at most {training['max_tokens']:,} tokens, with padding{times}"
     size = training.get("per_device_train_batch_size")

@@ -202,6 +202,18 @@ class TestWholeCard:
         assert "| time |" not in write_card(folder, "someone/x").read_text()
 
 
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cpu", "at most 2,000 tokens, with padding |"), ("2 × cpu", "with padding on each of 2 processes |")],
+)
+def test_the_batch_is_that_of_all_processes(tmp_path, fixed_answers, device, words):
+    folder = translation_run(tmp_path)
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**results, "device": device}))
+    write_card(folder, "acme/model")
+    assert words in (folder / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_command_shows_what_the_model_answers(tmp_path, monkeypatch, capsys):
     folder = saved_translation_model(tmp_path / "model")
     output = tmp_path / "card"
