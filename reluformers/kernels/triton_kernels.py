@@ -3,7 +3,8 @@
 """Triton kernels of elementwise-activation attention; `triton_attention` has the formulas and starts them.
 
 Four kernels: the output and the thresholds by which rows sum to 1 by tiles of queries, gradients of keys and values
-by tiles of keys, gradients of queries by tiles of queries. No two programs write to one place, so nothing is added atomically. Scores never leave the registers.
+by tiles of keys, gradients of queries by tiles of queries. No two programs write to one place, so nothing is added
+atomically. Scores never leave the registers.
 
 All take the tensors [batch, heads, length, head_dim] as `states`, their first three strides in one row as `strides`
 (the last is 1), float32 [batch · heads, query_len] or None for each row statistic, r [batch or 1, query_len] and the
