@@ -321,23 +321,18 @@ def test_thresholds_of_rows(heads, shape, has_statistics, monkeypatch):
         return [part for part in found if part is not None]
 
     leaves = (query, key, value, threshold)
-    expected = attend_exactly(attend, leaves)
+    expected = with_gradients(attend, [part.detach().double().requires_grad_() for part in leaves])  # by blocks
     monkeypatch.setattr(fused, "choose_computation", lambda *call, **options: "triton")
     for part, right in zip(with_gradients(attend, leaves), expected, strict=True):
         assert_near(part, right, 1e-5)
 
 
 def with_gradients(attend, inputs):
-    """What a function gives, and the gradients of its inputs for fixed directions."""
+    """Call a function; what it gives, and the gradients of its inputs for fixed directions."""
     outputs = attend(*inputs)
     generator = torch.Generator().manual_seed(1)
     directions = [torch.randn(part.shape, generator=generator).to(part) for part in outputs]
     return [part.detach() for part in (*outputs, *torch.autograd.grad(outputs, inputs, directions))]
-
-
-def attend_exactly(attend, inputs):
-    """The same in float64, which blocks compute."""
-    return with_gradients(attend, [part.detach().double().requires_grad_() for part in inputs])
 
 
 @pytest.mark.parametrize("computation", ["triton", "blocks"])
