@@ -16,6 +16,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.names import source_name
+from reluformers.data.sources import check_files
 from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
@@ -121,11 +122,9 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
     """Options of `reluformers evaluate` for the test set of a recipe.
 
     Raises:
-        UserError: the recipe names no test set, or an option is not known.
+        UserError: an option is not known.
     """
     data = recipe.data
-    if data.test is None:
-        raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
     if data.path is None:
         places = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
     else:
@@ -151,6 +150,22 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
         return {name: value for name, value in known.items() if value not in (None, [])}
     files = source.values() if isinstance(source, dict) else [source] if isinstance(source, str) else source
     return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
+
+
+def check_places(data: Mapping[str, Any]) -> None:
+    """Refuse a recipe that does not say what to train and to score on, or names files that are not there.
+
+    Args:
+        data: section of the recipe.
+
+    Raises:
+        UserError: names the split or the file.
+    """
+    check_files(data)
+    if data["test"] is None:
+        raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
+    if data["path"] is None and data["train"] is None:
+        raise UserError("data.train is not given; add data.train=FILE, or data.path=HUB_ID_OR_FOLDER")
 
 
 def check_data(job: Job, record: RunRecord) -> None:

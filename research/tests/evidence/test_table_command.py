@@ -298,7 +298,8 @@ def test_a_run_is_compared_with_its_own_row(files, tmp_path, capsys, monkeypatch
         lambda jobs, *_, **__: save_record(files, tmp_path / "again", jobs[0].name, **fields).exists(),
     )
     options = ["--records", tmp_path / "again", "--output_dir", tmp_path / "runs"]
-    run_command("table", "--again", first, "training.learning_rate=0.5", *options)
+    places = [f"data.{split}={json.dumps(names)}" for split, names in files.items()]
+    run_command("table", "--again", first, "training.learning_rate=0.5", *places, *options)
     assert capsys.readouterr().out == f"{said}\n"
 
 
@@ -365,6 +366,8 @@ def test_scores_are_drawn(tmp_path, capsys):
             ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
             "nowhere.jsonl.gz: no such file; check the path",
         ),
+        (("reluformer/t2", "--setting", "small"), "data.test is not given"),
+        (("reluformer/t2", "--setting", "small", f"data.test={__file__}"), "data.train is not given"),
         (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
         (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
         (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
