@@ -68,8 +68,8 @@ test-newest:  ## the test suite on the newest release of every package
 demo: $(SETUP)  ## train a small ReLUFormer from nothing, score it, save it and translate TEXT with it
 	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)
 
-translate: $(SETUP)  ## translate TEXT from English to German with models/tatoeba-en-de
-	@$(VENV)/bin/python -m reluformers translate -- "$${TEXT-I don't know where he lives.}"
+translate: $(SETUP)  ## translate TEXT with MODEL, a folder, else models/tatoeba-en-de
+	@$(VENV)/bin/python -m reluformers translate $${MODEL:+--model "$$MODEL"} -- "$${TEXT-I don't know where he lives.}"
 
 # A model of the Hub is downloaded, so here the network is allowed. The file is run as a Space runs it: nothing is
 # imported before it says what it loads.

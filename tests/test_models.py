@@ -15,7 +15,8 @@ from reluformers.publish.release import foreign_code, select_files
 from reluformers.tasks import task_of
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))
-MEGABYTES = {"digits-relu-vit": 1, "tatoeba-en-de": 16}
+MEGABYTES = {"digits-relu-vit": 1, "tatoeba-en-de": 16, "tatoeba-de-en": 16}
+SENTENCES = {"tatoeba-en-de": "I don't know where he lives.", "tatoeba-de-en": "Ich weiß nicht, wo er wohnt."}
 
 OPEN_DIGITS = """
     import sys
@@ -30,7 +31,7 @@ OPEN_TRANSLATOR = """
     from transformers import pipeline
 
     translate = pipeline("translation", model=sys.argv[1], trust_remote_code=True)
-    print(translate("I don't know where he lives.")[0]["translation_text"])
+    print(translate(sys.argv[2])[0]["translation_text"])
 """
 
 
@@ -56,6 +57,7 @@ def test_a_stranger_classifies_a_digit(tmp_path):
     assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]
 
 
-def test_a_stranger_translates_a_sentence(tmp_path):
-    folder = next(folder for folder in MODELS if folder.name == "tatoeba-en-de")
-    assert run_clean(OPEN_TRANSLATOR, tmp_path, str(folder)).strip() == "Ich weiß nicht, wo er wohnt."
+@pytest.mark.parametrize(("name", "other"), [("tatoeba-en-de", "tatoeba-de-en"), ("tatoeba-de-en", "tatoeba-en-de")])
+def test_a_stranger_translates_a_sentence(tmp_path, name, other):
+    folder = next(folder for folder in MODELS if folder.name == name)
+    assert run_clean(OPEN_TRANSLATOR, tmp_path, str(folder), SENTENCES[name]).strip() == SENTENCES[other]

@@ -18,7 +18,7 @@ MODEL_REVISION = ""
 # of a clone, opened where no model is named
 CLONED_MODELS = [
     os.path.join(os.path.dirname(__file__), "..", "..", "models", name)
-    for name in ("tatoeba-en-de", "digits-relu-vit")
+    for name in ("tatoeba-en-de", "tatoeba-de-en", "digits-relu-vit")
 ]
 FIRST_PORT, PORTS = 7860, 100
 # of the environment, what decides how things are computed and shown; all else may be a token
