@@ -143,15 +143,14 @@ class InterfaceAttention(AttentionVariant):
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
         changes = {} if s_aux is None else {"attention": _with_sinks(config), "threshold": s_aux}
-        if config.score == "cosine":
-            query, key = unit_length(query), unit_length(key)
         if config.value_norm == "l2":
             value = unit_length(value)
         own = getattr(module, "scaling", 1.0) if scaling == 1 else 1.0  # which the queries have been given
         if self.query_norm is not None:  # takes that off again
             query, key = self.query_norm(query), self.key_norm(key)
             scaling, own = (own if scaling == 1 else scaling), 1.0
-        if config.score == "cosine":
+        if config.score == "cosine":  # of what the norms gave
+            query, key = unit_length(query), unit_length(key)
             scaling = config.initial_scale(query.shape[-1])
         elif scaling is None or config.scale is not None:
             scaling = config.initial_scale(query.shape[-1]) / own

@@ -92,6 +92,7 @@ class ExchangedModel(PreTrainedModel):
     @classmethod
     def _from_config(cls, config: PreTrainedConfig, **keywords: Any) -> PreTrainedModel:
         if config.model_type == ExchangedConfig.model_type:
+            refuse_another(keywords.get("attn_implementation") or IMPLEMENTATION)
             return exchanged_class(_class_of(config))._from_config(_base_with(config), **keywords)
         return super()._from_config(config, **keywords)
 

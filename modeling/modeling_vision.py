@@ -236,7 +236,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
         if labels is not None:
             loss = self.compute_loss(logits, labels)
             if regularization_loss is not None:
-                loss = loss + regularization_loss
+                loss = loss + regularization_loss.to(loss.device)
         return VisionTransformerClassifierOutput(
             loss=loss,
             logits=logits,

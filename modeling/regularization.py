@@ -82,6 +82,6 @@ def regularizer_sums(
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
-    """Sum of the sums that there are; None if there are none."""
+    """Sum of the sums that there are, on the device of the last; None if there are none."""
     parts = [part for part in parts if part is not None]
-    return torch.stack(parts).sum(0) if parts else None
+    return torch.stack([part.to(parts[-1].device) for part in parts]).sum(0) if parts else None

@@ -51,9 +51,9 @@ def causal_mask(
         past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
     if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
-    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
+    if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
         raise ValueError(
-            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
             f"{query_len} new ones"
         )
     # slots of a static cache that hold no token yet

@@ -162,16 +162,16 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
 
     Args:
         paths: The files; None for one that is not asked for.
-        inputs: What the same command reads; what is no path of a file, such as a Hub id, is passed over.
+        inputs: Files and folders that the same command reads; what is no path, such as a Hub id, is passed over.
 
     Raises:
-        UserError: If one is a folder or an input, its folder cannot be written to, or two are the same.
+        UserError: If one is a folder, an input or a file of one, its folder cannot be written to, or two are the same.
     """
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
         check_name(path)
-        if path in read and path.is_file():
+        if path.is_file() and not read.isdisjoint([path, *path.parents]):
             raise UserError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number]:
             raise UserError(f"{path}: is to hold two kinds of results; choose two paths")

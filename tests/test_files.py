@@ -52,6 +52,8 @@ def test_what_is_read_is_not_written_over(tmp_path, monkeypatch):
     for path in ("rows.jsonl", tmp_path / "rows.jsonl", "./x/../rows.jsonl"):
         with pytest.raises(UserError, match=r"rows.jsonl: is read by the same command, and would be lost"):
             check_output_files("out.json", path, inputs=["rows.jsonl"])
+    with pytest.raises(UserError, match=r"rows.jsonl: is read by the same command, and would be lost"):
+        check_output_files("rows.jsonl", inputs=["."])
 
 
 @pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt])

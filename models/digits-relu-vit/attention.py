@@ -383,6 +383,11 @@ class AttentionMask:
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
         if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
+            if (mask.query_len, mask.key_len) != (query_len, key_len):
+                raise ValueError(
+                    f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
+                    f"{key_len}"
+                )
             return mask
         if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
@@ -547,9 +552,9 @@ def regularizer_sums(
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
-    """Sum of the sums that there are; None if there are none."""
+    """Sum of the sums that there are, on the device of the last; None if there are none."""
     parts = [part for part in parts if part is not None]
-    return torch.stack(parts).sum(0) if parts else None
+    return torch.stack([part.to(parts[-1].device) for part in parts]).sum(0) if parts else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class AttentionConfig:
         output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
             (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
         output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
-        output_norm_eps: ε inside the root of RMS.
+        output_norm_eps: ε of the output norm, inside the root.
         output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
             (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
             attention, Qiu et al. 2025).

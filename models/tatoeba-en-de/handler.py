@@ -332,12 +332,17 @@ def _words(text: str, starts: list[int | None], pattern: str) -> Words:
 
 def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
     """Sum over tokens [..., target_len, source_len] to words [..., target words, source words + 1: of no word]."""
-    columns, rows = (functional.one_hot(torch.tensor(indices), len(words) + 1) for words, indices in (source, target))
+    columns, rows = (
+        functional.one_hot(torch.tensor(indices, dtype=torch.long), len(words) + 1)
+        for words, indices in (source, target)
+    )
     return rows[:, :-1].T.float() @ weights @ columns.float()
 
 
 def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str, Any]]:
     """Choose for each target word the source word with most of its attention; see `TranslationPipeline`."""
+    if not source[0]:
+        return [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in target[0]]
     sums = sum_over_words(weights, source, target)
     shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
     best, indices = (values.tolist() for values in shares[:, :-1].max(-1))

@@ -510,9 +510,9 @@ def causal_mask(
         past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
     if mask is None:
         return AttentionMask(query_len, key_len, device, causal_offset=past_len)
-    if isinstance(past_len, int) and attention_mask.shape[-1] != past_len + query_len:
+    if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
         raise ValueError(
-            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {past_len} past and "
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
             f"{query_len} new ones"
         )
     # slots of a static cache that hold no token yet
@@ -791,8 +791,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         length, device = given.shape[1], given.device
         self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        query_mask = attention_mask.bool() if attention_mask is not None and attention_mask.dim() == 2 else None
-        options = self.attention_options(mask, query_mask, output_attentions, output_null_rate)
+        options = self.attention_options(mask, mask.key_padding_mask, output_attentions, output_null_rate)
         positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, sums = self.run_layers(hidden_states, options)
@@ -855,7 +854,7 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if not sources or rows % sources:
             raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
         queries = length * (rows // sources)
-        if query_mask is None and output_null_rate and attention_mask is not None:  # padding is no null row
+        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
         cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
@@ -1139,7 +1138,11 @@ class Seq2SeqTransformerForConditionalGeneration(
         # of a batch without a target the loss is 0
         num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
-        return loss if regularization_loss is None else loss + regularization_loss * (num_tokens / num_items)
+        return (
+            loss
+            if regularization_loss is None
+            else loss + regularization_loss.to(loss.device) * (num_tokens / num_items)
+        )
 
 
 class ReLUFormerModel(Seq2SeqTransformerModel):

@@ -42,7 +42,8 @@ def add_card_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--no_held_out",
         action="store_true",
-        help="keep rows of the test and validation set out of the card, and measure nothing on them",
+        help="keep rows of the test and validation set out of the card and, with push, out of results.json, and "
+        "measure nothing on them",
     )
     parser.add_argument("--hardware", help="what it was trained on, if the run did not write it down")
     parser.add_argument("--note", action="append", default=[], help="sentence on the results; may be repeated")

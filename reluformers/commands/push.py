@@ -27,7 +27,7 @@ from .terminal import silence_transformers
 
 _OF_A_NEW_CARD = (
     *("licence", "dataset", "note", "example", "hardware"),
-    *("data_name", "data_domain", "data_terms", "evaluation", "baseline", "no_held_out"),
+    *("data_name", "data_domain", "data_terms", "evaluation", "baseline"),
 )
 
 

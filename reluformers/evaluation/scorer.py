@@ -175,9 +175,9 @@ class Scorer(ABC):
             classes=scores.classes,
             circumstances=current_circumstances(self.model.device, seed=_training_seed(self.options.model)),
         )
+        self.write_files(answers, evaluation)  # before the report, which takes the more memory
         if self.options.attention_report:
             evaluation.attention = attention_report(self.model, self.attention_batches())
-        self.write_files(answers, evaluation)
         if self.options.output:
             evaluation.save(self.options.output)
         return evaluation

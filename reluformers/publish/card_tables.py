@@ -188,7 +188,7 @@ def _length(run: FinishedRun) -> str | None:
     epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
     steps = run.results.get("steps")
     parts = [] if steps is None else [f"{steps:,} updates"]
-    if epochs is not None:
+    if epochs is not None and not run.section("data").get("streaming"):  # whose log counts whole passes alone
         parts.append(f"{epochs:.3g} epochs")
     return ", ".join(parts) or None
 

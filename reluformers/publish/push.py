@@ -27,7 +27,7 @@ from .folder_check import check_folder, write_answers
 from .hub_errors import hub_errors
 from .leaks import check_files
 from .notebook import NOTEBOOK, write_notebook
-from .release import CHECK_FILE, is_ours, read_config, refuse_foreign_code, stage_files
+from .release import CHECK_FILE, is_ours, leave_out_examples, read_config, refuse_foreign_code, stage_files
 from .repository import Operation, Repository, file_names
 
 _REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -74,7 +74,8 @@ def push_to_hub(
         report: takes lines for the user.
         confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
         card_options: arguments of `write_card`, for the card that is written where the folder has none; a card that
-            the folder has gets the link to its `space` too, there and on the Hub.
+            the folder has gets the link to its `space` too, there and on the Hub. `held_out=False` leaves the rows
+            of the validation set that results.json holds out of the release too.
 
     Returns:
         The release as it is on the Hub now.
@@ -86,6 +87,8 @@ def push_to_hub(
     check_names(repo_id, revision)
     with _staging(folder) as staging, hub_errors(api, repo_id):
         stamps = stage_files(folder, staging)
+        if not card_options.get("held_out", True):
+            leave_out_examples(staging)
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
         checked = set(file_names(staging))
         config = read_config(folder)

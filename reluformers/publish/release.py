@@ -11,13 +11,14 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
 from reluformers.errors import UserError, describe_error
+from reluformers.evaluation.examples import read_examples
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
-from reluformers.files import parse_yaml, read_json, stamp
+from reluformers.files import parse_yaml, read_json, stamp, write_json
 from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_indices, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
-from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
+from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE, UNFINISHED_MODEL
 from reluformers.translation.tokenization import TARGET_FOLDER
 
 from .card import CARD_FILE
@@ -195,6 +196,17 @@ def stage_files(folder: Path, staging: Path) -> dict[Path, tuple[int, ...] | Non
     return stamps
 
 
+def leave_out_examples(staging: Path) -> None:
+    """Take the rows of the validation set that a run kept out of a staged release, and stored answers to them."""
+    results, answers = staging / RESULTS_FILE, staging / CHECK_FILE
+    content = read_json(results) if results.is_file() else {}
+    texts = [json.dumps(example["source"], ensure_ascii=False) for example in read_examples(content, "source")]
+    if content.pop("examples", None) is not None:
+        write_json(results, content)
+    if answers.is_file() and any(text in answers.read_text(encoding="utf-8") for text in texts):
+        answers.unlink()  # others are written in its place
+
+
 def _check_finished(folder: Path) -> None:
     """Refuse what a run has left or is writing."""
     checkpoint = re.fullmatch(r"checkpoint-\d+", folder.resolve().name) and (folder / "trainer_state.json").is_file()
@@ -202,7 +214,7 @@ def _check_finished(folder: Path) -> None:
         raise UserError(f"{folder}: is a checkpoint of a training run; push the folder of the finished run")
     has_checkpoints = any(folder.glob("checkpoint-*"))
     is_run = (folder / RECIPE_FILE).is_file() and not (folder / RESULTS_FILE).is_file()
-    if (folder / "unfinished").is_dir() or is_run or (has_checkpoints and not (folder / "config.json").is_file()):
+    if (folder / UNFINISHED_MODEL).is_dir() or is_run or (has_checkpoints and not (folder / "config.json").is_file()):
         raise UserError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: holds no model, it has no config.json")

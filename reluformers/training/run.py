@@ -17,6 +17,7 @@ from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainerState, set_seed
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
 
 from reluformers.conversion.convert import build_model, origin
 from reluformers.conversion.start import open_start
@@ -50,6 +51,7 @@ LOG_FILE = "log_history.json"
 EARLIER_LOG_FILE = "log_history_earlier.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
+UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
 
 
 class TaskRun(ABC):
@@ -176,6 +178,8 @@ class TaskRun(ABC):
             _load_average(trainer)
         if trainer.weight_average:
             trainer.weight_average.replace_weights()
+        if self.args.save_strategy == SaveStrategy.NO:  # no checkpoint has the weights, should the evaluation fail
+            trainer.save_model(str(self.output_dir / UNFINISHED_MODEL))
         results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
         results |= self.evaluate(trainer) | seconds
         if self.recipe.start is not None:
@@ -221,7 +225,7 @@ class TaskRun(ABC):
 
     def _save(self, trainer: TaskTrainer, results: dict[str, Any]) -> None:
         """Write the finished model into the output folder, each file complete or not at all."""
-        unfinished = self.output_dir / "unfinished"
+        unfinished = self.output_dir / UNFINISHED_MODEL
         trainer.save_model(str(unfinished))
         if not trainer.is_world_process_zero():
             return

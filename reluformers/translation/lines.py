@@ -103,9 +103,10 @@ def translate_parts(
 def translate_lines(
     model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
 ) -> Iterator[str]:
-    """Translate texts as `translate_parts` does; yields their translations, those of parts joined."""
+    """Translate texts as `translate_parts` does; yields their translations, a line each, those of parts joined."""
     for row in translate_parts(model, tokenizers, texts, **options):
-        yield " ".join(translation for _, translation in row)
+        # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
+        yield " ".join(line for _, translation in row for line in translation.splitlines())
 
 
 def align_lines(

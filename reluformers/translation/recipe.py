@@ -37,6 +37,9 @@ class TokenizerSection:
 
     def __post_init__(self):
         check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0, "max_digits": 1})
+        for name in ("byte_fallback", "max_digits"):
+            if self.path is not None and getattr(self, name):
+                raise UserError(f"tokenizer.{name} is of a tokenizer that is trained: leave it or tokenizer.path out")
 
 
 @dataclass

@@ -247,6 +247,8 @@ def _schema(*tasks: str) -> pa.Schema:
     """Columns of the Parquet files of some tasks."""
     metrics = dict.fromkeys(metric for task in tasks for metric in TASKS[task].scorer.scores_of_sums())
     text, number, whole = pa.string(), pa.float64(), pa.int64()
+    # millionths of nats of a long row pass 2³²; words and letters do not
+    count = pa.uint32() if library.TASKS.keys() >= set(tasks) else pa.uint64()
     return pa.schema(
         {
             "name": text,
@@ -259,7 +261,7 @@ def _schema(*tasks: str) -> pa.Schema:
             "tokenizer": text,
             **dict.fromkeys(("seconds", "processor_seconds", "memory", "tokens_per_second"), number),
             "diverged": text,
-            **dict.fromkeys((metric + _COUNTS for metric in metrics), pa.list_(pa.list_(pa.uint32()))),
+            **dict.fromkeys((metric + _COUNTS for metric in metrics), pa.list_(pa.list_(count))),
             "translations": pa.list_(text),
         }
     )

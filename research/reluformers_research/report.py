@@ -326,7 +326,7 @@ def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
     metrics = [record.evaluation.scores[task_named(record.recipe["task"]).main_metric] for record in records]
     signatures = {metric.signature for metric in metrics}
     tests = {record.evaluation.data.checksum for record in records}
-    trained_on = [record.data.get("train", {}).get("sha256", [None]) for record in records]
+    trained_on = [(record.data.get("train") or {}).get("sha256", [None]) for record in records]
     files = {tuple(sums) for sums in trained_on if None not in sums}
     if len(signatures) > 1:
         raise UserError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")

@@ -16,7 +16,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.names import source_name
-from reluformers.data.sources import check_files
+from reluformers.data.sources import check_apart, check_files
 from reluformers.errors import DivergenceError, UserError, run_main
 from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
@@ -86,11 +86,13 @@ def _run(job: Job) -> None:
     # scored below, from the saved folder, as anybody would
     trained = replace(recipe, data=replace(recipe.data, test=None))
     is_resumed = bool(checkpoints_of(job.folder))
+    data = {split: _source(recipe, split) for split in ("train", "validation", "test")}
     try:
         results = task.train(trained, job.folder, resume="auto", report=print)
     except DivergenceError as error:
         # so it would every time
-        RunRecord(job.name, public_sections(recipe), job.evaluate, diverged=str(error)).save(Path(job.records))
+        record = RunRecord(job.name, public_sections(recipe), job.evaluate, data=data, diverged=str(error))
+        record.save(Path(job.records))
         print(f"{job.name}: {error}")
         return
     scorer = task.scorer(scoring_options(task, recipe, job))
@@ -104,7 +106,7 @@ def _run(job: Job) -> None:
         evaluate=job.evaluate,
         evaluation=evaluation,
         results={name: value for name, value in results.items() if name != "examples"},
-        data={split: _source(recipe, split) for split in ("train", "validation", "test")},
+        data=data,
         tokenizer=_checksum(Path(job.folder) / "tokenizer.json"),
         log=[entry for entry in log if any(name.startswith("eval_") for name in entry)],
         seconds=results.get("training_seconds"),
@@ -140,7 +142,7 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
 def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
     """Where a split was read from: a name, and the checksum of files."""
     data = recipe.data
-    source = getattr(data, split)
+    source = data.sources().get(split)
     if source is None:
         return None
     if data.path is not None:
@@ -152,20 +154,23 @@ def _source(recipe: Recipe, split: str) -> Mapping[str, Any] | None:
     return {"name": source_name(source), "sha256": [_checksum(Path(os.path.expanduser(file))) for file in files]}
 
 
-def check_places(data: Mapping[str, Any]) -> None:
-    """Refuse a recipe that does not say what to train and to score on, or names files that are not there.
-
-    Args:
-        data: section of the recipe.
+def check_job(job: Job) -> None:
+    """Refuse what would stop a run, or spoil its score, only after it has been trained.
 
     Raises:
-        UserError: names the split or the file.
+        UserError: the recipe does not say what to train and to score on, or trains on what it is scored on; a file is
+            not there; an option of the scoring is not known.
     """
-    check_files(data)
-    if data["test"] is None:
+    task = task_named(job.recipe["task"])
+    recipe = task.recipe_class.from_dict(job.recipe)
+    check_files(job.recipe["data"])
+    sources = recipe.data.sources()
+    if "test" not in sources:
         raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
-    if data["path"] is None and data["train"] is None:
+    if "train" not in sources:
         raise UserError("data.train is not given; add data.train=FILE, or data.path=HUB_ID_OR_FOLDER")
+    check_apart(recipe.data.path, sources)
+    scoring_options(task, recipe, job)
 
 
 def check_data(job: Job, record: RunRecord) -> None:

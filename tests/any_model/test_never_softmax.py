@@ -26,6 +26,7 @@ from reluformers import (
     save_adapter,
 )
 from reluformers.exchange import ADAPTER_CONFIG, _scaling_of
+from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 from reluformers.modeling.pipeline_translation import returning_weights
@@ -425,6 +426,27 @@ def test_a_norm_leaves_a_module_its_own_scale(name):
         for attention in attentions
     ]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer_norm"])
+def test_a_cosine_is_that_of_the_normalised_states(norm):
+    """As in the module of this library, where the norm comes first."""
+    fields = {"score": "cosine", "scale": 2.0, "query_key_norm": norm}
+    own, module = MultiHeadAttention(32, 4, fields), torch.nn.Module().eval()
+    states = torch.randn(2, 5, 32)
+    query, key, value = (
+        part(states).unflatten(-1, (4, 8)).transpose(1, 2) for part in (own.q_proj, own.k_proj, own.v_proj)
+    )
+    attention = InterfaceAttention(fields, head_dim=8)
+    output, _ = attention(module, query, key, value, None, scaling=8**-0.5, is_causal=False)
+    torch.testing.assert_close(own.out_proj(output.flatten(2)), own(states)[0])
+
+
+def test_an_exchanged_configuration_takes_no_other_attention():
+    config = exchange_attention(build("llama", "eager"), "rela-g").exchanged_config()
+    with pytest.raises(ValueError, match="sdpa"):
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    assert isinstance(transformers.AutoModelForCausalLM.from_config(config), ExchangedModel)
 
 
 def test_a_fixed_scale_of_queries_with_a_learned_one_is_refused():

@@ -52,6 +52,13 @@ def test_lines_keep_their_order_and_empty_ones_stay(folder, expected, capsys, tm
     assert all(line.startswith(alone) for line, alone in zip(together, wanted, strict=True))
 
 
+def test_a_translation_is_one_line(folder, monkeypatch):
+    """A vocabulary of bytes can spell a line break, by which a call that goes on would pass over a text."""
+    monkeypatch.setattr(lines, "translate", lambda model, tokenizers, texts, **options: ["a\nb\r\nc"] * len(texts))
+    model, tokenizers = load_translation_model(folder)
+    assert list(lines.translate_lines(model, tokenizers, TEXTS[:2])) == ["a b c"] * 2
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "tsv", "csv"])
 def test_a_column_of_a_table(ending, folder, expected, capsys, tmp_path):
     path = tmp_path / f"a.{ending}"

@@ -61,6 +61,19 @@ def test_the_notebook_holds_what_the_release_answers(folder, hub):
     assert not push_to_hub(folder, REPO, api=client(hub), examples=["two dogs play"]).is_new
 
 
+def test_held_out_rows_stay_out_of_a_release(folder, hub, unchecked):
+    """They are in results.json, and in the stored answers to them."""
+    row = {"source": "two dogs „play“", "reference": "zwei Hunde", "output": "zwei Hunde"}
+    (folder / "results.json").write_text(json.dumps({"examples": [row], "steps": 3}))
+    (folder / "check.json").write_text(json.dumps([{"text": row["source"]}], ensure_ascii=False))
+    push_to_hub(folder, REPO, api=client(hub))
+    assert json.loads(pushed(hub)["results.json"])["examples"] == [row]
+    push_to_hub(folder, REPO, revision="v2", api=client(hub), held_out=False)
+    assert json.loads(pushed(hub)["results.json"]) == {"steps": 3}
+    assert row["source"].encode() not in pushed(hub).get("check.json", b"")
+    assert json.loads((folder / "results.json").read_text())["examples"] == [row]
+
+
 def test_a_notebook_that_fails_is_left_out(folder, caplog):
     (folder / "handler.py").write_text("raise RuntimeError('broken')\n")
     assert not write_notebook(folder, REPO, "v1", "translation")

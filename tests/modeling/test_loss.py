@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
+from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from builders.models import PRESETS, build_model, draw_pairs
 
@@ -64,6 +65,30 @@ def test_regularizer_is_the_mean_over_real_rows_of_all_sites():
     assert not output.null_rate.requires_grad
     cross_entropy = plain_cross_entropy(output.logits, batch["labels"])
     torch.testing.assert_close(output.loss, cross_entropy + output.regularization_loss)
+
+
+def test_padding_of_the_target_is_no_query_without_labels_too():
+    """The loss is computed elsewhere then, and takes `regularization_loss`; counting null rows changes nothing."""
+    model, batch = build_model("reluformer", **STILL).train(), draw_pairs()
+    expected = model(**batch).regularization_loss
+    labels = batch.pop("labels")
+    ids = shift_tokens_right(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
+    given = {**batch, "decoder_input_ids": ids, "decoder_attention_mask": labels.ne(-100).long()}
+    for options in ({}, {"output_null_rate": True}):
+        torch.testing.assert_close(model(**given, **options).regularization_loss, expected)
+
+
+@pytest.mark.parametrize("output_null_rate", [False, True])
+def test_masks_of_four_dimensions_are_taken(output_null_rate):
+    model, batch = build_model("reluformer", **STILL).train(), draw_pairs()
+    expected = model(**batch, output_null_rate=output_null_rate)
+    batch["attention_mask"] = batch["attention_mask"].bool()[:, None, None]
+    found = model(**batch, output_null_rate=output_null_rate)
+    torch.testing.assert_close(found.regularization_loss, expected.regularization_loss)
+    length = batch.pop("labels").shape[1]
+    batch["decoder_input_ids"] = torch.ones(len(batch["input_ids"]), length, dtype=torch.long)
+    batch["decoder_attention_mask"] = torch.ones(len(batch["input_ids"]), 1, length, length).tril().bool()
+    assert model(**batch, output_null_rate=output_null_rate).regularization_loss > 0
 
 
 def test_accumulated_parts_of_equal_make_up_add_to_the_whole():

@@ -1,5 +1,7 @@
 """What encoder–decoder models do beside the common: generation, caches, padding, vocabularies."""
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate.utils import send_to_device
@@ -9,8 +11,10 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right
 
 from builders.models import KINDS, TINY, all_families, all_presets, build_model, draw_pairs, logits_of
 from reluformers import seq2seq_config
+from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.modeling_seq2seq import CACHE_NAME
+from reluformers.modeling.regularization import add_regularizer_sums
 
 RICH = {
     "attention": {
@@ -207,6 +211,35 @@ def test_cached_steps_equal_one_shot_with_a_static_cache(preset, padded, name):
         for step in range(decoder_ids.shape[1])
     ]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+
+
+@pytest.mark.parametrize("layers", [DynamicCache, partial(StaticCache, max_cache_len=9)], ids=["dynamic", "static"])
+def test_a_mask_of_the_new_tokens_alone_is_refused(layers):
+    model = build_model("relu").eval()
+    inputs = {name: draw_pairs()[name] for name in ("input_ids", "attention_mask")}
+    ids = torch.ones(len(inputs["input_ids"]), 4, dtype=torch.long)
+    cache = EncoderDecoderCache(*(layers(config=model.config) for _ in range(2)))
+    steps = {**inputs, "decoder_input_ids": ids, "decoder_attention_mask": ids, "use_cache": True, CACHE_NAME: cache}
+    model(**steps)
+    with pytest.raises(ValueError, match="covers 4 tokens, but there are 4 past and 4 new ones"):
+        model(**steps)
+
+
+def test_sums_meet_where_the_last_layer_lies():
+    parts = [torch.ones(4), None, torch.ones(4, device="meta")]
+    assert add_regularizer_sums(parts).device.type == "meta"
+
+
+def test_a_mask_of_another_size_is_refused():
+    attention = MultiHeadAttention(16, 2, "relu-vit")
+    for implementation in ("eager", "fused"):
+        with pytest.raises(ValueError, match="4 queries and 4 keys, but there are 4 and 6"):
+            attention(
+                torch.randn(1, 4, 16),
+                torch.randn(1, 6, 16),
+                AttentionMask(4, 4, torch.device("cpu")),
+                attn_implementation=implementation,
+            )
 
 
 class LogitsOnly(nn.Module):

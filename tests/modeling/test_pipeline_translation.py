@@ -197,6 +197,14 @@ def test_alignment_by_hand():
     assert [link["weight"] for link in links] == pytest.approx([0.6 / 1.8, 0, 0])
 
 
+@pytest.mark.parametrize(("source", "target"), [([], ["x"]), (["a"], []), ([], [])])
+def test_alignment_of_nothing(source, target):
+    places = [[len(words)] * 2 for words in (target, source)]
+    links = align_words(torch.rand(*map(len, places)), (source, places[1]), (target, places[0]))
+    assert [link["source"] for link in links] == [None] * len(target)
+    assert align_words(torch.rand(0, 2), (["a"], [0, 1]), ([], [])) == []
+
+
 @pytest.mark.parametrize(("configured", "layer"), [(None, 1), (0, 0), (2, 2)])
 def test_alignment_is_read_from_the_configured_layer_or_the_last_but_one(tokenizer, configured, layer):
     """Recomputed here from the model's own cross-attention and single tokens."""

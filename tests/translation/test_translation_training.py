@@ -17,6 +17,7 @@ from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
+from reluformers.translation.recipe import TokenizerSection
 from reluformers.translation.schedules import WarmupThenPlateau
 from reluformers.translation.tokenization import load_tokenizers
 
@@ -275,6 +276,18 @@ def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
     assert model.generate(torch.tensor([[5, 2]]), max_length=5, min_new_tokens=4).shape == (1, 5)
 
 
+@pytest.mark.parametrize("strategy", ["no", "epoch"])
+def test_an_evaluation_that_fails_loses_no_weights(files, tmp_path, monkeypatch, strategy):
+    def fail(run, trainer):
+        raise UserError("out of memory")
+
+    monkeypatch.setattr("reluformers.translation.run._TranslationRun.evaluate", fail)
+    with pytest.raises(UserError, match="out of memory"):
+        train_translation(make_recipe(files, max_steps=1, save_strategy=strategy), tmp_path)
+    folder = "unfinished" if strategy == "no" else "checkpoint-1"
+    assert sorted(path.parent.name for path in tmp_path.rglob("model.safetensors")) == [folder]
+
+
 @pytest.mark.parametrize(("tokens", "longest"), [(None, 7), (5, 7), (30, 30), (64, 40)])
 def test_documents_are_written_as_long_as_they_were_learned(files, tokens, longest):
     recipe = make_recipe(files)
@@ -289,6 +302,12 @@ def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
     recipe.tokenizer.max_digits = 2
     (tokenizer, _) = prepare_data(recipe, tmp_path, reuse_tokenizers=False).tokenizers
     assert r"▁?\\d{1,2}" in tokenizer.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("field", [{"byte_fallback": True}, {"max_digits": 2}], ids=str)
+def test_options_of_training_a_tokenizer_are_refused_beside_a_given_one(field):
+    with pytest.raises(UserError, match=rf"tokenizer\.{min(field)} is of a tokenizer that is trained"):
+        TokenizerSection(path="acme/tokenizer", **field)
 
 
 def test_the_results_show_what_the_model_writes(finished, files):

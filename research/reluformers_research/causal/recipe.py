@@ -36,6 +36,11 @@ class TextSection:
         if self.length < 2:
             raise UserError(f"data.length is {self.length}, but must be 2 or more")
 
+    def sources(self) -> dict[str, str]:
+        """Where each split is that the recipe names."""
+        given = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        return {name: source for name, source in given.items() if source is not None}
+
 
 @dataclass
 class CausalRecipe(Recipe):

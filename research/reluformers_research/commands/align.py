@@ -31,7 +31,7 @@ from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, wor
 from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
-from reluformers.training.checkpoints import check_model
+from reluformers.training.checkpoints import MANIFEST_FILE, check_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
 from reluformers_research.analysis.parallel_text import ParallelRow, ParallelText, keys_for
@@ -65,6 +65,11 @@ def run(options: argparse.Namespace) -> None:
     config_file = Path(options.model, "config.json")
     if options.save and not (development and config_file.is_file()):
         raise UserError("--save needs --development to choose the head by, and the model in a folder")
+    if options.save and Path(options.model, MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{options.model}: is a checkpoint, and with another config.json training would not go on from it: save "
+            "the choice in the folder of the finished run, or in a copy without the checkpoint's manifest.json"
+        )
     check_at_least(options, max_tokens=1)
     read = [*data.paths, *(development.paths if development else []), config_file]
     check_output_files(options.output, options.report, inputs=read)

@@ -33,7 +33,7 @@ from reluformers_research.forest import plot_claims
 from reluformers_research.page import replace_claims, replace_tables, tables_in
 from reluformers_research.records import RunRecord, gather, load_records
 from reluformers_research.report import TableReport
-from reluformers_research.row import Job, check_data, check_places
+from reluformers_research.row import Job, check_data, check_job
 from reluformers_research.runner import run_here, submit
 from reluformers_research.tables import Table, list_tables, row_key, run_name
 
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
     if not options.show:
         known = {record.name: record for record in load_records(records)}
         for job in flat:
-            check_data(job, known[job.name]) if job.name in known else check_places(job.recipe["data"])
+            check_data(job, known[job.name]) if job.name in known else check_job(job)
         if not all(job.name in known for job in flat):
             check_output_files(records / "RUN.json", options.output_dir / "RUN", options.plot)
     if options.submit and not options.show:
@@ -180,7 +180,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
     if (records / name).resolve() == options.again.with_suffix("").resolve():
         raise UserError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
-    check_places(job.recipe["data"])
+    check_job(job)
     if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
         sys.exit(1)
     metric = METRICS[task_named(sections["task"]).main_metric]

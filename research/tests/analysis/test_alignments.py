@@ -1,6 +1,7 @@
 """Word alignments from cross-attention: by a model that looks where it is told to, by hand, and by the command."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -428,6 +429,9 @@ def test_the_command_writes_every_format(folder, tmp_path, capsys, name):
 
 def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     assert "--save needs --development" in refusal_of(capsys, "align", folder, gold, "--save")
+    checkpoint = shutil.copytree(folder, tmp_path / "checkpoint-3")
+    (checkpoint / "manifest.json").write_text("{}")
+    assert "is a checkpoint" in refusal_of(capsys, "align", checkpoint, gold, "--development", gold, "--save")
     assert "no such file" in refusal_of(capsys, "align", folder, tmp_path / "none.jsonl")
     before = gold.read_text()
     assert "is read by the same command" in refusal_of(capsys, "align", folder, gold, "--output", gold)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
+from reluformers.errors import DivergenceError, UserError
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers.tasks import task_named
 from reluformers.translation.evaluation import score_of_sums
 from reluformers_research import runner
 from reluformers_research.records import RunRecord, gather
-from reluformers_research.row import Job, _source, run_job
+from reluformers_research.report import _check_same_data
+from reluformers_research.row import Job, _checksum, _source, check_data, run_job
 from reluformers_research.runner import run_here
 from reluformers_research.tables import list_tables, public_sections, run_name
 
@@ -315,6 +318,47 @@ def save_record(files, folder, name, **fields) -> Path:
     return folder / f"{name}.json"
 
 
+def test_an_option_of_the_scoring_that_is_not_known_is_named_before_training(table_file, tmp_path, capsys):
+    table_file.write_text(yaml.safe_dump({**TABLE, "evaluate": {"num_beam": 4}}))
+    line = refusal_of(capsys, "table", table_file, "--output_dir", tmp_path / "runs")
+    assert "evaluate.num_beam is no option of translation" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_splits_that_are_named_by_default_are_recorded(files, tmp_path):
+    """And rows whose record names none are compared nevertheless."""
+    recipe = make_recipe(files)
+    recipe.data = replace(recipe.data, path="acme/data", train=None, validation=None, test="test")
+    assert _source(recipe, "train") == {"name": "acme/data", "split": "train"}
+    records = [RunRecord.load(save_record(files, tmp_path, f"run-{seed}")) for seed in (1, 2)]
+    _check_same_data("row", [replace(record, data={"train": None}) for record in records])
+
+
+def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
+    """With a mended file of the same name it is another run."""
+
+    def diverge(*arguments, **options):
+        raise DivergenceError("nan")
+
+    job = make_job(files, tmp_path)
+    task = replace(task_named("translation"), train=diverge)
+    monkeypatch.setattr("reluformers_research.row.task_named", lambda name: task)
+    job.save(tmp_path / "job.json")
+    run_job(tmp_path / "job.json")
+    record = RunRecord.load(tmp_path / "records" / job.name)
+    check_data(job, record)
+    source = Path(files["train"]["source"])
+    before = source.read_text()
+    source.write_text("changed\n")
+    _checksum.cache_clear()
+    try:
+        with pytest.raises(UserError, match="is another file of that name"):
+            check_data(job, record)
+    finally:
+        source.write_text(before)
+        _checksum.cache_clear()
+
+
 def test_an_output_that_cannot_be_written_is_named_before_training(table_file, files, tmp_path, capsys):
     (tmp_path / "file").touch()
     line = refusal_of(capsys, "table", table_file, "--records", tmp_path / "file" / "records")
@@ -368,6 +412,11 @@ def test_scores_are_drawn(tmp_path, capsys):
         ),
         (("reluformer/t2", "--setting", "small"), "data.test is not given"),
         (("reluformer/t2", "--setting", "small", f"data.test={__file__}"), "data.train is not given"),
+        (
+            ("reluformer/t2", "--setting", "small", f"data.test={__file__}", f"data.train={__file__}"),
+            "which shares rows with data.train",
+        ),
+        (("reluformer/t2", "--setting", "small", "data.path=acme/data"), "data.test is not given"),
         (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
         (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
         (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
