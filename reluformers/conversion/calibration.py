@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.normalization import NormGate, unit_length
+from reluformers.modeling.normalization import NormGate
 
 # φ with φ(κz) = κ^degree · φ(z), so that scaled queries scale the weights
 DEGREES = {"relu": 1, "relu2": 2}
@@ -283,10 +283,8 @@ def _fit_scale(module: MultiHeadAttention, reference: MultiHeadAttention, calls:
     for call in calls:
         _, scores, visible = _scores(reference, call)
         source = call.hidden_states if call.key_value_states is None else call.key_value_states
-        query, key = (
-            unit_length(projection(states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2))
-            for projection, states in ((module.q_proj, call.hidden_states), (module.k_proj, source))
-        )
+        query = module._heads(module.q_proj(call.hidden_states), module.query_norm, has_unit_length=True)
+        key = module._heads(module.k_proj(source), module.key_norm, has_unit_length=True)
         cosines = query @ key.transpose(-1, -2)
         seen = visible & call.real[:, None, :, None]
         even = seen / seen.sum(-1, keepdim=True).clamp_min(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
@@ -88,6 +89,15 @@ class TestWholeCard:
         assert path == tmp_path / "run" / "README.md"
         assert path.read_text(encoding="utf-8") == (PINNED / "card_translation.md").read_text(encoding="utf-8")
         assert {item.name for item in path.parent.iterdir()} >= {"README.md", "attention.png", "config.json"}
+
+    def test_counts_no_epochs_of_a_stream(self, tmp_path):
+        """Its log counts passes that are over: 0 of a run that has made most of one."""
+        folder = translation_run(tmp_path / "run")
+        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        recipe["data"]["streaming"] = True
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        text = write_card(folder, "someone/model", examples=["a"]).read_text(encoding="utf-8")
+        assert "| length | 5,220 updates |" in text
 
     def test_of_an_image_model(self, tmp_path):
         folder = image_run(tmp_path / "run")
