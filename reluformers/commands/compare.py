@@ -50,8 +50,11 @@ def run(options: argparse.Namespace) -> None:
         if differing := evaluations[first].differences(evaluations[folder]):
             print(f"{names[first]} and {names[folder]} were scored in other ways: {', '.join(differing)}")
     if options.curves:
-        labels = run_labels({names[folder]: read_recipe(folder / RECIPE_FILE) for folder in logs})
-        plot_training_curves({labels[names[folder]]: log for folder, log in logs.items()}, options.curves, x="epoch")
+        recipes = {folder: read_recipe(folder / RECIPE_FILE) for folder in logs}
+        labels = run_labels({names[folder]: recipe for folder, recipe in recipes.items()})
+        is_streamed = any((recipe.get("data") or {}).get("streaming") for recipe in recipes.values())
+        x = "step" if is_streamed else "epoch"  # a stream's log counts whole passes alone
+        plot_training_curves({labels[names[folder]]: log for folder, log in logs.items()}, options.curves, x=x)
 
 
 def _place(column: str, rows: list[dict[str, str]]) -> int:

@@ -66,6 +66,17 @@ def test_runs_of_one_name_keep_their_curves(compare, tmp_path):
         assert str(folder) in picture.read_text()
 
 
+@pytest.mark.parametrize(("streaming", "axis"), [(False, "epochs"), (True, "updates")])
+def test_curves_of_a_stream_are_drawn_by_updates(compare, tmp_path, streaming, axis):
+    """Its log counts whole passes alone, so that all points of the first one would lie on 0."""
+    history = [{"step": step, "epoch": 0.0, "loss": 3.0 - step / 100} for step in (50, 100)]
+    folder = finished_run(tmp_path / "run", history)
+    (folder / "recipe.yaml").write_text(f"data: {{streaming: {json.dumps(streaming)}}}")
+    compare(folder, "--curves", tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert [name for name in ("epochs", "updates") if f"<!-- {name} -->" in drawn] == [axis]
+
+
 def test_a_link_keeps_its_own_name(compare, tmp_path):
     (tmp_path / "softmax").symlink_to(finished_run(tmp_path / "9a47-1", [{"epoch": 1.0, "loss": 3.0}]))
     assert compare(tmp_path / "softmax")[2].startswith("| softmax |")
