@@ -95,7 +95,14 @@ def run(options: argparse.Namespace) -> None:
             for setting in table.settings:
                 print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
         return
+    if options.submit and (options.minutes is not None or options.jobs != 1):
+        raise UserError(
+            "--minutes and --jobs are of runs on this machine, and --submit hands all to Slurm: leave them out"
+        )
     if options.again:
+        for name, usual in (("setting", "paper"), ("rows", ["*"]), ("seeds", ["1", "2", "3"]), ("jobs", 1)):
+            if getattr(options, name) != usual:
+                raise UserError(f"--{name} is of the runs of a table, and --again repeats one run: leave it out")
         # the first change of a recipe stands where a table would
         options.overrides = [*filter(None, [options.table]), *options.overrides]
         repeat(options, records)

@@ -424,6 +424,8 @@ def test_scores_are_drawn(tmp_path, capsys):
         (("--gather", "runs"), "--records"),
         (("reluformer/t2", "--gather", "runs", "--records", "records"), "leave reluformer/t2 out"),
         (("--gather", "runs", "--records", "records", "--plot", "scores.png"), "does not go with --gather"),
+        (("--again", "nowhere/RUN", "--seeds", "5"), "--seeds is of the runs of a table"),
+        (("reluformer/t2", "--submit", "cluster=local", "--minutes", "9"), "--minutes and --jobs are of runs on this"),
         (("--again", "nowhere/RUN"), "nowhere/RUN.json: cannot be read as a record"),
         (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
         (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
