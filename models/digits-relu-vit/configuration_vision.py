@@ -503,7 +503,7 @@ class VisionTransformerConfig(TransformerConfig):
         num_channels: colours.
         hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes, as in ViT.
         pooling: `"cls"`, the class token; `"mean"` of the patches; or `"attention"`, one learned query that attends to
-            the patches, and a feed-forward network (Zhai et al. 2022, section 3).
+            the patches, and a feed-forward network (Zhai et al. 2022, section 3), without dropout and after its norm.
         encoder_attention, pooling_attention: as `attention`, for the layers and for that query; None for `attention`.
         position_embedding_type: `"learned"`, or `"sincos2d"`, fixed (Chen et al. 2021).
         prefix_positions: whether the class token and the registers have learned positions too, as in ViT.

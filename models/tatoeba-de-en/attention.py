@@ -1,0 +1,987 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head attention of every variant: projections, heads, q/k normalisation, cache and output norm.
+
+`AttentionConfig` says which mathematics, `ATTENTION_ACTIVATIONS` how scores become weights, `ATTENTION_BACKENDS` how
+both are computed. Reads top to bottom; the encoder–decoder families and the vision models share it.
+"""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, EncoderDecoderCache
+from transformers import initialization as init
+
+from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_choice
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/kernels.py
+# The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
+
+
+INTERFACE = 1  # of `reluformers_kernels`, that this code was written for
+
+
+def _find_kernels() -> ModuleType | None:
+    """Find `reluformers_kernels`; None where it is not installed, of another interface, or does not load here."""
+    try:
+        import reluformers_kernels
+    except ImportError:
+        return None
+    return reluformers_kernels if getattr(reluformers_kernels, "INTERFACE", None) == INTERFACE else None
+
+
+kernels = _find_kernels()
+
+
+def apply_dropout(states: Tensor, probability: float, training: bool = True) -> Tensor:
+    """Set a share of the states to 0 in training and scale up the others (Srivastava et al. 2014)."""
+    if not training or probability == 0:
+        return states
+    dropped = None if kernels is None else kernels.dropout(states, probability)
+    return functional.dropout(states, probability) if dropped is None else dropped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/normalization.py
+# Normalisation layers that torch does not have, and the table of those a residual block may use.
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def at_least_float32(states: Tensor) -> Tensor:
+    """The tensor in its `wide_dtype`."""
+    return states.to(wide_dtype(states.dtype))
+
+
+def _norm(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension, in at least fp32, with gain g and gate w if they are given.
+
+    ρ = √(mean(x²) + ε) if `is_mean`, else max(‖x‖₂, ε), or 1 at x = 0.
+    """
+    arguments = (states, gain, gate, eps, is_mean)
+    output = None if kernels is None else kernels.norm(*arguments, _plain_norm)
+    return _plain_norm(*arguments) if output is None else output
+
+
+def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
+    wide = at_least_float32(states)
+    gain, gate = (None if vector is None else vector.to(wide.dtype) for vector in (gain, gate))
+    if is_mean:
+        output = functional.rms_norm(wide, wide.shape[-1:], gain, eps)
+    else:
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        output = wide / norm.clamp_min(eps).masked_fill(norm == 0, 1.0)
+        output = output if gain is None else gain * output
+    return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
+
+
+def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
+    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
+    return _norm(states, None, None, eps, is_mean=False)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMS normalisation y = g ⊙ x / √(mean(x²) + ε), in at least fp32 also under autocast (ReLA, eq. 4)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return _norm(hidden_states, self.weight, None, self.eps, is_mean=True)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation y = g ⊙ (x − mean(x)) / √(var(x) + ε), without bias, in at least fp32 (Ba et al. 2016)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__(dim, eps=eps, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        weight = self.weight.to(states.dtype)
+        return functional.layer_norm(states, self.normalized_shape, weight, None, self.eps).to(hidden_states.dtype)
+
+
+class NormGate:
+    """w of σ(w⊙o) ⊙ Norm(o): what the gated norms of ReLA add to a norm; the zeros of a null row stay (eq. 5)."""
+
+    def __init__(self, dim: int, eps: float = 1e-8):
+        super().__init__(dim, eps=eps)
+        self.gate = nn.Parameter(torch.empty(dim))  # w
+        self.reset_gate()
+
+    def reset_gate(self) -> None:
+        """Draw w from U(±√(3/d)), as the released code does."""
+        bound = math.sqrt(3 / self.gate.numel())
+        init.uniform_(self.gate, -bound, bound)
+
+
+class GatedRMSNorm(NormGate, RMSNorm):
+    """Gated RMS normalisation y = σ(w⊙o) ⊙ g ⊙ o / √(mean(o²) + ε), in at least fp32 (ReLA, eq. 5)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return _norm(hidden_states, self.weight, self.gate, self.eps, is_mean=True)
+
+
+class GatedLayerNorm(NormGate, LayerNorm):
+    """Gated layer normalisation y = σ(w⊙o) ⊙ LayerNorm(o), the same with another norm (ReLA, table 1, row 8)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        states = at_least_float32(hidden_states)
+        gate = torch.sigmoid(self.gate.to(states.dtype) * states)
+        return (gate * super().forward(states)).to(hidden_states.dtype)
+
+
+class ScaleNorm(nn.Module):
+    r"""Length normalisation y = g·x / max(‖x‖₂, ε), one g from √dim or 1/√dim (Nguyen and Salazar 2019, eq. 5)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5, initial: str = "sqrt_dim"):
+        super().__init__()
+        self.dim, self.eps, self.initial = dim, eps, initial
+        self.weight = nn.Parameter(torch.empty(1))  # g
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set g to its `initial`: `"sqrt_dim"` or `"inverse_sqrt_dim"`."""
+        init.constant_(self.weight, self.dim ** (0.5 if self.initial == "sqrt_dim" else -0.5))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., dim]
+        return self.weight * unit_length(hidden_states, self.eps)
+
+
+class UnitLinear(nn.Linear):
+    """Linear map whose rows have unit length, y = x·ŵᵀ + b: the output layer of FixNorm (Nguyen and Chiang 2018)."""
+
+    def unit_weight(self) -> Tensor:
+        """ŵ; a search makes it once for all its steps."""
+        return unit_length(self.weight)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., in_features] → [..., out_features]
+        return functional.linear(hidden_states, self.unit_weight(), self.bias)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm, "scale_norm": ScaleNorm}
+OUTPUT_NORMS: dict[str, type[nn.Module]] = {
+    "rms_norm": RMSNorm,
+    "gated_rms_norm": GatedRMSNorm,
+    "layer_norm": LayerNorm,
+    "gated_layer_norm": GatedLayerNorm,
+}
+
+
+def build_norm(config: TransformerConfig) -> nn.Module:
+    """The normalisation of a model's residual blocks, over the last dimension."""
+    if config.norm_type == "none":
+        return nn.Identity()
+    options = {"initial": config.scale_norm_init} if config.norm_type == "scale_norm" else {}
+    return NORMS[config.norm_type](config.hidden_size, eps=config.norm_eps, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/attention_functions.py
+# How attention weights are made from scores: one pure function per φ, the only place where a variant's maths lives.
+#
+# Every function maps scores z [batch, heads, query_len, key_len] and a boolean mask that broadcasts to them (True = may
+# attend; None = all may) to weights of the same shape and dtype, before they are divided by c·n^α. A masked weight is
+# exactly 0 and gets no gradient; a row without a visible key is all 0.
+
+
+SOFTPICK_EPS = 1e-6
+
+
+def apply_masked(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ on each score by itself; masked weights are set to 0 afterwards, so that no −∞ meets φ."""
+    weights = function(scores)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
+
+
+def _normalize(function: Callable[[Tensor], Tensor], scores: Tensor, mask: Tensor | None) -> Tensor:
+    """φ that makes a row a distribution over its visible keys."""
+    logits = at_least_float32(scores)
+    if mask is None:
+        return function(logits).to(scores.dtype)
+    # the lowest finite value, not −∞: a row without a visible key must stay finite until it is set to 0
+    weights = function(logits.masked_fill(~mask, torch.finfo(logits.dtype).min))
+    return weights.masked_fill(~mask, 0.0).to(scores.dtype)
+
+
+def _sparse_distribution(logits: Tensor, power: int) -> Tensor:
+    """max(z_j/p − τ, 0)^p, whose sum is 1 for p 1 or 2, exactly: of the k largest z, τ is a function of their sums."""
+    scores = logits / power
+    scores = (scores - scores.amax(-1, keepdim=True).detach()).clamp_min(-2)  # τ is −1 at least
+
+    def threshold(sums: Tensor, squares: Tensor, counts: Tensor) -> Tensor:
+        means = sums / counts
+        return means - (1 / counts if power == 1 else ((1 - squares + sums * means) / counts).clamp_min(0).sqrt())
+
+    with torch.no_grad():
+        ordered = scores.sort(-1, descending=True).values
+        counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        is_kept = ordered > threshold(ordered.cumsum(-1), ordered.square().cumsum(-1), counts)
+        smallest = ordered.gather(-1, is_kept.sum(-1, keepdim=True).clamp_min(1) - 1)
+        kept = (scores >= smallest).to(scores.dtype)  # with all that equal it, for which rounding decided above
+    sums = ((scores**exponent * kept).sum(-1, keepdim=True) for exponent in (1, 2, 0))
+    return functional.relu(scores - threshold(*sums)) ** power
+
+
+def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = exp(z_ij) / Σ_k exp(z_ik), summed in fp32 (Vaswani et al. 2017, eq. 1)."""
+    return _normalize(lambda logits: functional.softmax(logits, dim=-1), scores, mask)
+
+
+def softmax1(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = exp(z_ij) / (1 + Σ_k exp(z_ik)): softmax off by one, whose rows may be near 0 (Miller 2023)."""
+
+    def normalize(logits: Tensor) -> Tensor:
+        # the 1 is a key of score 0 that is left out again
+        return functional.softmax(functional.pad(logits, (0, 1)), dim=-1)[..., :-1]
+
+    return _normalize(normalize, scores, mask)
+
+
+def softpick(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(exp(z_ij) − 1, 0) / (Σ_k |exp(z_ik) − 1| + 10⁻⁶) over the visible keys (Zuhri et al. 2025)."""
+    logits = at_least_float32(scores)
+    shown = logits if mask is None else logits.masked_fill(~mask, 0.0)  # exp(0) − 1 = 0 adds nothing
+    largest = shown.amax(-1, keepdim=True).clamp_min(0).detach()
+    powers = torch.exp(shown - largest) - torch.exp(-largest)  # (exp z − 1)·exp(−m): finite, whatever z is
+    weights = functional.relu(powers) / (powers.abs().sum(-1, keepdim=True) + SOFTPICK_EPS * torch.exp(-largest))
+    return weights.to(scores.dtype)
+
+
+def sparsemax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_i = argmin over distributions p of ‖p − z_i‖² (Martins and Astudillo 2016, eq. 1)."""
+    return _normalize(partial(_sparse_distribution, power=1), scores, mask)
+
+
+def entmax15(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """s_ij = max(z_ij/2 − τ_i, 0)², τ_i so that the row sums to 1 (Peters et al. 2019, α = 1.5)."""
+    return _normalize(partial(_sparse_distribution, power=2), scores, mask)
+
+
+# φ of each score z by itself
+_ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,  # max(z, 0) (ReLUFormer, eq. 5; ReLA, eq. 3)
+    "relu2": lambda z: functional.relu(z).square(),  # max(z, 0)² (ReLU in ViT, figure 2)
+    "relu6": functional.relu6,  # min(max(z, 0), 6) (ReLU in ViT, figure 2)
+    "leaky_relu": functional.leaky_relu,  # max(z, 0) + 0.01·min(z, 0)
+    "gelu": functional.gelu,  # z·Φ(z), Φ the normal distribution function (ReLA, table 1; ReLU in ViT, figure 2)
+    "softplus": functional.softplus,  # log(1 + exp(z)) (ReLU in ViT, figure 2)
+    "sigmoid": torch.sigmoid,  # 1 / (1 + exp(−z)) (ReLU in ViT, figure 2)
+    "identity": lambda z: z,  # z (ReLU in ViT, figure 2)
+}
+
+ATTENTION_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "softmax": softmax,
+    "softmax1": softmax1,
+    "softpick": softpick,
+    "sparsemax": sparsemax,
+    "entmax15": entmax15,
+    **{name: partial(apply_masked, function) for name, function in _ELEMENTWISE.items()},
+}
+
+
+def sum_to_one(weights: Tensor) -> Tensor:
+    """s_ij = w_ij / Σ_k w_ik in at least fp32; a row whose sum is 0 stays 0, with no gradient."""
+    wide = at_least_float32(weights)
+    sums = wide.sum(-1, keepdim=True)
+    return (wide / sums.masked_fill(sums == 0, 1.0)).masked_fill(sums == 0, 0.0).to(weights.dtype)
+
+
+def length_divisor(
+    key_counts: Tensor | int, coefficient: float, exponent: float | Tensor, dtype: torch.dtype
+) -> Tensor | float | None:
+    """c·n_i^α in at least fp32 for weights of this dtype, or None where it is 1; a row without keys counts as one."""
+    if not isinstance(exponent, Tensor) and exponent == 0:
+        return None if coefficient == 1 else coefficient
+    if isinstance(exponent, Tensor):
+        exponent = at_least_float32(exponent)
+    if isinstance(key_counts, Tensor):
+        key_counts = key_counts.clamp_min(1).to(wide_dtype(dtype))
+    else:
+        key_counts = max(key_counts, 1)
+    return coefficient * key_counts**exponent
+
+
+def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: torch.dtype) -> Tensor | float:
+    """Factor of a scale or a threshold for each query; as for one key where there is none.
+
+    `form`: `"constant"` 1, `"log_length"` log n_i, `"sqrt_log_length"` √(2 · log n_i / d_h).
+    """
+    if form == "constant":
+        return 1.0
+    if isinstance(key_counts, Tensor):
+        logs = key_counts.clamp_min(1).to(wide_dtype(dtype)).log()
+    else:
+        logs = math.log(max(key_counts, 1))
+    return logs if form == "log_length" else (2 * logs / head_dim) ** 0.5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/masks.py
+# Which keys a query may see, and how many they are.
+#
+# Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
+# for a computation that needs them so.
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
+
+    All layers of a site share one mask: what they need of it is computed for the first one.
+
+    Args:
+        query_len, key_len: number of queries and of keys, cached ones included.
+        device: where the queries are.
+        key_padding_mask: bool [batch, key_len]; None if all are real.
+        causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
+            if the future is visible.
+        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
+            the sequence in a packed row; None for 0.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
+            windows are then None.
+    """
+
+    query_len: int
+    key_len: int
+    device: torch.device
+    key_padding_mask: Tensor | None = None
+    causal_offset: int | Tensor | None = None
+    first_keys: Tensor | None = None
+    given: Tensor | None = None
+
+    def __post_init__(self):
+        # a fused computation reads a row of the mask by the number of keys, whatever its length
+        for mask, lengths in ((self.key_padding_mask, [self.key_len]), (self.given, [self.key_len, 1])):
+            if mask is not None and (mask.shape[-1] not in lengths or mask.dtype != torch.bool):
+                raise ValueError(
+                    f"the mask is {mask.dtype} {list(mask.shape)}, but must be bool, of {self.key_len} keys"
+                )
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "AttentionMask":
+        """The mask on another device, where accelerate's hooks carry the inputs of a layer."""
+        if torch.device(device) == self.device:
+            return self
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()}
+        return replace(self, device=torch.device(device), **moved)
+
+    @classmethod
+    def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
+        """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
+        if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
+            if (mask.query_len, mask.key_len) != (query_len, key_len):
+                raise ValueError(
+                    f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
+                    f"{key_len}"
+                )
+            return mask
+        if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
+            return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
+        return cls(query_len, key_len, device, given=mask)
+
+    def of_queries(self, start: int, stop: int) -> "AttentionMask":
+        """The mask of some of the queries."""
+        given, offset, first = self.given, self.causal_offset, self.first_keys
+        if given is not None and given.shape[-2] > 1:
+            given = given[..., start:stop, :]
+        return replace(
+            self,
+            query_len=stop - start,
+            causal_offset=None if offset is None else offset + start,
+            first_keys=None if first is None else first[:, start:stop],
+            given=given,
+        )
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether padding and a causal offset known on the host say all of it."""
+        return self.given is None and not isinstance(self.causal_offset, Tensor)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether some key is in the future of some query, as far as the host knows."""
+        if isinstance(self.causal_offset, Tensor):
+            return True
+        return self.causal_offset is not None and self.causal_offset < self.key_len - 1
+
+    @property
+    def is_triangle(self) -> bool:
+        """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
+        is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
+        return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""
+        if torch.compiler.is_compiling():
+            return make()
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    @property
+    def dense(self) -> Tensor | None:
+        """Bool [batch or 1, heads or 1, query_len or 1, key_len], or None if every query sees every key."""
+        return self.once("dense", self._make_dense)
+
+    def _make_dense(self) -> Tensor | None:
+        if self.given is not None:
+            return self.given
+        mask = None if self.key_padding_mask is None else self.key_padding_mask[:, None, None, :]
+        keys = torch.arange(self.key_len, device=self.device)
+        if self.is_causal:
+            last = torch.arange(self.query_len, device=self.device)[:, None] + self.causal_offset
+            causal = (keys <= last)[None, None]
+            mask = causal if mask is None else causal & mask
+        if self.first_keys is not None:
+            window = keys >= self.first_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
+        return mask
+
+    @property
+    def key_counts(self) -> Tensor | int:
+        """n_i: one number if all queries see every key, else [batch or 1, heads or 1, query_len or 1, 1]."""
+        return self.once("key_counts", self._count_keys)
+
+    def _count_keys(self) -> Tensor | int:
+        if not self.is_structured:
+            return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
+        padding, first = self.key_padding_mask, self.first_keys
+        if not self.is_causal and first is None:
+            return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
+        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        if self.is_causal:
+            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+        real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
+        counts = seen[None] if real is None else real[:, seen]
+        if first is not None:
+            first = first.clamp(0, self.key_len).minimum(seen)
+            before = first if real is None else real.gather(1, first.expand(len(real), -1))
+            counts = counts - before
+        return counts[:, None, :, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/regularization.py
+# Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
+
+
+# index of each of the regulariser's sums
+NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
+
+
+@dataclass
+class RowStatistics:
+    r"""Sums over the weights s_ij of each row, before dropout, in at least float32 [batch, heads, query_len].
+
+    Args:
+        row_sums: Σ_j s_ij.
+        weighted_logs: Σ_j s_ij·log s_ij, with 0·log 0 = 0; the entropy of p = s/Σs is log Σs − Σ s·log s / Σs.
+    """
+
+    row_sums: Tensor
+    weighted_logs: Tensor | None = None
+
+    @classmethod
+    def of(cls, weights: Tensor, needed: str) -> "RowStatistics | None":
+        """Sum what is needed, `"none"`, `"sums"` or `"all"`, of weights [batch, heads, query_len, key_len]."""
+        if needed == "none":
+            return None
+        weights = at_least_float32(weights)
+        if needed == "sums":
+            return cls(weights.sum(-1))
+        # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
+        logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+        return cls(weights.sum(-1), (weights * logs).sum(-1))
+
+    @classmethod
+    def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
+        """Join the statistics of queries that were computed in parts."""
+        if parts[0] is None:
+            return None
+        sums, logs = zip(*((part.row_sums, part.weighted_logs) for part in parts), strict=True)
+        return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
+
+
+def regularizer_sums(
+    rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+) -> Tensor:
+    r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
+
+    With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
+    (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
+
+    Args:
+        rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
+        key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
+        query_mask: bool, True = real query [batch, query_len], or None for all.
+        entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
+
+    Returns:
+        [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
+    """
+    row_sums = rows.row_sums
+    is_real = torch.ones_like(row_sums, dtype=torch.bool) if query_mask is None else query_mask[:, None]
+    is_used, number = is_real & (row_sums != 0), is_real.expand_as(row_sums).sum()
+    normalization = entropy_excess = row_sums.new_zeros(())
+    if entropy_bound is not None:
+        safe_sums = row_sums.masked_fill(~is_used, 1.0)
+        log_sums = safe_sums.log()
+        entropy = log_sums - rows.weighted_logs / safe_sums
+        bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
+        if isinstance(bounds, Tensor):
+            bounds = bounds.squeeze(-1)
+        normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
+        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
+    counts = (number - is_used.sum(), number)
+    return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
+
+
+def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
+    """Sum of the sums that there are, on the device of the last; None if there are none."""
+    parts = [part for part in parts if part is not None]
+    return torch.stack([part.to(parts[-1].device) for part in parts]).sum(0) if parts else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/attention.py
+
+
+SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
+BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
+
+# ψ of the output gate
+OUTPUT_GATES = {"linear": lambda gate: gate, "silu": functional.silu, "sigmoid": torch.sigmoid}
+
+# output [batch, query_len, heads, head_dim], weights if they are kept, sums over their rows if they are needed
+AttentionOutput = tuple[Tensor, Tensor | None, RowStatistics | None]
+
+
+@dataclass(frozen=True)
+class AttentionFormula:
+    r"""What a backend computes of queries, keys and values: s_ij = φ(a·q_i·k_j + b_ij − θ_i) / (c·n_i^α).
+
+    Args:
+        attention: φ, c, α, θ and their forms.
+        scaling: a.
+        dropout: share of dropped weights, 0 outside of training.
+        threshold, length_exponent: θ, of one element or one for each head, and α that are trained; None for the
+            numbers of `attention`.
+        activation: φ as a function of scores and mask; None for the one that `attention` names.
+        bias: b [batch or 1, heads or 1, query_len, key_len], or None for 0.
+    """
+
+    attention: AttentionConfig
+    scaling: float
+    dropout: float = 0.0
+    threshold: Tensor | None = None
+    length_exponent: Tensor | None = None
+    activation: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    bias: Tensor | None = None
+
+    def current_threshold(self, mask: AttentionMask, query: Tensor) -> Tensor | float:
+        """θ_i: one number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
+        if self.threshold is None and self.attention.threshold == 0:
+            return 0.0
+        threshold = self.attention.threshold if self.threshold is None else self.threshold.view(1, -1, 1, 1)
+        return threshold * length_factor(mask.key_counts, self.attention.threshold_form, query.shape[-1], query.dtype)
+
+    def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
+        """c·n_i^α, once for all layers if α is no parameter."""
+        coefficient, exponent = self.attention.length_coefficient, self.length_exponent
+        if exponent is not None:
+            return length_divisor(mask.key_counts, coefficient, exponent, dtype)
+        numbers = coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
+
+
+def eager_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    r"""The reference: o_i = Σ_j s_ij v_j with every weight s_ij kept.
+
+    Args:
+        formula: how weights follow from scores.
+        query: [batch, heads, query_len, head_dim].
+        key, value: [batch, heads, key_len, head_dim], or fewer heads, each for as many heads of the queries.
+        mask: which keys a query may see, and n_i.
+        statistics: of the rows: `"none"`, `"sums"`, or `"all"` for Σ_j s_ij·log s_ij too.
+
+    Returns:
+        output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
+        the `RowStatistics`.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    scores = query @ key.transpose(-1, -2) * formula.scaling
+    if formula.bias is not None:
+        scores = (scores + formula.bias).to(scores.dtype)
+    threshold = formula.current_threshold(mask, query)
+    if isinstance(threshold, Tensor) or threshold != 0:
+        scores = (scores - threshold).to(scores.dtype)
+    weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    divisor = formula.length_divisor(mask, weights.dtype)
+    if divisor is not None:
+        weights = (weights / divisor).to(weights.dtype)
+    if formula.attention.normalizer == "sum":
+        weights = sum_to_one(weights)
+    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
+    return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
+
+
+def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [batch, heads, key_len, head_dim] for every head of the queries, where groups share them."""
+    groups = query.shape[1] // states.shape[1]
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def fused_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """Compute the same by the fastest exact way, mostly in memory linear in the length; keep no weights."""
+    attention = formula.attention
+    arguments = (formula, query, key, value, mask, statistics)
+    is_sparse = attention.activation in SPARSE_DISTRIBUTIONS  # in which θ cancels
+    # exported programs are to hold PyTorch's plain operators alone
+    if torch.compiler.is_exporting() or formula.bias is not None or formula.activation is not None:
+        return attention_in_blocks(*arguments)
+    is_compiled = attention.activation in SHARED_ACTIVATIONS or (is_sparse and statistics == "none")
+    # one query saves nothing but copies of keys that several heads share
+    is_saving = mask.is_structured and (mask.query_len > 1 or key.shape[1] < query.shape[1])
+    if attention.activation == "softmax":
+        # on CPUs PyTorch writes the weights out for dropout as well, and draws it slower
+        is_short = mask.query_len == 1 or (query.dtype == torch.bfloat16 and mask.key_len <= SHORT_KEYS)
+        is_written_out = query.device.type == "cpu" and (is_short or formula.dropout > 0)
+        if statistics != "all" and not is_written_out:  # the entropy needs whole rows
+            return softmax_attention(*arguments)
+    elif attention.activation == "softmax1" and statistics == "none" and mask.query_len > 1:
+        return softmax_attention(*arguments)
+    elif is_compiled and is_saving:
+        found = kernels.attention(
+            query,
+            key,
+            value,
+            activation=attention.activation,
+            scale=formula.scaling,
+            threshold=0.0 if is_sparse else formula.current_threshold(mask, query),
+            divisor=formula.length_divisor(mask, query.dtype),
+            normalizer=attention.normalizer,
+            key_padding_mask=mask.key_padding_mask,
+            causal_offset=mask.causal_offset if mask.is_causal else None,
+            first_keys=mask.first_keys,
+            dropout=formula.dropout,
+            needed_statistics=statistics,
+            may_write_out=True,
+        )
+        if found is not None:
+            output, row_sums, weighted_logs, _ = found
+            return output.transpose(1, 2), None, None if row_sums is None else RowStatistics(row_sums, weighted_logs)
+    return attention_in_blocks(*arguments)
+
+
+def find_shared_activations() -> frozenset[str]:
+    """φ that the installed library has as this file has them, where either may have been changed."""
+    names = () if kernels is None else [name for name in kernels.ACTIVATIONS if name in ATTENTION_ACTIVATIONS]
+    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
+    return frozenset(
+        name
+        for name in names
+        if torch.allclose(ATTENTION_ACTIVATIONS[name](scores, None), kernels.activate(name, scores))
+    )
+
+
+SHARED_ACTIVATIONS = find_shared_activations()
+SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
+
+
+def attention_in_blocks(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """The reference for some queries at a time; the backward pass makes the weights of each block again."""
+    number = max(1, BLOCK_WEIGHTS // max(1, query.shape[0] * query.shape[1] * mask.key_len))
+    if mask.query_len <= number or torch.compiler.is_compiling():  # a compiler chooses what to keep
+        output, _, rows = eager_attention(formula, query, key, value, mask, statistics)
+        return output, None, rows
+    outputs, sums = [], []
+    for start in range(0, mask.query_len, number):
+        part, stop = query[:, :, start : start + number], min(start + number, mask.query_len)
+        of_part = formula
+        if formula.bias is not None and formula.bias.shape[-2] > 1:
+            of_part = replace(formula, bias=formula.bias[..., start:stop, :])
+        arguments = (of_part, part, key, value, mask.of_queries(start, stop), statistics)
+        output, _, rows = checkpoint(eager_attention, *arguments, use_reentrant=False)
+        outputs.append(output)
+        sums.append(rows)
+    return torch.cat(outputs, dim=1), None, RowStatistics.join(sums)
+
+
+def softmax_attention(
+    formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
+) -> AttentionOutput:
+    """Softmax, in which θ cancels, or softmax1 without statistics, by PyTorch's own kernels.
+
+    softmax1 has one more key of value 0, whose score is θ: exp(z − θ) / (1 + Σ exp(z − θ)). It comes first, and a
+    query before the others sees it alone: so causality stays causality.
+    """
+    key, value = repeat_heads(key, query), repeat_heads(value, query)
+    is_causal, rows = mask.is_triangle, None
+    dense = None if is_causal else mask.dense
+    is_off_by_one = formula.attention.activation == "softmax1"
+    if is_off_by_one:
+        threshold = torch.as_tensor(formula.current_threshold(mask, query), dtype=query.dtype, device=query.device)
+        last = (threshold / formula.scaling).expand(*query.shape[:-1], 1)
+        query = functional.pad(torch.cat([query, last.to(query.dtype)], dim=-1), (0, 0, int(is_causal), 0))
+        key = functional.pad(torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key], dim=2), (0, 1))
+        key[:, :, 0, -1] = 1
+        value = functional.pad(value, (0, 1, 1, 0))
+        if dense is not None:
+            dense = functional.pad(dense.expand(*dense.shape[:-1], mask.key_len), (1, 0), value=True)
+    output = functional.scaled_dot_product_attention(
+        query, key, value, dense, dropout_p=formula.dropout, is_causal=is_causal, scale=formula.scaling
+    )
+    if is_off_by_one:
+        output = output[:, :, int(is_causal) :, :-1]
+    divisor = formula.length_divisor(mask, query.dtype)
+    if divisor is not None:
+        output = (output / divisor).to(output.dtype)
+    if statistics != "none":
+        is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
+        rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
+    return output.transpose(1, 2), None, rows
+
+
+def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
+    """u − (u·v̂) v̂ of the output u [batch, query_len, heads, head_dim], v̂ the unit value of the query's own token."""
+    if mask.causal_offset is None and mask.query_len != mask.key_len:
+        raise ValueError(f"exclusive_output: which of {mask.key_len} values belong to {mask.query_len} queries?")
+    first = 0 if mask.causal_offset is None else mask.causal_offset
+    places = slice(first, first + mask.query_len)
+    if isinstance(first, Tensor):  # a static cache counts on the device; an index copies, and adds up in the backward
+        places = first + torch.arange(mask.query_len, device=value.device)
+    own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
+    whole, own = at_least_float32(output), unit_length(at_least_float32(own))
+    rest = whole - (whole * own).sum(-1, keepdim=True) * own
+    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large
+    least = 2 * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
+    return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
+
+
+ATTENTION_BACKENDS: dict[str, Callable[..., AttentionOutput]] = {"eager": eager_attention, "fused": fused_attention}
+DEFAULT_BACKEND = "fused"
+
+
+def attention_backend(name: str) -> Callable[..., AttentionOutput]:
+    """The function behind an `attn_implementation`, of this file alone.
+
+    The registry of transformers belongs to the process, where another checkpoint's code may have put its own
+    functions, and what transformers itself holds there computes softmax.
+    """
+    check_choice("attention", "attn_implementation", name, tuple(ATTENTION_BACKENDS))
+    return ATTENTION_BACKENDS[name]
+
+
+class AttentionVariant(nn.Module):
+    """What an attention has between its projections: scalars, norms and the formula of `AttentionConfig`."""
+
+    attention: AttentionConfig
+    head_dim: int
+
+    def _build_variant(self, num_heads: int, output_dim: int) -> None:
+        """Norms and scalars that only some variants have, else None."""
+        config = self.attention
+        # one element and not a scalar, as FSDP cannot shard scalars
+        self.scale = nn.Parameter(torch.empty(1)) if config.learned_scale else None
+        self.length_exponent = nn.Parameter(torch.empty(1)) if config.learned_length_exponent else None
+        thresholds = num_heads if config.threshold_per_head else 1
+        self.threshold = nn.Parameter(torch.empty(thresholds)) if config.learned_threshold else None
+        self.query_norm = self.key_norm = self.output_norm = None
+        if config.query_key_norm == "layer_norm":
+            self.query_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+            self.key_norm = nn.LayerNorm(self.head_dim, eps=1e-6, bias=False)
+        if config.output_norm != "none":
+            self.output_norm = OUTPUT_NORMS[config.output_norm](output_dim, eps=config.output_norm_eps)
+
+    def reset_parameters(self) -> None:
+        """Scalars and the gain of the output norm; the model initialises the projections."""
+        config = self.attention
+        if self.scale is not None:
+            init.constant_(self.scale, config.initial_scale(self.head_dim))
+        if self.length_exponent is not None:
+            init.constant_(self.length_exponent, config.length_exponent)
+        if self.threshold is not None:
+            init.constant_(self.threshold, config.threshold)
+        if self.output_norm is not None and config.output_norm_init == "uniform":
+            bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
+            init.uniform_(self.output_norm.weight, -bound, bound)
+
+    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+        """What a backend is to compute, with a = `scaling` where it is not learned."""
+        scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
+        fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
+        return AttentionFormula(scaling=scaling, dropout=dropout, **{**fields, **changes})
+
+    def attend(
+        self,
+        formula: AttentionFormula,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        statistics: str = "none",
+        attn_implementation: str = "eager",
+        is_cross: bool = False,
+    ) -> AttentionOutput:
+        """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
+        form = self.attention.scale_form
+        if form != "constant":
+            query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
+        if self.scale is not None:
+            query = (query * self.scale).to(query.dtype)
+        output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
+        if self.attention.exclusive_output and not is_cross:
+            output = without_own_values(output, value, mask)
+        output = output.flatten(2)
+        return (output if self.output_norm is None else self.output_norm(output)), weights, rows
+
+
+class MultiHeadAttention(AttentionVariant):
+    r"""Multi-head attention for self- and cross-attention, with or without a cache.
+
+    Args:
+        embed_dim: width of the hidden states; a multiple of `num_heads`.
+        num_heads: number of heads of width embed_dim / num_heads.
+        attention: the mathematics: a preset's name, a dict or an `AttentionConfig`.
+        bias: whether the projections add a bias.
+        output_bias: whether that of the output does; None for `bias`.
+        dropout: share of weights dropped in training.
+        layer_idx: place in the cache; needed only with one.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: str | dict[str, Any] | AttentionConfig = "softmax",
+        *,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        dropout: float = 0.0,
+        layer_idx: int | None = None,
+    ):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}, but must divide embed_dim ({embed_dim})")
+        self.attention = AttentionConfig.parse(attention)
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.layer_idx = layer_idx
+        self.scaling = self.attention.initial_scale(self.head_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias if output_bias is None else output_bias)
+        self._build_variant(num_heads, embed_dim)
+        self.gate_proj = None
+        if self.attention.output_gate != "none":
+            self.gate_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.reset_parameters()
+
+    @classmethod
+    def from_config(cls, config: TransformerConfig, site: str, num_heads: int, layer_idx: int | None = None):
+        """Build the attention of one of the model's sites."""
+        return cls(
+            config.hidden_size,
+            num_heads,
+            config.attention_for(site),
+            bias=config.attention_bias,
+            output_bias=config.attention_output_bias,
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | AttentionMask | None = None,
+        past_key_values: Cache | None = None,
+        query_mask: Tensor | None = None,
+        entropy_bound: float | None = None,
+        count_null_rows: bool = False,
+        attn_implementation: str = "eager",
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        r"""Attend from `hidden_states` to `key_value_states`, or to themselves and the cache.
+
+        Args:
+            hidden_states: [batch, query_len, embed_dim].
+            key_value_states: [batch, key_len, embed_dim] for cross-attention.
+            attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
+                key_len].
+            past_key_values: keys (normalised) and values of earlier steps.
+            query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
+            entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
+            count_null_rows: whether rows and null rows are counted without the regulariser too.
+            attn_implementation: backend.
+
+        Returns:
+            output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
+            from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
+        """
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
+        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
+        formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
+        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
+        output, weights, rows = self.attend(
+            formula, query, key, value, mask, statistics, attn_implementation, is_cross=key_value_states is not None
+        )
+        if self.gate_proj is not None:
+            output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
+        sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
+        return self.out_proj(output), weights, sums
+
+    def _keys_and_values(
+        self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [batch, heads, key_len, head_dim], from the cache where it has them."""
+        is_cross, cache, is_updated = key_value_states is not None, past_key_values, {}
+        if isinstance(past_key_values, EncoderDecoderCache):
+            cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+            is_updated = past_key_values.is_updated if is_cross else {}
+        elif is_cross and cache is not None:
+            raise ValueError(f"the cache is a {type(cache).__name__}, but must be an EncoderDecoderCache here")
+        if not is_updated.get(self.layer_idx):
+            source = key_value_states if is_cross else hidden_states
+            key = self._heads(self.k_proj(source), self.key_norm, self.attention.score == "cosine")
+            value = self._heads(self.v_proj(source), None, self.attention.value_norm == "l2")
+            if cache is None:
+                return key, value
+            key, value = cache.update(key, value, self.layer_idx)
+            is_updated[self.layer_idx] = True
+        if is_cross:  # a static cache may have more places than the source has tokens
+            layer, length = cache.layers[self.layer_idx], key_value_states.shape[1]
+            return layer.keys[:, :, :length], layer.values[:, :, :length]
+        return key, value
+
+    def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
+        """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""
+        states = states.unflatten(-1, (-1, self.head_dim))
+        if norm is not None:
+            states = norm(states)
+        if has_unit_length:
+            states = unit_length(states)
+        return states.transpose(1, 2)

@@ -1,0 +1,701 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of the encoder–decoder families for translation."""
+
+import copy
+import difflib
+import math
+import types
+import typing
+from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
+from pathlib import PurePath
+from typing import Any, ClassVar, Literal, get_args
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from transformers import PreTrainedConfig
+
+# ---------------------------------------------------------------------------------------------------------------------
+# configuration/field_checks.py
+# Checks of configuration fields, whose errors are one line with the field, its value and what is allowed.
+
+
+_NOUNS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+
+
+def strict_fields(cls: type) -> type:
+    """`@strict` of huggingface_hub, with `ValueError`s of one line, and checks of aliases in `attribute_map` too.
+
+    Types are checked when a field is set, the rest by methods `validate_…`, at the end of making and by `validate`.
+    """
+    is_checked, own_setattr = getattr(cls, "_is_checked", False), vars(cls).get("__setattr__")
+    cls = strict(cls)
+    set_field, run_validators = cls.__setattr__, cls.validate
+
+    @wraps(set_field)
+    def set_checked(self: Any, name: str, value: Any) -> None:
+        name = getattr(self, "attribute_map", {}).get(name, name)
+        try:
+            set_field(self, name, value)
+        except StrictDataclassFieldValidationError as error:
+            allowed = _describe(self.__dataclass_fields__[name].type)
+            raise ValueError(f"{type(self).__name__}.{name} is {value!r}, but must be {allowed}") from error
+
+    @wraps(run_validators)
+    def validate(self: Any) -> None:
+        try:
+            run_validators(self)
+        except StrictDataclassClassValidationError as error:
+            raise ValueError(str(error.__cause__)) from error
+
+    cls.validate = validate
+    if not is_checked:
+        cls.__setattr__, cls._is_checked = set_checked, True
+    elif own_setattr is not None:  # a base checks by the types of the object's own class: once is enough
+        cls.__setattr__ = own_setattr
+    else:
+        del cls.__setattr__
+    return cls
+
+
+def _describe(hint: Any) -> str:
+    """A type in words: "one of 'a', 'b'", "a number or None"."""
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, typing.get_args(hint)))}"
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = typing.get_args(hint)
+        return " or ".join(_describe(part) for part in parts if part is not int or float not in parts)
+    return _NOUNS.get(hint, str(hint))
+
+
+def check_choice(owner: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise a `ValueError` with the field, the value and what is allowed unless `value` is in `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{owner}.{name} is {value!r}, but must be one of {', '.join(map(repr, allowed))}")
+
+
+def check_number(owner: str, name: str, value: Any, interval: str = "(-inf, inf)", *, integer: bool = False) -> None:
+    """Raise a `ValueError` unless `value` is a finite number, or an integer, in an interval such as "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(","))
+    if isinstance(value, int if integer else (int, float)) and not isinstance(value, bool):  # a NaN is in none
+        is_above = value > low or (interval[0] == "[" and value == low)
+        if is_above and (value < high or (interval[-1] == "]" and value == high)):
+            return
+    noun = "an integer" if integer else "a number"
+    raise ValueError(f"{owner}.{name} is {value!r}, but must be {noun} in {interval}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# configuration/configuration_attention.py
+# One formula for every attention: its fields, their checks and the presets of the papers.
+
+
+# φ that divide by a sum over the row themselves
+_Distribution = Literal["softmax", "softmax1", "softpick", "sparsemax", "entmax15"]
+DISTRIBUTIONS = frozenset(get_args(_Distribution))
+Activation = Literal[_Distribution, "relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity"]
+ACTIVATIONS = get_args(Activation)
+# φ that can give a weight below zero: a distribution, and so an entropy, is not defined for them
+SIGNED_ACTIVATIONS = frozenset({"leaky_relu", "gelu", "identity"})
+# φ that give the same weights whatever is subtracted from all scores of a row
+SHIFT_INVARIANT_ACTIVATIONS = frozenset({"softmax", "sparsemax", "entmax15"})
+DEFAULT_SCALE_LENGTH = 72  # L of the English-Vietnamese pair of QKNorm
+
+# Only what differs from the defaults of `AttentionConfig` (softmax) is written down.
+ATTENTION_PRESETS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    # ReLUFormer, eq. 6: γ√(n/2) with γ = 1 is c·n^α with c = γ/√2, α = 1/2
+    "reluformer": {"activation": "relu", "length_coefficient": math.sqrt(0.5), "length_exponent": 0.5},
+    # the row that lags or diverges: ReLUFormer, table 2; ReLA, table 1, row 4
+    "relu": {"activation": "relu"},
+    # ReLA, table 1, rows 5 to 7
+    "rela": {"activation": "relu", "output_norm": "rms_norm"},
+    "rela-i": {"activation": "relu", "output_norm": "rms_norm", "output_norm_init": "uniform"},
+    "rela-g": {"activation": "relu", "output_norm": "gated_rms_norm"},
+    # QKNorm, eq. 2 to 5
+    "qknorm": {"score": "cosine", "learned_scale": True},
+    # Replacing softmax with ReLU in Vision Transformers, section 2: relu/L
+    "relu-vit": {"activation": "relu", "length_exponent": 1.0},
+    # positive weights that sum to 1 (arXiv 2501.13428: the sum is what matters of softmax)
+    "relu-sum": {"activation": "relu", "normalizer": "sum"},
+    "sparsemax": {"activation": "sparsemax"},
+    "entmax15": {"activation": "entmax15"},
+}
+
+
+@strict_fields
+@dataclass
+class AttentionConfig:
+    r"""The mathematics of one attention site.
+
+    score   z_ij = a_i · q_i·k_j, or with cosine a_i · q_i·k_j / (‖q_i‖‖k_j‖)
+    weight  s_ij = φ(z_ij − θ_i) / (c · n_i^α), n_i the number of keys that query i may see
+            or s_ij = φ(z_ij − θ_i) / Σ_k φ(z_ik − θ_i)
+    output  o_i  = Norm(Σ_j s_ij v_j) ⊙ ψ(W x_i), over the joined heads and before the output projection; ψ a gate or 1
+            with exclusive_output, u_i = Σ_j s_ij v_j is replaced by u_i − (u_i·v̂_i) v̂_i in each head, v̂_i = v_i/‖v_i‖
+
+    Args:
+        score: `"dot"` or `"cosine"` (QKNorm, eq. 2).
+        scale: a; None stands for 1/√d_h with `"dot"` and log2(L² − L) with `"cosine"` (QKNorm, eq. 3).
+        learned_scale: train a, one scalar per attention module, from that value.
+        scale_form: `"constant"`, a_i = a, or `"log_length"`, a_i = a · log n_i (Nakanishi 2025, scalable softmax).
+        scale_length: L of `scale`, in tokens: the 97.5th percentile of the training lengths on both sides (QKNorm,
+            section 3.1); None for the number of tokens of an image model, and 72 (English–Vietnamese) elsewhere.
+        query_key_norm: `"layer_norm"` normalises q and k per head, without bias (ViT-22B; ReLU in ViT, section 3).
+        value_norm: `"l2"` also gives v unit length (QKNorm, table 6).
+        activation: φ, a name of `ACTIVATIONS`; softmax, softmax1, softpick, sparsemax and entmax15 normalise over j.
+        normalizer: `"sum"` divides the weights of a row by their sum instead of by c·n^α, where φ ≥ 0.
+        length_coefficient: c > 0; ReLUFormer's γ√(n/2) is c = γ/√2 with α = 1/2.
+        length_exponent: α.
+        learned_length_exponent: train α, one scalar per attention module.
+        threshold: θ.
+        learned_threshold: train θ, one scalar per attention module.
+        threshold_per_head: train one θ for each head: with softmax1 it is the learned sink of gpt-oss, as
+            exp(z − θ) / (1 + Σ exp(z − θ)) = exp z / (exp θ + Σ exp z).
+        threshold_form: `"constant"`, θ_i = θ; `"log_length"`, θ_i = θ · log n_i (sigmoid attention, Ramapuram et al.
+            2024, has θ = 1); or `"sqrt_log_length"`, θ_i = θ · √(2 · log n_i / d_h) (threshold rectified attention has
+            relu2 of cosines).
+        exclusive_output: whether self-attention leaves its own value out (exclusive self-attention, arXiv 2603.09078).
+        output_norm: `"rms_norm"` or `"gated_rms_norm"`, σ(w⊙o)⊙g⊙o/RMS(o) (ReLA, section 3.2); `"layer_norm"`
+            (ReLUFormer, section 4.1) or `"gated_layer_norm"`, σ(w⊙o)⊙LayerNorm(o) (ReLA, table 1, row 8).
+        output_norm_init: how the gain g starts: `"ones"`, or `"uniform"` in ±√(3/d) (ReLA-i).
+        output_norm_eps: ε of the output norm, inside the root.
+        output_gate: ψ of a gate that a further projection of the input gives: `"silu"`, as in the gated attention unit
+            (Hua et al. 2022, eq. 3), `"linear"` (ReLU in ViT, figure 4 studies such a gate), or `"sigmoid"` (gated
+            attention, Qiu et al. 2025).
+
+    Raises:
+        ValueError: a field has a value that is not allowed.
+    """
+
+    score: Literal["dot", "cosine"] = "dot"
+    scale: float | int | None = None
+    learned_scale: bool = False
+    scale_form: Literal["constant", "log_length"] = "constant"
+    scale_length: int | None = None
+    query_key_norm: Literal["none", "layer_norm"] = "none"
+    value_norm: Literal["none", "l2"] = "none"
+    activation: Activation = "softmax"
+    normalizer: Literal["none", "sum"] = "none"
+    length_coefficient: float | int = 1.0
+    length_exponent: float | int = 0.0
+    learned_length_exponent: bool = False
+    threshold: float | int = 0.0
+    learned_threshold: bool = False
+    threshold_per_head: bool = False
+    threshold_form: Literal["constant", "log_length", "sqrt_log_length"] = "constant"
+    exclusive_output: bool = False
+    output_norm: Literal["none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm"] = "none"
+    output_norm_init: Literal["ones", "uniform"] = "ones"
+    output_norm_eps: float | int = 1e-8
+    output_gate: Literal["none", "linear", "silu", "sigmoid"] = "none"
+
+    def validate_ranges(self) -> None:
+        """Check what a type does not say; the `ValueError` names the field, its value and what is allowed."""
+        owner = "AttentionConfig"
+        for name in ("scale", "length_coefficient", "output_norm_eps"):
+            if getattr(self, name) is not None:
+                check_number(owner, name, getattr(self, name), "(0, inf)")
+        if self.scale_length is not None:
+            check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
+        for name in ("length_exponent", "threshold"):
+            check_number(owner, name, getattr(self, name))
+        if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
+        if self.threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+            raise ValueError(f"{owner}.threshold is {self.threshold}, but θ cancels in {self.activation}")
+        if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
+            raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
+        if self.threshold_per_head and not self.learned_threshold:
+            raise ValueError(f"{owner}.threshold_per_head is True, but learned_threshold is False: all are alike")
+        if self.normalizer == "sum":
+            allowed = [name for name in ACTIVATIONS if name not in SIGNED_ACTIVATIONS | DISTRIBUTIONS]
+            if self.activation not in allowed:
+                raise ValueError(
+                    f"{owner}.activation is {self.activation!r}, but with normalizer 'sum' must be in {allowed}"
+                )
+            if self.length_coefficient != 1 or self.length_exponent != 0 or self.learned_length_exponent:
+                raise ValueError(f"{owner}.normalizer is 'sum', in which c and α cancel: leave them at 1 and 0")
+
+    @classmethod
+    def parse(
+        cls, value: "str | dict[str, Any] | AttentionConfig", start: "str | AttentionConfig" = "softmax"
+    ) -> "AttentionConfig":
+        """Read a preset's name, a dict or another configuration.
+
+        A dict has fields, `"preset"` to start from one and not from `start`, and `"gamma"`, ReLUFormer's γ, for
+        c = γ/√2.
+        """
+        if isinstance(value, str):
+            value = {"preset": value}
+        elif hasattr(value, "to_dict"):  # a class of the same name from another checkpoint's code is welcome too
+            value = value.to_dict()
+        elif not isinstance(value, dict):
+            raise ValueError(f"attention is {value!r}, but must be a preset's name, a dict or an AttentionConfig")
+        overrides, known = dict(value), {field.name for field in fields(cls)}
+        start = overrides.pop("preset", start)
+        if not isinstance(start, cls):
+            check_choice("AttentionConfig", "preset", start, tuple(ATTENTION_PRESETS))
+        if "gamma" in overrides:
+            if "length_coefficient" in overrides:
+                raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
+            gamma = overrides.pop("gamma")
+            check_number("AttentionConfig", "gamma", gamma, "(0, inf)")
+            overrides["length_coefficient"] = gamma * math.sqrt(0.5)
+        for name in overrides:
+            if name not in known:
+                raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
+        return cls(**{**(start.to_dict() if isinstance(start, cls) else ATTENTION_PRESETS[start]), **overrides})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, so that a saved configuration does not change when a default does."""
+        return asdict(self)
+
+    @property
+    def preset_name(self) -> str | None:
+        """The preset that this configuration equals but for `scale_length`, or None."""
+        length = {"scale_length": self.scale_length}
+        return next((name for name in ATTENTION_PRESETS if self == self.parse({"preset": name, **length})), None)
+
+    def initial_scale(self, head_dim: int) -> float:
+        """a, or the value that a learned a starts from, for heads of width `head_dim`."""
+        if self.scale is not None:
+            return self.scale
+        if self.score == "cosine":
+            length = DEFAULT_SCALE_LENGTH if self.scale_length is None else self.scale_length
+            return math.log2(length**2 - length)
+        return head_dim**-0.5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# configuration/configuration_base.py
+# What the configurations of all models share: attention, feed-forward network, norms, regulariser and saving.
+
+
+FORMAT_VERSION = 1
+
+# Far above what anybody has built, so that a broken or hostile config.json is refused before a model is begun.
+MOST_LAYERS = 10_000
+MOST_CHANNELS = 2**16
+MOST_INNER_CHANNELS = 2**20
+MOST_TOKENS = 2**24
+MOST_LABELS = 2**24
+MOST_POSITIONS = 2**20
+MOST_POSITION_VALUES = 2**29
+
+_Gated = Literal["glu", "bilinear", "reglu", "drelu", "geglu", "swiglu"]
+FeedForwardActivation = Literal["relu", "gelu", "gelu_pytorch_tanh", "silu", "swish", "softmax", _Gated]
+NormType = Literal["layer_norm", "rms_norm", "scale_norm", "none"]
+
+_NUMBERS = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "label_smoothing"), "[0, 1)"),
+    **dict.fromkeys(("normalization_loss_weight", "entropy_loss_weight", "entropy_bound"), "[0, inf)"),
+    **dict.fromkeys(("feed_forward_temperature", "swish_beta", "norm_eps", "initializer_range"), "(0, inf)"),
+}
+_SWISH = ("swish", "swiglu")
+_OF_FUNCTIONS = {"learned_swish_beta": _SWISH, "swish_beta": _SWISH, "feed_forward_temperature": ("softmax",)}
+
+
+@strict_fields
+class TransformerConfig(PreTrainedConfig):
+    r"""Fields that mean the same in every model; not used by itself.
+
+    A model names its sizes, dropouts and activation as its kind does in transformers (`d_model` or `hidden_size`) and
+    maps them in `attribute_map`, so that shared code reads `hidden_size`, `num_attention_heads`, `intermediate_size`,
+    `activation_function`, `dropout`, `attention_dropout`, `attention_bias` and `norm_eps` everywhere.
+
+    Args:
+        attention: a preset's name, a dict or an `AttentionConfig`, for every site that has none of its own.
+        activation_function: of the feed-forward network: φ (`"softmax"` makes it a key–value memory, ReLUFormer
+            eq. 2) or a gated form, whose inner width is 2/3 of the given one so that parameters stay equal.
+        feed_forward_norm: `"layer_norm"` on its output (ReLUFormer, section 3.2: "Softmax with LN").
+        feed_forward_temperature: τ > 0 of φ = softmax(x / τ) (ReLUFormer, section 3.4).
+        ffn_bias: whether its linear maps add a bias.
+        attention_output_bias: whether the output projections of attention do; None for `attention_bias`.
+        swish_beta, learned_swish_beta: β of swish(x) = x·σ(βx), fixed or trained.
+        norm_type, norm_position, norm_eps: of the residual blocks; `"pre"` adds one norm after the last layer, and the
+            type `"none"` leaves all of them out (QKNorm, table 6: "Without LayerNorm").
+        scale_norm_init: what g of `"scale_norm"` starts from: `"sqrt_dim"` √d, as released, or `"inverse_sqrt_dim"`
+            1/√d, as printed (QKNorm, section 2).
+        dropout: on the output of each residual branch, in [0, 1); `attention_dropout` on weights,
+            `activation_dropout` inside the feed-forward network.
+        label_smoothing: ε, spread over all labels, in training only, in [0, 1).
+        normalization_loss_weight, entropy_loss_weight: weights of the two terms of ReLUFormer eq. 7, in training only.
+        entropy_bound: C_i = entropy_bound · log n_i (ReLUFormer, App. A.2).
+        format_version: of config.json; files of a newer version are refused.
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    # set by the installed library, so that every way of saving writes the code beside config.json
+    payload_writer: ClassVar[Any] = None
+    # where the model attends; `<site>_attention`, if there is such a field, goes before `attention`
+    sites: ClassVar[tuple[str, ...]] = ()
+
+    attention: Any = "softmax"
+    activation_dropout: float | int = 0.0
+    feed_forward_norm: Literal["none", "layer_norm"] = "none"
+    feed_forward_temperature: float | int = 1.0
+    ffn_bias: bool = True
+    attention_output_bias: bool | None = None
+    swish_beta: float | int = 1.0
+    learned_swish_beta: bool = False
+    norm_type: NormType = "layer_norm"
+    norm_position: Literal["pre", "post"] = "pre"
+    scale_norm_init: Literal["sqrt_dim", "inverse_sqrt_dim"] = "sqrt_dim"
+    label_smoothing: float | int = 0.0
+    normalization_loss_weight: float | int = 0.0
+    entropy_loss_weight: float | int = 0.0
+    entropy_bound: float | int = 0.7
+    initializer_range: float | int = 0.02
+    format_version: int = FORMAT_VERSION
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # transformers sets fields one by one, and `attention` to None in the copy for a decoder
+        if value is not None and name in ("attention", *(f"{site}_attention" for site in self.sites)):
+            # a dict of some fields changes what is there, first that of the family
+            found = (getattr(self, name, None), self.attention, type(self).attention)
+            try:
+                value = AttentionConfig.parse(value, start=next(one for one in found if one is not None))
+            except ValueError as error:
+                raise ValueError(f"{type(self).__name__}.{name}: {error}") from error
+        if name == "num_labels":
+            check_number(type(self).__name__, name, value, f"[1, {MOST_LABELS}]", integer=True)
+        super().__setattr__(name, value)
+
+    def __post_init__(self, **kwargs):
+        # transformers keeps names that it does not know
+        fields = [*self.__dataclass_fields__, *self.attribute_map]
+        for name in kwargs:
+            near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
+            if near and name not in self.attribute_map and not hasattr(type(self), name):
+                raise ValueError(f"{type(self).__name__} has no field {name!r}; did you mean {near[0]!r}?")
+        super().__post_init__(**kwargs)
+
+    def attention_for(self, site: str) -> AttentionConfig:
+        """The attention of one of `sites`, with its L filled in."""
+        check_choice(type(self).__name__, "site", site, self.sites)
+        value = getattr(self, f"{site}_attention", None)
+        return self._complete(self.attention if value is None else value)
+
+    @property
+    def has_regularizer(self) -> bool:
+        """Whether one of the two terms of ReLUFormer eq. 7 is trained with."""
+        return self.normalization_loss_weight > 0 or self.entropy_loss_weight > 0
+
+    @property
+    def default_scale_length(self) -> int:
+        """L of cosine attention that does not give one, in tokens."""
+        return DEFAULT_SCALE_LENGTH
+
+    def _complete(self, attention: AttentionConfig) -> AttentionConfig:
+        length = attention.scale_length
+        return replace(attention, scale_length=self.default_scale_length if length is None else length)
+
+    def validate_fields(self) -> None:
+        """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
+        owner = type(self).__name__
+        check_number(owner, "format_version", self.format_version, f"[1, {FORMAT_VERSION}]", integer=True)
+        if self.attention is None:
+            raise ValueError(f"{owner}.attention is None, but must be a preset's name, a dict or an AttentionConfig")
+        self._check_numbers(_NUMBERS)
+        for name, functions in _OF_FUNCTIONS.items():
+            if getattr(self, name) != getattr(type(self), name) and self.activation_function not in functions:
+                raise ValueError(
+                    f"{owner}.{name} is {getattr(self, name)}, but activation_function is "
+                    f"{self.activation_function!r}: only {' and '.join(map(repr, functions))} have it"
+                )
+        activations = [self.attention_for(site).activation for site in self.sites]
+        if self.has_regularizer and not SIGNED_ACTIVATIONS.isdisjoint(activations):
+            wanted = "must be 0 with attention that can give negative weights"
+            raise ValueError(f"{owner}.normalization_loss_weight and entropy_loss_weight {wanted}: {activations}")
+
+    def _check_sizes_of_tables(self, positions: int, name: str) -> None:
+        """Refuse more positions, of the size or sizes that `name` says, than a table may have."""
+        values = positions * self.hidden_size
+        if positions > MOST_POSITIONS or values > MOST_POSITION_VALUES:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is {getattr(self, name)}, which makes {positions} positions of width "
+                f"{self.hidden_size}, but there must be at most {MOST_POSITIONS}, of {MOST_POSITION_VALUES} numbers"
+            )
+
+    def _check_numbers(self, intervals: dict[str, str], integer: bool = False) -> None:
+        """Check the fields of these names, by what this model calls them; the types say which may be None."""
+        for name, interval in intervals.items():
+            if (value := getattr(self, name)) is not None:
+                own_name = self.attribute_map.get(name, name)
+                check_number(type(self).__name__, own_name, value, interval, integer=integer)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """Build as transformers does; a file of a newer format is refused before its fields are read."""
+        version = config_dict.get("format_version", FORMAT_VERSION)
+        check_number(cls.__name__, "format_version", version, "[1, inf)", integer=True)
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"{cls.__name__}.format_version is {version}, but this code reads up to {FORMAT_VERSION}: "
+                "install a newer reluformers"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, nested ones as dicts and complete, so that the file says all."""
+        output = super().to_dict()
+        return {
+            name: self._complete(value).to_dict() if isinstance(value, AttentionConfig) else value
+            for name, value in output.items()
+        }
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
+        """Save config.json and, from the installed library, the code that opens the folder anywhere."""
+        writes_code = self.payload_writer is not None and self._auto_class is None
+        if writes_code:
+            type(self).payload_writer(self, save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub and not writes_code, **kwargs)
+        if push_to_hub and writes_code:  # transformers would leave the code behind, which was there before config.json
+            self.push_to_hub(**{"repo_id": PurePath(save_directory).name, **kwargs})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# configuration/configuration_seq2seq.py
+
+
+PositionEmbeddingType = Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_marian", "sinusoidal_sine", "learned"]
+EmbeddingNorm = Literal["none", "fix_norm", "layer_norm"]
+Initialization = Literal["normal", "xavier", "small"]
+
+_INTEGERS = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), f"[1, {MOST_TOKENS}]"),
+    **dict.fromkeys(("d_model", "encoder_attention_heads", "decoder_attention_heads"), f"[1, {MOST_CHANNELS}]"),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), f"[1, {MOST_LAYERS}]"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), f"[1, {MOST_INNER_CHANNELS}]"),
+    "max_position_embeddings": f"[1, {MOST_POSITIONS}]",
+    "position_offset": f"[0, {MOST_POSITIONS}]",
+}
+
+
+@strict_fields
+class Seq2SeqTransformerConfig(TransformerConfig):
+    r"""Configuration of an encoder–decoder Transformer; with its defaults the softmax baseline of all five sources.
+
+    Names follow BART and Marian. The defaults are the "base" model of Vaswani et al. 2017. Beside its own it has the
+    fields of `TransformerConfig`.
+
+    Args:
+        vocab_size: number of source tokens; of target tokens too unless `decoder_vocab_size` is given.
+        decoder_vocab_size: number of target tokens of a vocabulary of its own; None for a shared one.
+        d_model, encoder_layers, decoder_layers, encoder_attention_heads, decoder_attention_heads, encoder_ffn_dim,
+            decoder_ffn_dim: sizes, as in BART.
+        encoder_attention, decoder_attention, cross_attention: as `attention`, for one site; None for `attention`.
+        embedding_norm: `"fix_norm"` gives embedding rows unit length at the input and in the output layer;
+            `"layer_norm"` normalises their sum with the positions (BART).
+        scale_embedding: multiply embeddings by √d_model at the input.
+        position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
+        max_position_embeddings: longest sequence, in tokens.
+        position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
+        tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
+            `tie_word_embeddings=False` also makes of the others.
+        output_bias, embedding_bias: whether the output layer and the input add a bias.
+        embedding_dropout: after the positions; None for `dropout`.
+        word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).
+        label_shift: what stands before the labels as the decoder's first input: `"start_token"`, that of
+            `decoder_start_token_id`, or `"last_label"`, the last label itself (mBART, whose labels end in a language).
+        alignment_layer: decoder layer, from 0, whose cross-attention gives word alignments; None for the last but one.
+        alignment_head: its head, from 0, that gives them; None for the mean over all.
+        alignment_shifted: whether a token's alignment is that of the step that has it as input, not of the one before.
+        initialization: of linear maps: `"normal"` N(0, `initializer_range`), `"xavier"` uniform with q, k, v as one
+            map, or `"small"`, SmallInit N(0, √(2/(5d))) of QKNorm.
+
+    Raises:
+        ValueError: a field has a value that is not allowed, alone or beside the others.
+    """
+
+    model_type = "seq2seq_transformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache", "regularization_loss", "null_rate"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+        "intermediate_size": "encoder_ffn_dim",
+    }
+    # layer by layer; embeddings and the output layer may be one weight and stay together
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("encoder.layers.*", "decoder.layers.*"), "free_full_weight"
+    )
+    sites: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "cross")
+
+    vocab_size: int = 32000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    encoder_attention: Any = None
+    decoder_attention: Any = None
+    cross_attention: Any = None
+    activation_function: FeedForwardActivation = "relu"
+    norm_position: Literal["pre", "post"] = "post"
+    norm_eps: float | int = 1e-5
+    embedding_norm: EmbeddingNorm = "none"
+    scale_embedding: bool = True
+    position_embedding_type: PositionEmbeddingType = "sinusoidal"
+    max_position_embeddings: int = 1024
+    position_offset: int = 0
+    tying: Literal["all", "decoder", "none"] = "all"
+    attention_bias: bool = True
+    output_bias: bool = False
+    embedding_bias: bool = False
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    embedding_dropout: float | int | None = None
+    word_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.1
+    label_shift: Literal["start_token", "last_label"] = "start_token"
+    initialization: Initialization = "xavier"
+    pad_token_id: int = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    unk_token_id: int | None = 3
+    decoder_start_token_id: int | None = 1
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool | None = None
+    alignment_layer: int | None = None
+    alignment_head: int | None = None
+    alignment_shifted: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # what was measured of a layer or head goes with it
+        if name == "decoder_layers" and self.alignment_layer is not None and self.alignment_layer >= value:
+            self.alignment_layer, self.alignment_head, self.alignment_shifted = None, None, False
+        elif name == "decoder_attention_heads" and self.alignment_head is not None and self.alignment_head >= value:
+            self.alignment_head = None
+        if name == "tying":
+            super().__setattr__("tie_word_embeddings", value != "none")
+        elif name == "tie_word_embeddings" and value is False:
+            super().__setattr__("tying", "none")
+
+    def __post_init__(self, **kwargs):
+        if self.tie_word_embeddings is None:
+            self.tie_word_embeddings = self.tying != "none"
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """Build as transformers does; numbers of layers and heads first, as given alignments are of these."""
+        counts = {name: kwargs[name] for name in ("decoder_layers", "decoder_attention_heads") if name in kwargs}
+        return super().from_dict(config_dict, **{**counts, **kwargs})
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Number of target tokens, whether the vocabulary is shared or not."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None):
+        """Copy as transformers does; that for the decoder has a vocabulary size even without `decoder_vocab_size`."""
+        config = self
+        if decoder and not encoder and self.decoder_vocab_size is None:
+            config = copy.copy(self)
+            config.decoder_vocab_size = self.vocab_size
+        return super(Seq2SeqTransformerConfig, config).get_text_config(decoder=decoder, encoder=encoder)
+
+    def validate_fields(self) -> None:
+        """Check ranges and combinations; the `ValueError` names the field, its value and what is allowed."""
+        super().validate_fields()
+        owner = type(self).__name__
+        self._check_numbers(_INTEGERS, integer=True)
+        self._check_sizes_of_tables(self.max_position_embeddings, "max_position_embeddings")
+        self._check_numbers(dict.fromkeys(("embedding_dropout", "word_dropout"), "[0, 1)"))
+        counts = {"alignment_layer": self.decoder_layers, "alignment_head": self.decoder_attention_heads}
+        self._check_numbers({name: f"[0, {count - 1}]" for name, count in counts.items()}, integer=True)
+        self._check_tokens(owner)
+        self._check_combinations(owner)
+
+    def _check_tokens(self, owner: str) -> None:
+        if self.eos_token_id == []:
+            raise ValueError(f"{owner}.eos_token_id is [], but must be a token, tokens or None")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id"):
+            size, value = min(self.vocab_size, self.target_vocab_size), getattr(self, name)
+            if name == "decoder_start_token_id":
+                size = self.target_vocab_size
+            elif name == "unk_token_id" and self.word_dropout == 0:  # else it stands on both sides
+                size = self.vocab_size
+            for token in value if isinstance(value, list) else [value] * (value is not None):
+                check_number(owner, name, token, f"[0, {size - 1}]", integer=True)
+        if self.decoder_start_token_id is None and self.label_shift == "start_token":
+            raise ValueError(f"{owner}.decoder_start_token_id is None, but labels stand behind it: give one")
+        if self.unk_token_id is None and self.word_dropout > 0:
+            raise ValueError(f"{owner}.unk_token_id is None, but words of word_dropout become it: give one")
+
+    def _check_combinations(self, owner: str) -> None:
+        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
+            if self.d_model % (number := getattr(self, heads)):
+                raise ValueError(f"{owner}.{heads} is {number}, but must divide d_model ({self.d_model})")
+        if self.d_model % 2 and self.position_embedding_type != "learned":
+            raise ValueError(f"{owner}.d_model is {self.d_model}, but must be even with sinusoidal positions")
+        if self.position_offset and self.position_embedding_type != "learned":
+            raise ValueError(
+                f"{owner}.position_offset is {self.position_offset}, but position_embedding_type is "
+                f"{self.position_embedding_type!r}: only learned positions have rows to leave out"
+            )
+        if self.embedding_norm == "layer_norm" and self.norm_type != "layer_norm":
+            raise ValueError(f"{owner}.embedding_norm is 'layer_norm', but norm_type is {self.norm_type!r}")
+        if self.tying == "all" and self.target_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"{owner}.tying is 'all', but vocab_size ({self.vocab_size}) and decoder_vocab_size "
+                f"({self.decoder_vocab_size}) differ: use 'decoder' or 'none'"
+            )
+        if self.tie_word_embeddings and self.tying == "none":
+            raise ValueError(f"{owner}.tie_word_embeddings is True, but tying is 'none': set tying alone")
+
+
+@strict_fields
+class ReLUFormerConfig(Seq2SeqTransformerConfig):
+    """ReLUFormer (Shen et al. 2023): relu weights over γ√(n/2) and the regulariser; IWSLT'14 sizes of App. A.2."""
+
+    model_type = "reluformer"
+
+    attention: Any = "reluformer"
+    encoder_attention_heads: int = 4
+    decoder_attention_heads: int = 4
+    encoder_ffn_dim: int = 1024
+    decoder_ffn_dim: int = 1024
+    normalization_loss_weight: float | int = 0.1
+    entropy_loss_weight: float | int = 0.02
+
+
+@strict_fields
+class ReLAConfig(Seq2SeqTransformerConfig):
+    """ReLA (Zhang et al. 2021): rectified linear attention with gated RMSNorm, as the released code builds it."""
+
+    model_type = "rela"
+
+    attention: Any = "rela-g"
+    norm_eps: float | int = 1e-8
+    position_embedding_type: PositionEmbeddingType = "sinusoidal_halves"
+    tying: Literal["all", "decoder", "none"] = "decoder"
+    embedding_bias: bool = True
+    activation_dropout: float | int = 0.1
+
+
+@strict_fields
+class QKNormConfig(Seq2SeqTransformerConfig):
+    """QKNorm (Henry et al. 2020): cosine attention with a learned scale, PreNorm, FixNorm and SmallInit."""
+
+    model_type = "qknorm"
+
+    attention: Any = "qknorm"
+    norm_position: Literal["pre", "post"] = "pre"
+    embedding_norm: EmbeddingNorm = "fix_norm"
+    output_bias: bool = True
+    dropout: float | int = 0.3
+    attention_dropout: float | int = 0.3
+    activation_dropout: float | int = 0.3
+    word_dropout: float | int = 0.1
+    initialization: Initialization = "small"

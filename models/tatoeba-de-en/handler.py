@@ -1,0 +1,388 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for translations, with bounds of what they may cost."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AttentionInterface,
+    AutoTokenizer,
+    Pipeline,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    pipeline,
+)
+from transformers.utils import logging
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/endpoint.py
+# Requests to an Inference Endpoint that serves a folder of this library.
+#
+# The server imports handler.py alone, so its code has no relative imports.
+
+
+logger = logging.get_logger(__name__)
+
+MAX_BATCH = 32
+BATCH_SIZE = 8  # inputs that are computed at a time
+# clients send them for any model; one of two languages has no use for them
+IGNORED = ("src_lang", "tgt_lang", "clean_up_tokenization_spaces")
+
+
+class RequestHandler:
+    """Open the model of a folder once and answer requests with it; a task's `read` checks its inputs."""
+
+    task: ClassVar[str]
+    # name → bounds of a number, both included, or a list of what is allowed
+    parameters: ClassVar[dict[str, tuple | list]]
+
+    def __init__(self, path: str = ""):
+        self.pipeline = pipeline(self.task, model=path or ".", trust_remote_code=True)
+
+    def __call__(self, data: Any) -> list[Any]:
+        """Answer one request, such as `InferenceClient` of huggingface_hub sends it.
+
+        Args:
+            data: `inputs`: one or a list; `parameters`, if wanted: some of those above, also inside of
+                `generate_parameters`. `options` are for the server.
+
+        Raises:
+            ValueError: the request cannot be answered, in one line; the server gives HTTP 400 with it.
+            RuntimeError: the model failed, and only the log says why.
+        """
+        try:
+            if not isinstance(data, dict) or not {"inputs"} <= data.keys() <= {"inputs", "parameters", "options"}:
+                raise ValueError('the body must be an object with "inputs", and "parameters" if wanted')
+            parameters = self.check_parameters(data.get("parameters"))
+            inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+            if not 1 <= len(inputs) <= MAX_BATCH:
+                raise ValueError(f"inputs must be 1 to {MAX_BATCH}, got {len(inputs)}")
+            answers = self.pipeline(self.read(inputs), batch_size=BATCH_SIZE, **parameters)
+            # an image alone has a list of classes for its answer, a text alone a list of one translation
+            return answers if isinstance(data["inputs"], list) or self.task == "translation" else answers[0]
+        except ValueError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+        except Exception:
+            logger.exception("a request failed")
+            raise RuntimeError("the model failed on this request; the log of the endpoint says why") from None
+
+    def check_parameters(self, parameters: Any) -> dict[str, Any]:
+        """Refuse what is not allowed, and leave out what is null or `IGNORED`."""
+        given = {}
+        for name in ("parameters", "generate_parameters"):  # the second is inside of the first
+            if not isinstance(parameters, dict | None):
+                raise ValueError(f"{name} must be an object, got {parameters!r:.50}")
+            given |= parameters or {}
+            parameters = given.pop("generate_parameters", None)
+        given = {name: value for name, value in given.items() if value is not None and name not in IGNORED}
+        for name, value in given.items():
+            allowed = self.parameters.get(name)
+            if allowed is None:
+                raise ValueError(f"unknown parameter {name!r:.50}; allowed are {', '.join(self.parameters)}")
+            if isinstance(allowed, list):
+                fits, wanted = value in allowed, f"one of {allowed}"
+            else:
+                low, high = allowed
+                fits = type(value) in (int, type(low)) and low <= value <= high
+                wanted = f"a number from {low} to {high}"
+            if not fits:
+                raise ValueError(f"{name} must be {wanted}, got {value!r:.50}")
+        return given
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/pipeline_translation.py
+# Translation for `transformers.pipeline`, which lost its own: texts in, translations and word alignments out.
+
+
+logger = logging.get_logger(__name__)
+
+TARGET_FOLDER = "target_tokenizer"
+WORDS = r"\S+"
+# words, and for each token the index of its word, or the number of words if it belongs to none
+Words = tuple[list[str], list[int]]
+
+
+class TranslationPipeline(Pipeline):
+    """Translate texts with an encoder–decoder model, one at a time or in batches.
+
+    `pipeline("translation", model=…, trust_remote_code=True)` builds it from a folder or a repository.
+
+    Args:
+        model: with `generate` and cross-attention.
+        tokenizer: of the source language, or of both.
+        target_tokenizer: of the target language; by default the one in `target_tokenizer/` beside `tokenizer` if the
+            model has a target vocabulary of its own, else `tokenizer`.
+        kwargs: as for any pipeline (`device`, `batch_size`); options of a call become defaults here.
+    """
+
+    _load_tokenizer = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs,
+    ):
+        super().__init__(model, tokenizer=tokenizer, **{"task": "translation", **kwargs})
+        self.target_tokenizer, name, config = target_tokenizer or tokenizer, tokenizer.name_or_path, model.config
+        # Marian, which does not know our tying, always names the field, and its tokenizer has both sides
+        is_shared = getattr(config, "decoder_vocab_size", None) is None or not hasattr(config, "tying")
+        if target_tokenizer is None and not is_shared:
+            revision = getattr(model, "opened_revision", None) if model.name_or_path == name else None
+            options = {"subfolder": TARGET_FOLDER, "revision": revision or "main"}
+            try:
+                self.target_tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            except (OSError, ValueError) as error:
+                problem = f"{name}: the target's vocabulary is another one, but {TARGET_FOLDER}/ could not be opened"
+                raise OSError(f"{problem}; log in if the repository is private, or pass target_tokenizer") from error
+
+    def __call__(self, inputs: str | Iterable[str], **kwargs) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """Translate a text, a list of texts, or one by one a generator or a dataset of texts.
+
+        Args:
+            inputs: the texts.
+            kwargs: `return_alignments`, to add `alignments`; `truncation`, False to refuse a text that is too long
+                instead of cutting it with a warning; `batch_size`; and options of `generate`. Without `max_new_tokens`
+                or `max_length` a translation may be as long as `longest_translation`.
+
+        Returns:
+            For each text `translation_text`, and in `alignments` for each word of it, as white space separates them,
+            `target`, `source` (None if all weights are zero), `source_index` (its number in the source, from 0) and
+            `weight`: the share of the attention that the source word has, in [0, 1]. Several sequences for a text
+            (`num_return_sequences`) make a list of their own.
+        """
+        if isinstance(inputs, list):
+            if not inputs:
+                raise ValueError("there is no text to translate: got an empty list")
+            for number, text in enumerate(inputs, start=1):
+                check_text(text, f"text {number}")
+        results = super().__call__(inputs, **kwargs)
+        if isinstance(inputs, str):
+            return results
+        unpacked = (records[0] if len(records) == 1 else records for records in results)
+        return list(unpacked) if isinstance(inputs, list) else unpacked
+
+    def _sanitize_parameters(self, truncation=None, **options):
+        return {} if truncation is None else {"truncation": truncation}, options, {}
+
+    def preprocess(self, text: str, truncation: bool | str = True) -> dict[str, Any]:
+        check_text(text, "the text")
+        encoding = self.tokenizer(text, return_offsets_mapping=self.tokenizer.is_fast, verbose=False)
+        tokens, spans = encoding["input_ids"], encoding.get("offset_mapping", [])
+        unknown = [span for token, span in zip(tokens, spans, strict=False) if token == self.tokenizer.unk_token_id]
+        if unknown:
+            named = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in unknown))
+            logger.warning(f"the tokenizer does not know {named}: what the model writes for it is invented")
+        limit = min(self.tokenizer.model_max_length, most_positions(self.model.config))
+        if len(tokens) > limit:
+            if truncation in (False, "do_not_truncate"):
+                raise ValueError(f"the text has {len(tokens)} tokens, but the model takes {limit}: shorten it")
+            logger.warning(f"a text of {len(tokens)} tokens is cut to the {limit} that the model takes")
+            tokens = self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        input_ids = torch.tensor([tokens])
+        return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "text": text}
+
+    def _forward(self, inputs: dict[str, Any], return_alignments: bool = False, **options) -> dict[str, Any]:
+        input_ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        if "generation_config" not in options:  # None keeps a saved limit from going before the one that is asked for
+            length = longest_translation(input_ids.shape[1], self.model.config)
+            longest = None if options.get("max_new_tokens") else length + 1  # the start token counts
+            options = {"max_length": longest, "max_new_tokens": None, **options}
+        options["return_dict_in_generate"] = False
+        tokens = self.model.generate(input_ids=input_ids, attention_mask=mask, **options)
+        found, batch = {"tokens": tokens}, len(input_ids)
+        if return_alignments:
+            sources = (states.repeat_interleave(len(tokens) // batch, 0) for states in (input_ids, mask))
+            found["weights"] = self.alignment_weights(*sources, tokens)
+        return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}  # by sequence
+
+    def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
+        texts = self.target_tokenizer.batch_decode(outputs["tokens"][0], skip_special_tokens=True)
+        records = [{"translation_text": text} for text in texts]
+        if "weights" in outputs:
+            is_real = outputs["attention_mask"][0].bool()
+            source, rows = outputs["input_ids"][0, is_real], outputs["weights"][0, :, :, is_real]
+            for record, tokens, weights in zip(records, outputs["tokens"][0], rows, strict=True):
+                record["alignments"] = self.links(outputs["text"], source, tokens, weights)
+        return records
+
+    def align(self, text: str, translation: str | list[int], pattern: str = WORDS) -> list[dict[str, Any]]:
+        """Align the words of a text and a given translation, a text or tokens of `generate`, as in `alignments`.
+
+        The source word of a word is the one that the decoder looks at when it writes it: by cross-attention of the
+        layer `alignment_layer` of the configuration, which training measures, or the last but one (Garg et al. 2019),
+        of the head `alignment_head`, or the mean, summed over the tokens of each word that `pattern` finds. With
+        `alignment_shifted` it is that of the step that has the token as its input (Chen et al. 2020).
+        """
+        source, target = self.preprocess(text)["input_ids"][0], self.read_target(translation)
+        weights = self.alignment_weights(source[None], torch.ones_like(source)[None], target[None])
+        return self.links(text, source, target, weights[0], pattern)
+
+    def read_target(self, translation: str | list[int]) -> Tensor:
+        """Tokens of a translation behind the first one of the decoder, cut to what the model takes."""
+        if isinstance(translation, str):
+            check_text(translation, "the translation")
+            options = {"truncation": True, "max_length": most_positions(self.model.config)}
+            tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
+            translation = [self.model.generation_config.decoder_start_token_id, *tokens]
+        return torch.tensor(translation)
+
+    @torch.no_grad()
+    def alignment_weights(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """The cross-attention that `align` reads [batch, target_len − 1, source_len] of tokens and sources' mask."""
+        config, length = self.model.config, target.shape[1] - 1
+        layer, head, is_shifted = (getattr(config, f"alignment_{name}", None) for name in ("layer", "head", "shifted"))
+        first = int(bool(is_shifted))
+        # of a translation that is as long as can be the last token is no input
+        target = target[:, : min(length + first, most_positions(config))]
+        inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+        inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
+        with returning_weights(self.model):
+            layers = self.model.base_model(**inputs, output_attentions=True, use_cache=False).cross_attentions
+        weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
+        weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
+        return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
+
+    def links(self, text: str, source: Tensor, target: Tensor, weights: Tensor, pattern: str = WORDS) -> list[dict]:
+        """The alignments of one pair, of tokens, padded or not, and their weights."""
+        real = target[1:].ne(self.target_tokenizer.pad_token_id).nonzero()
+        target = target[1 : 2 + int(real[-1])] if len(real) else target[:0]
+        words = split_text(self.tokenizer, text, source.tolist(), pattern)
+        links = split_tokens(self.target_tokenizer, target.tolist(), pattern)
+        return align_words(weights[: len(target)], words, links)
+
+    def save_pretrained(self, save_directory: str, **kwargs) -> None:
+        """Save model, code and tokenizers."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_FOLDER}")
+
+
+def check_text(text: Any, name: str) -> None:
+    """Raise a `ValueError` for what is no string, is empty or has half a character."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} must be a string that is not empty, got {text!r:.50}")
+    text.encode()  # UnicodeEncodeError is a ValueError
+
+
+def longest_translation(source_length: int, config: PreTrainedConfig) -> int:
+    """Bound its tokens, `</s>` too: the source's and 50 (the papers), or twice the source's; at most all positions."""
+    return min(source_length + max(source_length, 50), most_positions(config))
+
+
+def most_positions(config: PreTrainedConfig) -> int:
+    """The longest sequence in tokens; T5 has no limit."""
+    return getattr(config, "max_position_embeddings", None) or 10**6
+
+
+@contextmanager
+def returning_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Let each part of a model compute with an attention that returns its weights, and go back.
+
+    That of transformers is `"eager"`, which computes softmax; an attention of ours by name stays what it is.
+    """
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    before = [(config, config._attn_implementation_internal) for config in configs.values()]
+    known = AttentionInterface()
+    for config, name in before:
+        if not getattr(known.get(name), "returns_weights", False):
+            config._attn_implementation_internal = "eager"
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+
+def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
+    """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
+    if not tokenizer.is_fast:  # it does not say where a token comes from
+        return split_tokens(tokenizer, tokens, pattern, " ".join(text.split()))
+    offsets = tokenizer(text, truncation=True, max_length=len(tokens), return_offsets_mapping=True)["offset_mapping"]
+    return _words(text, [start if start < end else None for start, end in offsets], pattern)
+
+
+def split_tokens(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS, text: str | None = None
+) -> Words:
+    """Find the words of a text, by default what tokens spell, and for each of these the index of its word."""
+    spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
+    # of a character of several bytes the first ones spell U+FFFD
+    starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
+    special = set(tokenizer.all_special_ids)
+    starts = [None if token in special else start for token, start in zip(tokens, starts, strict=True)]
+    return _words(spelled[-1] if text is None else text, starts, pattern)
+
+
+def _words(text: str, starts: list[int | None], pattern: str) -> Words:
+    """Find the words of a text, and for each token the first one that ends behind its start."""
+    words = list(re.finditer(pattern, text))
+    indices = [len(words) if start is None else sum(word.end() <= start for word in words) for start in starts]
+    return [word[0] for word in words], indices
+
+
+def sum_over_words(weights: Tensor, source: Words, target: Words) -> Tensor:
+    """Sum over tokens [..., target_len, source_len] to words [..., target words, source words + 1: of no word]."""
+    columns, rows = (
+        functional.one_hot(torch.tensor(indices, dtype=torch.long), len(words) + 1)
+        for words, indices in (source, target)
+    )
+    return rows[:, :-1].T.float() @ weights @ columns.float()
+
+
+def align_words(weights: Tensor, source: Words, target: Words) -> list[dict[str, Any]]:
+    """Choose for each target word the source word with most of its attention; see `TranslationPipeline`."""
+    if not source[0]:
+        return [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in target[0]]
+    sums = sum_over_words(weights, source, target)
+    shares = sums / sums.sum(-1, keepdim=True).clamp_min(torch.finfo(sums.dtype).tiny)
+    best, indices = (values.tolist() for values in shares[:, :-1].max(-1))
+    return [
+        {
+            "target": word,
+            "source": source[0][index] if share > 0 else None,
+            "source_index": index if share > 0 else None,
+            "weight": min(share, 1.0),
+        }
+        for word, share, index in zip(target[0], best, indices, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/handler_translation.py
+
+
+MAX_CHARACTERS = 10_000
+
+
+class EndpointHandler(RequestHandler):
+    """Translate a text or a list of texts."""
+
+    task = "translation"
+    parameters: ClassVar[dict[str, Any]] = {
+        "num_beams": (1, 8),
+        "max_new_tokens": (1, 512),
+        "max_length": (2, 513),
+        "length_penalty": (-10.0, 10.0),
+        "early_stopping": [True, False],
+        "no_repeat_ngram_size": (0, 100),
+        "repetition_penalty": (0.01, 100.0),
+        "return_alignments": [True, False],
+        "truncation": [True, False, "longest_first", "only_first", "do_not_truncate"],
+    }
+    pipeline: TranslationPipeline
+
+    def read(self, inputs: list[Any]) -> list[Any]:
+        """Refuse texts that are too long; the pipeline checks the rest."""
+        if any(isinstance(text, str) and len(text) > MAX_CHARACTERS for text in inputs):
+            raise ValueError(f"a text may have {MAX_CHARACTERS} characters at most")
+        return inputs

@@ -1,0 +1,1181 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
+
+import copy
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.pytorch_utils import id_tensor_storage
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import (
+    DEFAULT_BACKEND,
+    ENTROPY,
+    NORMALIZATION,
+    NULL_ROWS,
+    ROWS,
+    AttentionMask,
+    MultiHeadAttention,
+    NormGate,
+    ScaleNorm,
+    UnitLinear,
+    add_regularizer_sums,
+    apply_dropout,
+    attention_backend,
+    build_norm,
+    kernels,
+    unit_length,
+)
+from .configuration_seq2seq import (
+    QKNormConfig,
+    ReLAConfig,
+    ReLUFormerConfig,
+    Seq2SeqTransformerConfig,
+    TransformerConfig,
+)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/embeddings.py
+# Fixed positions of tokens.
+
+
+class SinusoidalPositions(nn.Module):
+    r"""Fixed sinusoids of position t: sin(t·ω_i) and cos(t·ω_i), in one of four published layouts.
+
+    `"sinusoidal"`: channels 2i and 2i+1 are sine and cosine of ω_i = 10000^(−2i/d) (Vaswani et al. 2017, section 3.5).
+    `"sinusoidal_halves"`: first half sines, second half cosines of ω_i = 10000^(−i/(d/2−1)) (tensor2tensor; ReLA).
+    `"sinusoidal_marian"`: halves as in the second, ω_i as in the first (Marian, as transformers has it).
+    `"sinusoidal_sine"`: as the first, but sine in both channels (the released QKNorm code).
+    """
+
+    def __init__(self, max_positions: int, dim: int, layout: str = "sinusoidal"):
+        super().__init__()
+        self.max_positions, self.dim, self.layout = max_positions, dim, layout
+        self.register_buffer("table", torch.empty(max_positions, dim), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the table; models are built on the meta device, so that this runs again when one is loaded."""
+        init.copy_(self.table, self.compute_table())
+
+    def compute_table(self) -> Tensor:
+        """All positions, computed in float64    [max_positions, dim]."""
+        half = self.dim // 2
+        steps = torch.arange(half, dtype=torch.float64, device="cpu")
+        exponents = steps / max(half - 1, 1) if self.layout == "sinusoidal_halves" else 2 * steps / self.dim
+        positions = torch.arange(self.max_positions, dtype=torch.float64, device="cpu")
+        angles = positions[:, None] * 10000.0**-exponents  # [max_positions, dim / 2]
+        if self.layout in ("sinusoidal_halves", "sinusoidal_marian"):
+            return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        second = angles.sin() if self.layout == "sinusoidal_sine" else angles.cos()
+        return torch.stack([angles.sin(), second], dim=-1).flatten(1)
+
+    def forward(self, positions: Tensor) -> Tensor:  # [..., length] → [..., length, dim]
+        return nn.functional.embedding(positions, self.table)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/generation_check.py
+# Check that `generate` of the installed transformers still gives what the model itself computes.
+#
+# A saved folder keeps its code while transformers goes on.
+
+
+logger = logging.get_logger(__name__)
+
+# the newest release of transformers that this code was tested with
+NEWEST_TESTED = (5, 24)
+
+
+class CheckedGenerationMixin(GenerationMixin):
+    """`generate` that is compared with the model once, before its first use on a transformers newer than tested."""
+
+    _is_generation_checked = tuple(map(int, transformers.__version__.split(".")[:2])) <= NEWEST_TESTED
+    _generates_with_cache = True
+
+    def generate(self, *args, **kwargs):
+        """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
+        if not self._is_generation_checked:
+            self._is_generation_checked = True  # before the check, which generates
+            if problem := find_generation_fault(self):
+                newest = "{}.{}".format(*NEWEST_TESTED)
+                problem = (
+                    f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
+                    f"{problem}: install transformers {newest}, or save the model with newer code"
+                )
+                self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
+                if not self._is_generation_checked:
+                    raise RuntimeError(problem)
+                self._generates_with_cache = False
+                logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
+        if not self._generates_with_cache:
+            kwargs["use_cache"] = False
+        return super().generate(*args, **kwargs)
+
+
+@torch.no_grad()
+def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True) -> str | None:
+    """What differs, in words, between steps of `generate` and one pass of the model over their tokens, if any does."""
+    config, was_training = model.config, model.training
+    length, steps = min(5, config.max_position_embeddings), min(4, config.max_position_embeddings)
+    input_ids = (torch.arange(2 * length, device=model.device).view(2, length) * 7 + 3) % config.vocab_size
+    mask = torch.ones_like(input_ids)
+    mask[1, 1:] = 0
+    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    # what is not said here is as the model was saved with
+    options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "use_cache": use_cache}
+    options |= {"max_new_tokens": steps, "min_new_tokens": steps, "max_length": None}
+    tokens = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    options |= {name: getattr(model.generation_config, name) for name in tokens}
+
+    def generate(**others):
+        return model.generate(**inputs, generation_config=GenerationConfig(**{**options, **others}))
+
+    model.eval()
+    try:
+        for cache in ({}, {"cache_implementation": "static", "disable_compile": True})[: 1 + use_cache]:
+            greedy = generate(output_logits=True, return_dict_in_generate=True, **cache)
+            expected = model(**inputs, decoder_input_ids=greedy.sequences[:, :-1], use_cache=False).logits.float()
+            error = (torch.stack(greedy.logits, dim=1).float() - expected).abs().max() / expected.abs().max()
+            if not error <= torch.finfo(model.dtype).eps ** 0.5:  # a NaN is not
+                return f"logits differ from the model's by {error:.1e} of the largest in greedy search {cache or ''}"
+            if not torch.equal(generate(**cache), greedy.sequences):
+                return "greedy search gives two answers, with logits and without"
+        if not torch.equal(generate(num_beams=2), generate(num_beams=2, use_cache=False)):
+            return "beam search gives other tokens with a cache than without"
+    except Exception as error:
+        return f"generate ends with {type(error).__name__}: {error}"
+    finally:
+        model.train(was_training)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/feed_forward.py
+# The feed-forward network, which ReLUFormer reads as a key–value memory, with its activations and gated forms.
+
+
+# name → φ; swish x·σ(βx) takes β in the module
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "softmax": lambda x: functional.softmax(x, dim=-1),
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+_GATES = {"glu": "sigmoid", "bilinear": "identity", "geglu": "gelu", "swiglu": "swish"}
+_GATES |= dict.fromkeys(("reglu", "drelu"), "relu")
+
+
+class FeedForward(nn.Module):
+    r"""Position-wise feed-forward network H = φ(X·W1ᵀ)·W2, or gated, H = (φ(X·W1ᵀ) ⊗ X·Vᵀ)·W2.
+
+    With φ = softmax it is the key–value memory of ReLUFormer eq. 2. Gated forms take 2/3 of the inner width, so that
+    parameters stay equal (Shazeer 2020, section 3); dReLU has ReLU on both sides (TurboSparse, Song et al. 2024).
+    """
+
+    def __init__(self, config: TransformerConfig, ffn_dim: int):
+        super().__init__()
+        name, width, bias = config.activation_function, config.hidden_size, config.ffn_bias
+        inner_dim = round(ffn_dim * 2 / 3) if name in _GATES else ffn_dim
+        self.activation_name = _GATES.get(name, name)
+        self.has_rectified_values = name == "drelu"
+        self.dropout, self.temperature = config.activation_dropout, config.feed_forward_temperature
+        self.initial_swish_beta = config.swish_beta
+        self.fc1 = nn.Linear(width, inner_dim, bias=bias)
+        self.fc_linear = nn.Linear(width, inner_dim, bias=bias) if name in _GATES else None
+        self.fc2 = nn.Linear(inner_dim, width, bias=bias)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.feed_forward_norm == "layer_norm" else None
+        learns_beta = config.learned_swish_beta and self.activation_name == "swish"
+        self.swish_beta = nn.Parameter(torch.empty(1)) if learns_beta else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set β; the model initialises the maps."""
+        if self.swish_beta is not None:
+            init.constant_(self.swish_beta, self.initial_swish_beta)
+
+    def activation(self, states: Tensor) -> Tensor:
+        """φ of the inner states."""
+        if self.activation_name == "softmax" and self.temperature != 1:
+            states = states / self.temperature
+        if self.activation_name != "swish":
+            return _ACTIVATIONS[self.activation_name](states)
+        beta = self.initial_swish_beta if self.swish_beta is None else self.swish_beta
+        return states * torch.sigmoid(beta * states)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # [..., embed_dim]
+        inner_states = self.activation(self.fc1(hidden_states))  # [..., inner_dim]
+        if self.fc_linear is not None:
+            values = self.fc_linear(hidden_states)
+            inner_states = inner_states * (functional.relu(values) if self.has_rectified_values else values)
+        inner_states = apply_dropout(inner_states, self.dropout, self.training)
+        output = self.fc2(inner_states)
+        return output if self.norm is None else self.norm(output)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/layers.py
+# Layers: attention and feed-forward branches around the residual stream.
+
+
+def drop_path(branch: Tensor, probability: float) -> Tensor:
+    """Leave out a residual branch of some rows of the batch, the others over 1 − p (Huang et al. 2016, section 3)."""
+    keeps = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device) >= probability
+    return branch * (keeps / (1 - probability)).to(branch.dtype)
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """Base of encoder and decoder layers: how a branch is normalised, dropped and added."""
+
+    def __init__(self, config: TransformerConfig, ffn_dim: int, drop_path_rate: float = 0.0):
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.dropout, self.drop_path_rate = config.dropout, drop_path_rate
+        self.mlp = FeedForward(config, ffn_dim)
+        self.mlp_norm = build_norm(config)
+
+    def branch_input(self, norm: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Input of a branch: normalised with PreNorm."""
+        return norm(hidden_states) if self.is_pre_norm else hidden_states
+
+    def add_branch(self, norm: nn.Module, hidden_states: Tensor, branch: Tensor) -> Tensor:
+        """Residual sum of a branch: normalised with PostNorm."""
+        branch = apply_dropout(branch, self.dropout, self.training)
+        if self.training and self.drop_path_rate > 0:
+            branch = drop_path(branch, self.drop_path_rate)
+        hidden_states = hidden_states + branch
+        return hidden_states if self.is_pre_norm else norm(hidden_states)
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, config: TransformerConfig, layer_idx: int, drop_path_rate: float = 0.0):
+        super().__init__(config, config.intermediate_size, drop_path_rate)
+        self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_base.py
+# What all models share: abilities, the initialisation of shared modules, attention options and the regulariser.
+
+
+logger = logging.get_logger(__name__)
+
+# how many maps of d × d are drawn as if they were one: tensor2tensor joins q, k and v, QKNorm's released code all four
+_JOINED = {"xavier": (3, 1), "small": (4, 4)}  # queries, keys, values and gate; output
+
+
+def is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two weights are equal; one that is missing or on the meta device counts as equal."""
+    if first is None or second is None or "meta" in (first.device.type, second.device.type):
+        return True
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return id_tensor_storage(first) == id_tensor_storage(second) or torch.equal(first, second)
+
+
+class TransformerPreTrainedModel(PreTrainedModel):
+    """Abilities of all models, and the initialisation of every module that several of them have."""
+
+    config: TransformerConfig
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+
+    def __init__(self, config: TransformerConfig):
+        config.validate()  # fields may have been set since it was built
+        super().__init__(config)
+        self._folder_with_code: PurePath | None = None
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """Initialise modules without a parameter too, which transformers passes over in code from outside."""
+        super()._initialize_weights(module)
+
+    def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, *args, **kwargs) -> None:
+        """Save so that the folder computes what the model does, whatever was replaced, tied or untied.
+
+        Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
+        number of labels). Adapters and quantised models are saved as transformers does it. The folder around
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
+        builds is a `ValueError`.
+        """
+        if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
+            state_dict = self._weights_to_save(state_dict)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        folder = PurePath(save_directory)
+        if is_main_process and re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith("."):
+            if self.is_remote_code():
+                # once: later on, a push that runs in the background may be reading these files
+                if self._folder_with_code != folder.parent:
+                    custom_object_save(self, folder.parent)
+                    self._folder_with_code = folder.parent
+            elif self.config.payload_writer is not None:
+                self.config.payload_writer(self.config, folder.parent)
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        """Fields of the configuration to change so that it builds a model of these weights."""
+        return {}
+
+    def _weights_to_save(self, state_dict: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Weights to save by name, without those that opening ties again; a given `state_dict` may hold a part."""
+        weights = dict(self.state_dict() if state_dict is None else state_dict)
+        changes, config = self._fields_of(weights), copy.deepcopy(self.config)
+        config.update(changes)
+        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+            opened = type(self)(config)
+        modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
+        differences = []
+        for name, module in opened.named_modules(remove_duplicate=False):
+            found = modules.get(name, module)
+            # a class that FSDP or transformers has put around it has the same forward inside
+            if inspect.unwrap(type(found).forward) is not inspect.unwrap(type(module).forward):
+                differences.append(f"{name} is a {type(found).__name__}, not a {type(module).__name__}")
+            if state_dict is None and getattr(found, "bias", module) is None and f"{name}.bias" in expected:
+                weights[f"{name}.bias"] = torch.zeros(len(found.weight), dtype=found.weight.dtype, device="cpu")
+        names = {**expected, **weights} if state_dict is None else [name for name in weights if name in expected]
+        sizes, wanted = ({name: [*tensor.shape] for name, tensor in part.items()} for part in (weights, expected))
+        differences += [
+            f"{name} is {sizes.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+            for name in names
+            if sizes.get(name) != wanted.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"{type(self).__name__} is not what its configuration builds, and would not open again, in "
+                f"{len(differences)} places: {'; '.join(differences[:3])}"
+            )
+        self.config.update(changes)
+        self.all_tied_weights_keys, storages = opened.all_tied_weights_keys, set()
+        for target, source in opened.all_tied_weights_keys.items():
+            if source in weights and target in weights and is_same(weights[source], weights[target]):
+                del weights[target]
+        for name, tensor in weights.items():  # what else is shared opens as weights of their own
+            if tensor.device.type != "meta" and id_tensor_storage(tensor) in storages:
+                weights[name] = tensor.clone()
+            storages.add(id_tensor_storage(tensor))
+        return weights
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MultiHeadAttention):
+            inputs, output = _JOINED.get(self.config.initialization, (1, 1))
+            for linear in (module.q_proj, module.k_proj, module.v_proj, module.gate_proj):
+                self._init_linear(linear, inputs)
+            self._init_linear(module.out_proj, output)
+        elif isinstance(module, FeedForward):
+            for linear in (module.fc1, module.fc_linear, module.fc2):
+                self._init_linear(linear)
+                if self.config.initialization == "big_vision" and getattr(linear, "bias", None) is not None:
+                    init.normal_(linear.bias, std=1e-6)
+        # after the projections: scalars and gates that transformers does not know
+        if isinstance(module, NormGate):
+            module.reset_gate()
+        elif isinstance(module, (MultiHeadAttention, FeedForward, ScaleNorm)):
+            module.reset_parameters()
+
+    def _init_linear(self, linear: nn.Linear | None, maps: int = 1) -> None:
+        """Draw a map of fan-in m as one of several of n in all: U(±√(6/(m+n))), N(0, √(2/(m+n))), or transformers'."""
+        if linear is None:
+            return
+        total = linear.in_features + maps * linear.out_features
+        if self.config.initialization in ("xavier", "big_vision"):
+            init.uniform_(linear.weight, -math.sqrt(6 / total), math.sqrt(6 / total))
+        elif self.config.initialization == "small":
+            init.normal_(linear.weight, std=math.sqrt(2 / total))
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The backend of that name, `fused` if none is named; transformers' own compute softmax and are refused."""
+        name = DEFAULT_BACKEND if requested_attention is None else requested_attention
+        attention_backend(name)
+        return name
+
+    def attention_options(
+        self,
+        mask: AttentionMask,
+        query_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> dict:
+        """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
+        return {
+            "attention_mask": mask,
+            "query_mask": query_mask,
+            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
+            "count_null_rows": bool(output_null_rate),
+            "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
+        }
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the loss holds the regulariser: in training, if one of its weights is not 0."""
+        return self.training and self.config.has_regularizer
+
+    def regularize(self, sums: Tensor | None, labels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The weighted regulariser (ReLUFormer, eq. 7), or None without weights, and the null rate.
+
+        Warns once if the model is trained without labels, as by the Trainer's `label_smoothing_factor`.
+        """
+        if sums is None:
+            return None, None
+        means = sums / sums[ROWS].clamp_min(1)
+        if not self.is_regularized:
+            return None, means[NULL_ROWS].detach()
+        loss = self.config.normalization_loss_weight * means[NORMALIZATION]
+        loss = loss + self.config.entropy_loss_weight * means[ENTROPY]
+        if labels is None and loss.requires_grad and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "the model is trained without labels, so a loss computed outside of it lacks the regulariser: give "
+                "labels, or add regularization_loss of the output; smooth by label_smoothing of the configuration"
+            )
+        return loss, means[NULL_ROWS].detach()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/sequence_masks.py
+# Masks and positions of token sequences: what of the padding, the past and the future a query may see.
+#
+# Wrong masks are `ValueError`s: of other dimensions, not of all tokens, additive, or with rows for another sequence.
+
+
+def padding_mask(
+    attention_mask: Tensor | None, query_len: int, key_len: int, device: torch.device, is_cross: bool = False
+) -> AttentionMask:
+    """The mask of a sequence that every query sees the same way.
+
+    Args:
+        attention_mask: 1 or True = real token [batch, key_len], or a ready mask of 4 dimensions.
+        query_len, key_len, device: as in `AttentionMask`.
+        is_cross: the queries are another sequence's, so that a ready mask must not tell them apart.
+    """
+    if attention_mask is None:
+        return AttentionMask(query_len, key_len, device)
+    mask = _checked(attention_mask)
+    if mask.dim() == 2:
+        return AttentionMask(query_len, key_len, device, mask)
+    if is_cross and mask.shape[2] != 1:
+        raise ValueError(f"the mask of cross-attention is {list(mask.shape)}, but must be [batch, 1, 1, source_len]")
+    return AttentionMask.of(mask, query_len, key_len, device)
+
+
+def causal_mask(
+    query_len: int, key_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> AttentionMask:
+    """The mask of decoder self-attention: key j is visible to query i if it is real and not in i's future.
+
+    Args:
+        query_len: number of new tokens.
+        key_len: number of keys, cached ones included; a static cache counts its empty places too.
+        past_len: number of tokens before the new ones.
+        attention_mask: as in `padding_mask`; of 2 dimensions it covers past and new tokens.
+        device: where the queries are.
+    """
+    mask = None if attention_mask is None else _checked(attention_mask)
+    if mask is not None and mask.dim() == 4:
+        return AttentionMask.of(mask, query_len, key_len, device)
+    if isinstance(past_len, Tensor):
+        past_len = past_len.clone()  # the cache counts on in place, before the mask is made dense
+    if mask is None:
+        return AttentionMask(query_len, key_len, device, causal_offset=past_len)
+    if not torch.compiler.is_compiling() and attention_mask.shape[-1] != past_len + query_len:
+        raise ValueError(
+            f"decoder_attention_mask covers {attention_mask.shape[-1]} tokens, but there are {int(past_len)} past and "
+            f"{query_len} new ones"
+        )
+    # slots of a static cache that hold no token yet
+    mask = functional.pad(mask, (0, max(0, key_len - mask.shape[-1])))
+    return AttentionMask(query_len, key_len, device, mask[:, :key_len], past_len)
+
+
+def token_positions(
+    query_len: int, past_len: int | Tensor, attention_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Positions [batch or 1, query_len] that do not move when a sequence is padded, on either side."""
+    if attention_mask is None or attention_mask.dim() != 2:
+        return (torch.arange(query_len, device=device) + past_len)[None]
+    return (attention_mask.bool().long().cumsum(-1) - 1).clamp_min(0)[:, -query_len:]
+
+
+def _checked(mask: Tensor) -> Tensor:
+    """The mask as bool; an additive one of 4 dimensions (0 = may attend) would be read upside down."""
+    if mask.dim() not in (2, 4):
+        raise ValueError(f"an attention mask is {list(mask.shape)}, but must be [batch, length] or of 4 dimensions")
+    if mask.dim() == 4 and mask.is_floating_point():
+        raise ValueError(f"an attention mask of 4 dimensions must be boolean, True = may attend, but is {mask.dtype}")
+    return mask.bool()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/modeling_seq2seq.py
+
+
+if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
+    from .handler import EndpointHandler as EndpointHandler
+
+
+@dataclass
+class Seq2SeqTransformerEncoderOutput(BaseModelOutput):
+    """Encoder output; `regularizer_sums` [4] are the sums of that name over layers, or None."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """Decoder output; `regularizer_sums` as in the encoder's."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerOutput(Seq2SeqModelOutput):
+    """Output of the model without head; `regularizer_sums` over encoder and decoder, or None."""
+
+    regularizer_sums: Tensor | None = None
+
+
+@dataclass
+class Seq2SeqTransformerLMOutput(Seq2SeqLMOutput):
+    """Output of the translation model; the last two may be missing.
+
+    `regularization_loss`: ReLUFormer eq. 7 with its weights, a part of `loss`, in training. `null_rate`: share of the
+    query rows that attend to nothing (ReLA, section 5.2), with `output_null_rate` and beside the regulariser.
+    """
+
+    regularization_loss: Tensor | None = None
+    null_rate: Tensor | None = None
+
+
+# what transformers calls the cache: `past_key_values` up to 5.23, `cache` from 5.24 on; a third name ends the import
+CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__)
+
+
+def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
+    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`."""
+    if past_key_values is not None and cache is not None:
+        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
+    return past_key_values if cache is None else cache
+
+
+def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero states [batch, length, width] of padding that a caller made: 0 · NaN would reach the real tokens."""
+    if mask is None or mask.dim() != 2 or mask.shape[-1] < states.shape[1]:  # the latter is refused where it is read
+        return states
+    return states.masked_fill(~mask[:, -states.shape[1] :].bool()[..., None], 0)
+
+
+class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, layer_idx: int):
+        super().__init__(config, config.decoder_ffn_dim)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention.from_config(config, "decoder", heads, layer_idx)
+        self.self_attn_norm = build_norm(config)
+        self.cross_attn = MultiHeadAttention.from_config(config, "cross", heads, layer_idx)
+        self.cross_attn_norm = build_norm(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        self_attention_options: dict,
+        cross_attention_options: dict,
+        past_key_values: Cache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
+        branch, _, self_sums = self.self_attn(
+            self.branch_input(self.self_attn_norm, hidden_states),
+            past_key_values=past_key_values,
+            **self_attention_options,
+        )
+        hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
+        queries = self.branch_input(self.cross_attn_norm, hidden_states)
+        # rows of one sentence, as beam search has them, are queries of one attention
+        branch, _, cross_sums = self.cross_attn(
+            queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
+            encoder_hidden_states,
+            past_key_values=past_key_values,
+            **cross_attention_options,
+        )
+        hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
+        branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
+        return self.add_branch(self.mlp_norm, hidden_states, branch), add_regularizer_sums([self_sums, cross_sums])
+
+
+class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
+    """Abilities, and the initialisation of embeddings, of all encoder–decoder families."""
+
+    config: Seq2SeqTransformerConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """Resize the source's side; the target's follows if it shares the vocabulary, else it stays."""
+        head = self.get_output_embeddings()  # transformers gives it the source's size, whatever its own is
+        decoder = getattr(getattr(self, self.base_model_prefix, self), "decoder", None)
+        if decoder is not None and self.config.tying != "all":
+            parts = [self.get_input_embeddings(), decoder.embed_tokens]
+            if head is not None and self.config.tying == "none":
+                parts.append(head)
+            for count, part in enumerate(parts):  # a weight is resized in place, for all that hold it
+                if any(part.weight is other.weight for other in parts[:count]):
+                    part.weight = nn.Parameter(part.weight.detach().clone(), part.weight.requires_grad)
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if self.config.tying == "all" and self.config.decoder_vocab_size is not None:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        if decoder is not None and self.config.tying != "all":
+            size = self.config.target_vocab_size
+            decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, size)
+            if head is not None and (self.config.tying == "none" or size != self.config.vocab_size):
+                self.set_output_embeddings(self._get_resized_lm_head(head, size))
+            self.tie_weights()
+        return embeddings
+
+    def _fields_of(self, weights: dict[str, Tensor]) -> dict[str, Any]:
+        endings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+        source, target, head = (
+            next((weights[name] for name in weights if name.endswith(ending)), None) for ending in endings
+        )
+        config, fields = self.config, {}
+        if source is not None and target is not None:
+            fields["vocab_size"] = len(source)
+            if len(target) != (len(source) if config.decoder_vocab_size is None else config.decoder_vocab_size):
+                fields["decoder_vocab_size"] = len(target)
+        if not is_same(target, head):
+            fields["tying"] = "none"
+        elif config.tying == "all" and not is_same(source, target):
+            fields["tying"] = "decoder"
+        if "lm_head.bias" in weights:
+            fields["output_bias"] = True
+        return fields
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # learned positions have none
+            if self.config.embedding_norm == "fix_norm":
+                init.uniform_(module.weight, -0.01, 0.01)
+            elif self.config.scale_embedding:  # √d multiplies them
+                init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, SinusoidalPositions):
+            module.reset_parameters()
+        elif isinstance(module, TransformerStack) and module.embedding_bias is not None:
+            bound = math.sqrt(3 / self.config.d_model)
+            init.uniform_(module.embedding_bias, -bound, bound)
+
+
+class TransformerStack(Seq2SeqTransformerPreTrainedModel):
+    """Base of encoder and decoder: embeddings with positions, layers and the last norm."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig, vocab_size: int, layers: list[nn.Module]):
+        super().__init__(config)
+        self.dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        self.embedding_bias = nn.Parameter(torch.empty(config.d_model)) if config.embedding_bias else None
+        rows, layout = config.max_position_embeddings, config.position_embedding_type
+        if layout == "learned":
+            self.embed_positions = nn.Embedding(rows + config.position_offset, config.d_model)
+        else:
+            self.embed_positions = SinusoidalPositions(rows, config.d_model, layout)
+        self.embedding_norm = build_norm(config) if config.embedding_norm == "layer_norm" else None
+        self.layers = nn.ModuleList(layers)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
+        self.gradient_checkpointing = False
+
+    @staticmethod
+    def require_one_input(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The one input that is given."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds, on each side")
+        return inputs_embeds if input_ids is None else input_ids
+
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence of more tokens than there are positions."""
+        longest = self.config.max_position_embeddings
+        if length > longest:
+            raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
+
+    def embed(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, positions: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Look tokens up, normalise, scale, place and drop them, as the first layer takes them."""
+        config = self.config
+        if inputs_embeds is None:
+            if self.training and config.word_dropout > 0:
+                is_dropped = torch.rand(input_ids.shape, device=input_ids.device) < config.word_dropout
+                input_ids = input_ids.masked_fill(is_dropped & input_ids.ne(config.pad_token_id), config.unk_token_id)
+            inputs_embeds = self.embed_tokens(input_ids)  # [batch, length, d_model]
+        else:
+            inputs_embeds = without_padding(inputs_embeds, mask)
+        if config.embedding_norm == "fix_norm":
+            inputs_embeds = unit_length(inputs_embeds)
+        if config.scale_embedding:
+            inputs_embeds = inputs_embeds * math.sqrt(config.d_model)
+        if self.embedding_bias is not None:
+            inputs_embeds = inputs_embeds + self.embedding_bias
+        placed = self.embed_positions(positions + config.position_offset)
+        hidden_states = inputs_embeds + placed.to(inputs_embeds.dtype)
+        if self.embedding_norm is not None:
+            hidden_states = self.embedding_norm(hidden_states)
+        return apply_dropout(hidden_states, self.dropout, self.training)
+
+    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after all layers and the last norm, and `regularizer_sums`."""
+        sums = []
+        for layer in self.layers:
+            hidden_states, layer_sums = layer(hidden_states, *arguments)
+            sums.append(layer_sums)
+        return hidden_states if self.norm is None else self.norm(hidden_states), add_regularizer_sums(sums)
+
+
+class Seq2SeqTransformerEncoder(TransformerStack):
+    """Encoder: embeddings and `encoder_layers` layers."""
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        layers = [EncoderLayer(config, layer_idx) for layer_idx in range(config.encoder_layers)]
+        super().__init__(config, config.vocab_size, layers)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> Seq2SeqTransformerEncoderOutput:
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
+        given = self.require_one_input(input_ids, inputs_embeds)
+        length, device = given.shape[1], given.device
+        self.check_length(length)
+        mask = padding_mask(attention_mask, length, length, device)
+        options = self.attention_options(mask, mask.key_padding_mask, output_attentions, output_null_rate)
+        positions = token_positions(length, 0, attention_mask, device)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
+        hidden_states, sums = self.run_layers(hidden_states, options)
+        return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
+
+
+class Seq2SeqTransformerDecoder(TransformerStack):
+    """Decoder: embeddings and `decoder_layers` layers."""
+
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        layers = [DecoderLayer(config, layer_idx) for layer_idx in range(config.decoder_layers)]
+        super().__init__(config, config.target_vocab_size, layers)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        query_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_null_rate: bool | None = None,
+    ) -> Seq2SeqTransformerDecoderOutput:
+        """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`, or `cache`.
+
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+        """
+        if encoder_hidden_states is None:
+            raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
+        given = self.require_one_input(input_ids, inputs_embeds)
+        length, device = given.shape[1], given.device
+        cache = self.writable_cache(one_cache(past_key_values, cache))
+        if use_cache and cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        past_len, key_len = 0, length
+        if cache is not None:
+            self.check_masks(cache, attention_mask=encoder_attention_mask, decoder_attention_mask=attention_mask)
+            past_len = cache.get_seq_length()
+            key_len, _ = cache.get_mask_sizes(length, 0)
+        if isinstance(past_len, int):  # a static cache counts on the device and is as long as it can get
+            self.check_length(past_len + length)
+        mask = causal_mask(length, key_len, past_len, attention_mask, device)
+        positions = token_positions(length, past_len, attention_mask, device)
+        hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
+        (sources, source_len), rows = encoder_hidden_states.shape[:2], given.shape[0]
+        if not sources or rows % sources:
+            raise ValueError(f"the target has {rows} rows, but must have a multiple of the source's {sources}")
+        queries = length * (rows // sources)
+        if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
+            query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
+        source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
+        cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
+        self_options, cross_options = (
+            self.attention_options(*masks, output_attentions, output_null_rate)
+            for masks in ((mask, query_mask), (source_mask, cross_queries))
+        )
+        # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
+        hidden_states, sums = self.run_layers(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
+        return Seq2SeqTransformerDecoderOutput(
+            last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
+        )
+
+    @staticmethod
+    def check_masks(cache: EncoderDecoderCache, **masks: Tensor | None) -> None:
+        """Refuse to read a cache that was written under a mask, and may hold padding, without that mask."""
+        if torch.compiler.is_compiling():  # by `generate` alone, which has one set of masks for all steps
+            return
+        written_under = cache.__dict__.setdefault("written_under", set())
+        for name, mask in masks.items():
+            if mask is not None:
+                written_under.add(name)
+            elif name in written_under and int(cache.get_seq_length()) == 0:  # it was reset
+                written_under.discard(name)
+            elif name in written_under:
+                raise ValueError(f"the cache was written under an {name} that is missing now: give it for all tokens")
+
+    def writable_cache(self, cache: Cache | None) -> EncoderDecoderCache | None:
+        """The cache that the layers read and write; None where the backward pass computes them again."""
+        if cache is None:
+            return None
+        if not isinstance(cache, EncoderDecoderCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}, but must be an EncoderDecoderCache")
+        if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
+            return cache
+        if cache.get_seq_length() > 0:
+            raise ValueError(
+                f"past_key_values holds {int(cache.get_seq_length())} tokens, but with gradient checkpointing it must "
+                "be empty in training: leave one of the two out"
+            )
+        return None
+
+
+class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
+    """Encoder and decoder without a head; the softmax baseline and the code of every family."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        super().__init__(config)
+        self.encoder = Seq2SeqTransformerEncoder(config)
+        self.decoder = Seq2SeqTransformerDecoder(config)
+        self.post_init()
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        is_one = self.config.tying == "all"
+        return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"} if is_one else None
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Embeddings of the source."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace those of the source, and of the target too where they are tied."""
+        self.encoder.embed_tokens = value
+        if self.config.tying == "all":
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        decoder_query_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerOutput:
+        """Encode the source unless `encoder_outputs` are given, and decode.
+
+        Args:
+            input_ids: [batch, source_len].
+            attention_mask: 1 = real source token [batch, source_len].
+            decoder_input_ids: [batch, target_len].
+            decoder_attention_mask: 1 = real target token, past ones included.
+            encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
+            past_key_values, cache: two names of the cache of earlier target tokens.
+            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
+            kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
+        """
+        encoder_sums, cache = None, one_cache(past_key_values, cache)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+            # those of an earlier call do not count again; `generate` also repeats them like rows
+            encoder_sums, encoder_states = encoder_outputs.regularizer_sums, encoder_outputs.last_hidden_state
+        else:
+            if not isinstance(encoder_outputs, BaseModelOutput):
+                encoder_outputs = BaseModelOutput(last_hidden_state=encoder_outputs[0])
+            encoder_states = encoder_outputs.last_hidden_state
+            if not getattr(cache, "is_updated", {}).get(0):  # later steps have keys and values of it
+                encoder_states = without_padding(encoder_states, attention_mask)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_states,
+            encoder_attention_mask=attention_mask,
+            cache=cache,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            query_mask=decoder_query_mask,
+            **kwargs,
+        )
+        return Seq2SeqTransformerOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            regularizer_sums=add_regularizer_sums([encoder_sums, decoder_outputs.regularizer_sums]),
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
+        )
+
+
+# greedy and beam search of the installed library give the same tokens in less time
+SearchMixin = GenerationMixin if kernels is None else kernels.SearchMixin
+
+
+class Seq2SeqTransformerForConditionalGeneration(
+    Seq2SeqTransformerPreTrainedModel, CheckedGenerationMixin, SearchMixin
+):
+    """Translation model: encoder, decoder and output layer, with `generate` and a loss."""
+
+    def __init__(self, config: Seq2SeqTransformerConfig):
+        super().__init__(config)
+        self.model = Seq2SeqTransformerModel(config)
+        linear = UnitLinear if config.embedding_norm == "fix_norm" else nn.Linear
+        self.lm_head = linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Open as transformers does; the translation pipeline opens a target tokenizer of the same revision."""
+        opened = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model = opened[0] if isinstance(opened, tuple) else opened  # with output_loading_info
+        model.opened_revision = kwargs.get("revision")
+        return opened
+
+    @property
+    def _tied_weights_keys(self) -> dict[str, str] | None:
+        side = {"all": "encoder", "decoder": "decoder"}.get(self.config.tying)
+        return {"lm_head.weight": f"model.{side}.embed_tokens.weight"} if side else None
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the output layer; a plain one, as resizing makes it, gets rows of unit length under FixNorm."""
+        if self.config.embedding_norm == "fix_norm" and not isinstance(value, UnitLinear):
+            plain, value = value, UnitLinear(value.in_features, value.out_features, device="meta")
+            value.weight, value.bias = plain.weight, plain.bias
+            value._is_hf_initialized = getattr(plain, "_is_hf_initialized", False)  # else `post_init` draws it anew
+        self.lm_head = value
+
+    def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
+        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
+        if generation_config is None:
+            for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
+                if kwargs.get(name) is not None:
+                    kwargs.setdefault(other, None)
+        return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
+        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet."""
+        cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
+        if cache is not None:
+            held = int(cache.get_seq_length())
+            if held >= given:
+                raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
+            kwargs["next_sequence_length"] = given - held
+        self.model.decoder.check_length(given)
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
+        """The target mask as it is: with a static cache `generate` would make it an additive one, ours are boolean."""
+        return attention_mask
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels [batch, target_len] shifted right behind what `label_shift` says, −100 replaced by padding."""
+        if self.config.label_shift == "last_label":
+            count = (labels.ne(-100) & labels.ne(self.config.pad_token_id)).sum(-1, keepdim=True)
+            first = labels.gather(1, (count - 1).clamp_min(0))
+        else:
+            first = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([first, labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        cache: Cache | None = None,
+        **kwargs,
+    ) -> Seq2SeqTransformerLMOutput:
+        r"""Next-token logits, and with labels the loss.
+
+        loss = Σ_t CE_t / N + R · T / N: R the regulariser's mean over this batch's query rows, T its target tokens
+        and N `num_items_in_batch` (T if not given), so that the parts of an accumulated batch add up. In evaluation
+        it is plain cross-entropy, without smoothing and regulariser.
+
+        Args:
+            labels: target ids, −100 where there is none [batch, target_len]; `decoder_input_ids` are made from them.
+            num_items_in_batch: number of target tokens over all accumulated batches and processes.
+            others: as in `Seq2SeqTransformerModel.forward`.
+        """
+        query_mask = None
+        if labels is not None:
+            use_cache, query_mask = False, labels.ne(-100)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            decoder_query_mask=query_mask,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        regularization_loss, null_rate = self.regularize(outputs.regularizer_sums, labels)
+        loss = None if labels is None else self.compute_loss(logits, labels, regularization_loss, num_items_in_batch)
+        own = {"last_hidden_state", "regularizer_sums"}
+        return Seq2SeqTransformerLMOutput(
+            loss=loss,
+            logits=logits,
+            regularization_loss=regularization_loss,
+            null_rate=null_rate,
+            **{name: value for name, value in outputs.items() if name not in own},
+        )
+
+    def compute_loss(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        regularization_loss: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
+        labels = labels.to(logits.device)
+        cross_entropy = functional.cross_entropy(
+            logits.float().flatten(0, 1),
+            labels.flatten(),
+            ignore_index=-100,
+            reduction="sum",
+            label_smoothing=self.config.label_smoothing if self.training else 0.0,
+        )
+        num_tokens = labels.ne(-100).sum()
+        num_items = num_tokens if num_items_in_batch is None else num_items_in_batch
+        # of a batch without a target the loss is 0
+        num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
+        loss = cross_entropy / num_items
+        return (
+            loss
+            if regularization_loss is None
+            else loss + regularization_loss.to(loss.device) * (num_tokens / num_items)
+        )
+
+
+class ReLUFormerModel(Seq2SeqTransformerModel):
+    """ReLUFormer without a head (Shen et al. 2023)."""
+
+    config: ReLUFormerConfig
+
+
+class ReLUFormerForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """ReLUFormer for translation (Shen et al. 2023)."""
+
+    config: ReLUFormerConfig
+
+
+class ReLAModel(Seq2SeqTransformerModel):
+    """Transformer with rectified linear attention, without a head (Zhang et al. 2021)."""
+
+    config: ReLAConfig
+
+
+class ReLAForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """Transformer with rectified linear attention for translation (Zhang et al. 2021)."""
+
+    config: ReLAConfig
+
+
+class QKNormModel(Seq2SeqTransformerModel):
+    """Transformer with query-key normalisation, without a head (Henry et al. 2020)."""
+
+    config: QKNormConfig
+
+
+class QKNormForConditionalGeneration(Seq2SeqTransformerForConditionalGeneration):
+    """Transformer with query-key normalisation for translation (Henry et al. 2020)."""
+
+    config: QKNormConfig
