@@ -1138,11 +1138,9 @@ class Seq2SeqTransformerForConditionalGeneration(
         # of a batch without a target the loss is 0
         num_items = num_items.to(logits.device).clamp_min(1) if isinstance(num_items, Tensor) else max(num_items, 1)
         loss = cross_entropy / num_items
-        return (
-            loss
-            if regularization_loss is None
-            else loss + regularization_loss.to(loss.device) * (num_tokens / num_items)
-        )
+        if regularization_loss is not None:
+            loss = loss + regularization_loss.to(loss.device) * (num_tokens / num_items)
+        return loss
 
 
 class ReLUFormerModel(Seq2SeqTransformerModel):

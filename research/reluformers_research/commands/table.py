@@ -187,7 +187,8 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
     if (records / name).resolve() == options.again.with_suffix("").resolve():
         raise UserError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
-    check_job(job)
+    if not job.is_done:
+        check_job(job)
     if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
         sys.exit(1)
     metric = METRICS[task_named(sections["task"]).main_metric]
