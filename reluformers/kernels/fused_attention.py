@@ -184,15 +184,18 @@ _operator.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class _Function(torch.autograd.Function):
-    """The operator with its gradients, for plain tensors."""
+    """The operator with its gradients, for plain tensors; it hands every argument on, so there are few of them."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        output = _run_forward(*inputs)
-        _save_for_backward(ctx, inputs, output)
+    def forward(ctx, query, key, value, threshold, computation, options):
+        output = _run_forward(query, key, value, computation, *options)
+        _save_for_backward(ctx, (query, key, value, computation, *options), output)
         return output
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx, *grads):
+        *grads, _, grad_threshold = _backward(ctx, *grads)[:5]
+        return *grads, grad_threshold, None, None
 
 
 def _are_plain(*states: Tensor | None) -> bool:
@@ -290,7 +293,9 @@ def rectified_attention(
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        counts = _key_counts(query, key, key_padding_mask, offset, first_keys) ** length_exponent
+        counts = _key_counts(query, key, key_padding_mask, offset, first_keys)
+        if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would be one more kernel on a GPU
+            counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
     output, *statistics = attention(
         query,
@@ -442,10 +447,14 @@ def attention(
     if is_sparse:
         find = _find_thresholds if is_plain else _threshold_operator
         options = options._replace(row_thresholds=find(query.detach(), key.detach(), computation, *options))
-    run = _operator
-    if is_plain:  # most calls without gradients are short ones
-        run = _Function.apply if torch.is_grad_enabled() else _run_forward
-    output, row_sums, weighted_logs, nonzeros = run(query, key, value, computation, *options)
+    trained = (query, key, value, options.learned_threshold)
+    if not is_plain:
+        outputs = _operator(query, key, value, computation, *options)
+    elif torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in trained):
+        outputs = _Function.apply(*trained, computation, options)
+    else:  # most calls without gradients are short ones
+        outputs = _run_forward(query, key, value, computation, *options)
+    output, row_sums, weighted_logs, nonzeros = outputs
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":

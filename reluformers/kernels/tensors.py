@@ -52,4 +52,6 @@ def is_differentiated() -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Compute in the types that are given; the meta device knows no autocast."""
-    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # asked, as the context takes longer
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)

@@ -65,8 +65,7 @@ TILES = {
 }
 KERNELS = {"forward": forward_kernel, "keys": key_kernel, "queries": query_kernel, "thresholds": threshold_kernel}
 INTERPRETER_TILE = {"QUERIES": 16, "KEYS": 16}
-SHORT = 256
-LENGTH_BUCKETS = (SHORT, 2048)  # tiles are timed anew for lengths up to each of these, and above
+SHORT, LONG = 256, 2048  # tiles are timed anew for lengths up to each of these, and above
 
 ACTIVATIONS = ("relu", "relu2", "relu6", "leaky_relu", "gelu", "softplus", "sigmoid", "identity")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -214,7 +213,7 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
     with torch.cuda.device_of(query):
         kernel[lambda constants: (-(-query_len // constants["QUERIES"]) * batch * heads,)](
             states,
-            sum((part.stride()[:3] for part in states), ()),
+            _strides(states),
             found,
             key_padding_mask,
             first_keys,
@@ -274,15 +273,16 @@ def _launch(
     row_factors = options.row_factors
     key_padding_mask, first_keys = _dense_masks(options, batch, key_len)
     row_batches = 1 if row_factors is None else len(row_factors)
+    dropped = _dropped_bytes(options)
     kernel, tile = _tuned(TuningCase.of(name, options, *states[:2], rows, is_affine))
     with torch.cuda.device_of(states[0]):
         kernel[lambda constants: (-(-length // constants[side]) * batch * heads,)](
             states,
-            sum((part.stride()[:3] for part in states), ()),
+            _strides(states),
             rows,
             None if row_factors is None else row_factors.contiguous(),
             key_padding_mask,
-            options.seed if _dropped_bytes(options) > 0 else None,
+            options.seed if dropped > 0 else None,
             options.learned_threshold,
             first_keys,
             None if options.row_thresholds is None else options.row_thresholds.contiguous(),
@@ -294,7 +294,7 @@ def _launch(
             options.rows_per_position,
             row_batches,
             1 if first_keys is None else len(first_keys),
-            _dropped_bytes(options),
+            dropped,
             ACTIVATION=options.activation,
             IS_CAUSAL=options.causal_offset is not None,
             IS_AFFINE=is_affine,
@@ -303,6 +303,10 @@ def _launch(
             PADDED_DIM=_padded(head_dim),
             **tile,
         )
+
+
+def _strides(states: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple([stride for part in states for stride in part.stride()[:3]])
 
 
 def _dense_masks(options: PassOptions, batch: int, key_len: int) -> tuple[Tensor | None, Tensor | None]:
@@ -350,17 +354,18 @@ class TuningCase(NamedTuple):
         is_affine: bool,
     ) -> "TuningCase":
         """Build the tuning key of one kernel call."""
-        is_short = query.dtype != torch.float32 and max(query.shape[2], key.shape[2]) <= SHORT
-        return cls(
+        lengths = query.shape[2], key.shape[2]
+        is_short = query.dtype != torch.float32 and max(lengths) <= SHORT
+        return cls(  # lists, not generators, as this is asked for before each launch
             name,
-            activation=options.activation,
+            options.activation,
             is_causal=options.causal_offset is not None,
             head_dim=query.shape[-1],
             dtype=query.dtype,
             device=query.device,
-            buckets=tuple(sum(states.shape[2] > limit for limit in LENGTH_BUCKETS) for states in (query, key)),
-            has_rows=tuple(row is not None for row in rows),
-            has_options=tuple(part is not None for part in options[:6]),
+            buckets=tuple([(length > SHORT) + (length > LONG) for length in lengths]),
+            has_rows=tuple([row is not None for row in rows]),
+            has_options=tuple([part is not None for part in options[:6]]),
             is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )
