@@ -41,7 +41,7 @@ _KNOWN = {
     # for other kernels or for the model
     *("use_cache", "cache_position", "return_dict", "deterministic"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
-    *("grid_thw", "image_grid_thw"),
+    *("grid_thw", "image_grid_thw", "logits_to_keep"),
 }
 _LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
 

@@ -6,16 +6,17 @@ model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="relu_atten
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention_interface import InterfaceAttention, register
-from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION, refuse_another
+from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION, calls_interface, refuse_another
 
 # what has a name from the start: attentions without parameters
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
@@ -55,15 +56,25 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("swin", "clap", "clap_audio_model"), "it hides keys by a score of -100, which only softmax does not see"
     ),
-    **dict.fromkeys(
+    **dict.fromkeys(  # others are found by `check_modules`; these would raise a KeyError before
         (
-            *("bigbird_pegasus", "evolla", "gemma3n_audio", "longt5", "pegasus_x"),
-            *("bridgetower_vision_model", "deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
+            *("deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
             *("sam_hq_vision_model", "sam_vision_model", "unlimited_ocr_sam_vision_model"),
         ),
         "its own code computes softmax, beside the attention interface",
     ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
+}
+_SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
+# pattern of classes of modules → what of a model beside its attention may keep softmax
+KEEPS_SOFTMAX = {
+    "Pool": "a pooling head",
+    "DeformableAttention": "deformable attention, which has no keys",
+    "AriaCrossAttention": "a projector of images",
+    "AttnBlock": "a convolutional tokenizer of images",
+    "MHAttentionMap": "a mask head",
+    "PatchTSMixerGatedAttention": "",  # a gate over features
+    "Sam2MultiScaleAttention": "",  # which throws it away, and calls the interface
 }
 
 
@@ -150,12 +161,55 @@ def check_attention(model_class: type, config: PreTrainedConfig, attention: Atte
         )
 
 
+def check_modules(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model in which an attention would keep softmax, as its class does not call the interface.
+
+    Args:
+        model: built; those of its parts that are models themselves are left out.
+        name: that of the attention.
+
+    Raises:
+        ValueError: there is one, and it is none of `KEEPS_SOFTMAX`.
+    """
+    left = sorted({one.__name__ for one in map(type, _own_modules(model)) if computes_softmax(one)})
+    if left := [one for one in left if kept_by(one) is None]:
+        raise ValueError(
+            f"{type(model).__name__} does not take {name}: its own code computes softmax, beside the attention "
+            f"interface: {', '.join(left)}"
+        )
+
+
+def kept_by(module_class: str) -> str | None:
+    """What in `KEEPS_SOFTMAX` a class of a module is, by its name; None for an attention that is none of them."""
+    return next((what for part, what in KEEPS_SOFTMAX.items() if part in module_class), None)
+
+
+def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
+    for part in module.children():
+        if not isinstance(part, PreTrainedModel):
+            yield part
+            yield from _own_modules(part)
+
+
+@functools.cache
+def computes_softmax(module_class: type[nn.Module]) -> bool:
+    """Whether an attention of transformers has softmax in its code, and no call of the interface."""
+    if "Att" not in module_class.__name__ or calls_interface(module_class):
+        return False
+    bases = [one for one in module_class.__mro__ if one.__module__.startswith("transformers.models.")]
+    return any(_SOFTMAX.search(_code_of(one)) for one in bases)
+
+
+def _code_of(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return ""
+
+
 @functools.cache
 def _source_of(model_class: type) -> str:
-    try:
-        return inspect.getsource(sys.modules[model_class.__module__])
-    except (KeyError, OSError, TypeError):
-        return ""
+    return _code_of(sys.modules.get(model_class.__module__))
 
 
 def is_ours(name: Any) -> bool:
@@ -202,15 +256,16 @@ def _given_to(config: PreTrainedConfig, names: Any) -> dict[int, Any]:
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
-    transformers only warns where a model takes no attention by name, and saves none. So five methods are wrapped:
-    where a model is built, given another attention or made ready for continuous batching, and where a configuration is
-    saved or read; and a property, where a configuration is given names.
+    transformers only warns where a model takes no attention by name, and saves none. So six methods are wrapped:
+    where a model begins to be built and where it has been, is given another attention or made ready for continuous
+    batching, and where a configuration is saved or read; and a property, where a configuration is given names.
     """
     if hasattr(PreTrainedModel, "_has_guarded_attentions"):
         return
     PreTrainedModel._has_guarded_attentions = True
     check, give = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
     save, name_of = PreTrainedConfig.save_pretrained, PreTrainedConfig._attn_implementation
+    built = PreTrainedModel.post_init
 
     def check_model(model: PreTrainedModel, name: Any, given: dict[int, Any] | None) -> None:
         attention = _ours(name)
@@ -235,6 +290,12 @@ def guard_models() -> None:
         check_model(self, requested_attention, {} if is_init_check else None)
         return check(self, requested_attention, is_init_check)
 
+    @functools.wraps(built)
+    def post_init(self):
+        if is_ours(self.config._attn_implementation):
+            check_modules(self, self.config._attn_implementation)
+        built(self)
+
     @functools.wraps(give)
     def set_attn_implementation(self, attn_implementation, *args, **keywords):
         if hasattr(self.config, "exchanged"):
@@ -243,7 +304,10 @@ def guard_models() -> None:
         is_name_of_ours = is_ours(attn_implementation)
         for part in self.modules():
             if isinstance(part, PreTrainedModel):
-                check_model(part, attn_implementation if is_name_of_ours else given.get(id(part.config)), given)
+                name = attn_implementation if is_name_of_ours else given.get(id(part.config))
+                check_model(part, name, given)
+                if is_ours(name):
+                    check_modules(part, name)
         give(self, attn_implementation, *args, **keywords)
         if is_name_of_ours:  # transformers 5.17 forgets the copies of a configuration that parts may have
             for part in self.modules():
@@ -288,7 +352,7 @@ def guard_models() -> None:
 
     GenerationMixin.init_continuous_batching = init_continuous_batching
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
-    PreTrainedModel.set_attn_implementation = set_attn_implementation
+    PreTrainedModel.post_init, PreTrainedModel.set_attn_implementation = post_init, set_attn_implementation
     PreTrainedConfig.save_pretrained, PreTrainedConfig.from_dict = save_pretrained, classmethod(from_dict)
     PreTrainedConfig._attn_implementation = property(name_of.fget, take_name)
 

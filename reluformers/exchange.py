@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .attentions import check_attention, is_ours
+from .attentions import check_attention, check_modules, is_ours
 from .configuration.configuration_attention import AttentionConfig
 from .families import FAMILIES
 from .modeling.attention_interface import InterfaceAttention
@@ -65,9 +65,11 @@ def exchange_attention(
     if type(model.config) in FAMILIES:
         raise ValueError(f"{type(model).__name__} is of this library: give its configuration another attention")
     config = AttentionConfig.parse(attention)
+    name = f"the attention {config.preset_name or 'given'}"
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            check_attention(type(part), part.config, config, f"the attention {config.preset_name or 'given'}")
+            check_attention(type(part), part.config, config, name)
+            check_modules(part, name)
     InterfaceAttention(config)  # raises what it cannot compute before anything is changed
     modules = {name: model.get_submodule(name) for name in _sites(model)}
     patterns = ["*"] if sites is None else list(sites)

@@ -383,7 +383,9 @@ class AttentionMask:
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
         if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
-            if (mask.query_len, mask.key_len) != (query_len, key_len):
+            lengths = (mask.query_len, mask.key_len, query_len, key_len)
+            # those of an exporter are no int, and it may not know whether they are equal
+            if all(isinstance(length, int) for length in lengths) and lengths[:2] != lengths[2:]:
                 raise ValueError(
                     f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
                     f"{key_len}"

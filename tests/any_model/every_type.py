@@ -4,7 +4,6 @@ Run as a module it writes the table into a page: python -m tests.any_model.every
 """
 
 import functools
-import inspect
 import os
 import re
 import signal
@@ -23,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import reluformers  # noqa: F401 (registers the names)
+from reluformers.attentions import computes_softmax, kept_by
 from reluformers.modeling.attention_interface import InterfaceAttention
-from reluformers.modeling.modeling_exchanged import calls_interface
 
 from .alone import attention_modules, calls_of, with_mask
 from .tiny import has_model, inputs_of, model_types, models_of
@@ -35,16 +34,6 @@ BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
 SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
 ATTENTIONS_OF_TORCH = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention")
-OWN_SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
-# pattern of classes → what beside the attention of a model may keep softmax; any other attention that does is wrong
-KEEPS_SOFTMAX = {
-    "Pool": "a pooling head",
-    "DeformableAttention": "deformable attention, which has no keys",
-    "AriaCrossAttention": "a projector of images",
-    "AttnBlock": "a convolutional tokenizer of images",
-    "PatchTSMixerGatedAttention": "",  # a gate over features
-    "Sam2MultiScaleAttention": "",  # which throws it away, and calls the interface
-}
 
 
 @dataclass
@@ -86,19 +75,7 @@ class SoftmaxSpy(TorchFunctionMode):
 def softmax_in(model: nn.Module) -> set[str]:
     """Classes of attentions in a model, run or not, whose code has softmax and no call of the interface."""
     classes = {type(module) for module in model.modules() if "Att" in type(module).__name__}
-    classes = {one for one in classes if not one.__module__.startswith("torch.") and not calls_interface(one)}
-    return {one.__name__ for one in classes if OWN_SOFTMAX.search(_source_of(one))}
-
-
-@functools.cache
-def _source_of(module_class: type) -> str:
-    bases = [one for one in module_class.__mro__ if one.__module__.startswith("transformers.models.")]
-    return "".join(map(inspect.getsource, bases))
-
-
-def kept_by(module_class: str) -> str | None:
-    """What in `KEEPS_SOFTMAX` a class of a module is, by its name; None for an attention that is none of them."""
-    return next((what for part, what in KEEPS_SOFTMAX.items() if part in module_class), None)
+    return {one.__name__ for one in classes if computes_softmax(one)}
 
 
 @functools.cache
@@ -307,7 +284,7 @@ def table(found: dict[str, Found]) -> str:
         groups[one.outcome].append(model_type)
     reasons = defaultdict(list)
     for model_type in groups["refused"]:
-        why = re.sub(r"^\w+ does not take \w+: ", "", found[model_type].why)
+        why = found[model_type].why.partition(": ")[2].partition(": ")[0]
         reasons[re.sub(r"(its \w+ is) [\d.]+", r"\1 set", why)].append(model_type)
     kept = defaultdict(list)
     for model_type, one in found.items():

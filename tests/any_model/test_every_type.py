@@ -6,7 +6,7 @@ from torch import nn
 
 from reluformers import attentions
 
-from .every_type import KEEPS_SOFTMAX, SoftmaxSpy, examine_all, files_left_out, kept_by, reached_files
+from .every_type import SoftmaxSpy, examine, examine_all, files_left_out, kept_by, reached_files
 from .tiny import model_types
 
 # of every kind: decoders, windows, mixtures, encoders, encoder–decoders, images, audio, refusals
@@ -37,9 +37,11 @@ SOME = [
 
 def test_some_types_are_exact_or_refused():
     found = examine_all([name for name in SOME if name in model_types()])  # older versions have fewer
-    assert {name: one.outcome for name, one in found.items()} == {
-        name: {"deberta": "refused", "decision_transformer": "in parts"}.get(name, "exact") for name in found
+    outcomes = {name: one.outcome for name, one in found.items() if "requires the timm library" not in one.why}
+    assert outcomes == {
+        name: {"deberta": "refused", "decision_transformer": "in parts"}.get(name, "exact") for name in outcomes
     }
+    assert len(outcomes) >= len(SOME) - 4
 
 
 class OfOneRouter(nn.Module):
@@ -69,13 +71,14 @@ def test_an_attention_that_is_not_ours_is_seen_and_a_router_is_not(sees_gradient
     assert {kept_by(one) for one in spy.classes} == {None}
 
 
-def test_an_attention_that_keeps_softmax_is_wrong_and_a_pooling_head_is_named(monkeypatch):
-    monkeypatch.delitem(attentions.REFUSED, "pegasus_x")
+def test_an_attention_that_keeps_softmax_is_refused_and_a_pooling_head_is_named(monkeypatch):
     found = examine_all(["pegasus_x", "siglip_vision_model"])
-    assert found["pegasus_x"].outcome == "wrong"
+    assert found["pegasus_x"].outcome == "refused"
     assert "PegasusXGlobalLocalAttention" in found["pegasus_x"].why
     assert found["siglip_vision_model"].outcome == "exact"
-    assert {kept_by(one) for one in found["siglip_vision_model"].softmax} == {KEEPS_SOFTMAX["Pool"]}
+    assert {kept_by(one) for one in found["siglip_vision_model"].softmax} == {attentions.KEEPS_SOFTMAX["Pool"]}
+    monkeypatch.setattr(attentions, "check_modules", lambda *_: None)
+    assert examine("pegasus_x").outcome == "wrong"
 
 
 @pytest.mark.slow
