@@ -56,9 +56,9 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("swin", "clap", "clap_audio_model"), "it hides keys by a score of -100, which only softmax does not see"
     ),
-    **dict.fromkeys(  # others are found by `check_modules`; these would raise a KeyError before
+    **dict.fromkeys(  # others are found by `check_modules`; but for the first, these would raise a KeyError before
         (
-            *("deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
+            *("bigbird_pegasus", "deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
             *("sam_hq_vision_model", "sam_vision_model", "unlimited_ocr_sam_vision_model"),
         ),
         "its own code computes softmax, beside the attention interface",
