@@ -65,7 +65,7 @@ test-oldest:  ## the test suite on the oldest supported versions
 test-newest:  ## the test suite on the newest release of every package
 	$(MAKE) pytest VENV=.venv-newest CONSTRAINTS=constraints-newest.txt
 
-demo: $(SETUP)  ## train a small ReLUFormer from nothing, score it, save it and translate TEXT with it
+demo: $(SETUP)  ## train two small models from nothing, score and save them, and translate TEXT with one
 	@$(VENV)/bin/python scripts/demo.py $(TEXT_OPTION)
 
 translate: $(SETUP)  ## translate TEXT with MODEL, a folder, else models/tatoeba-en-de

@@ -17,6 +17,8 @@ _BLOCK = re.compile(rf"({_BEGIN}(\S+) (\S+) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end o
 _CLAIMS = re.compile(r"(<!-- claims -->\n).*?(<!-- end of claims -->)", re.DOTALL)
 FAILS = "does not"  # `REVERSED`, `TOO_SMALL` or `DIFFERS`
 _MARKS = {HOLDS: "✓", OPEN: "?"}
+# folder of a table's file → what its claims are
+_ORIGINS = {"open": "questions of our own", "causal": "claims about causal models"}
 
 
 def tables_in(text: str) -> list[tuple[str, str]]:
@@ -64,14 +66,16 @@ def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
 
 def claims_table(reports: Sequence[TableReport]) -> str:
     """How many claims hold; then a line for each, with its lead by loss and the verdict of each measure."""
-    lines, contradicted, totals = [], [], [Counter(), Counter()]
+    lines, contradicted, by_origin, by_score = [], [], {}, Counter()
     for report in reports:
         own = judged(report)
         if not own:
             continue
         counts = [Counter(_kind(found[measure]) for found in own.values()) for measure in report.measures]
-        for total, count in zip(totals, counts, strict=False):
-            total.update(count)
+        origin = _ORIGINS.get(report.table.name.partition("/")[0], "claims of the papers")
+        by_origin.setdefault(origin, Counter()).update(counts[0])
+        for count in counts[1:2]:
+            by_score.update(count)
         main, *second = map(_marks, counts)
         lines.append([f"**{report.table.title}** (`{report.table.name}`)", main, "", *[*second, MISSING][:2]])
         for claim, found in own.items():
@@ -80,11 +84,15 @@ def claims_table(reports: Sequence[TableReport]) -> str:
             lines.append([claim.text, _mark(main), lead, *[*map(_mark, second), MISSING][:2]])
             if any({_kind(main), _kind(verdict)} == {HOLDS, FAILS} for verdict in second):
                 contradicted.append(f"`{claim.text}` ({report.table.name} {report.setting})")
-    by_loss, by_score = (f"{total[HOLDS]} hold, {total[FAILS]} do not and {total[OPEN]} are open" for total in totals)
-    said = f"By the loss, of {totals[0].total()} claims {by_loss}; by BLEU or accuracy {by_score}.\n"
+    by_loss = "; ".join(f"of {total.total()} {origin} {_shares(total)}" for origin, total in by_origin.items())
+    said = f"By the loss, {by_loss}. By BLEU or accuracy, of {by_score.total()} of them {_shares(by_score)}.\n"
     if contradicted:
-        said += f"Two measures decide the opposite of {len(contradicted)}: {'; '.join(contradicted)}.\n"
+        said += f"Loss and BLEU or chrF contradict each other on {len(contradicted)}: {'; '.join(contradicted)}.\n"
     return f"{said}\n{markdown_table(['claim', 'by loss', 'lead, nats', 'by BLEU or accuracy', 'by chrF'], lines)}"
+
+
+def _shares(count: Counter) -> str:
+    return f"{count[HOLDS]} hold, {count[FAILS]} do not and {count[OPEN]} are open"
 
 
 def _marks(count: Counter) -> str:

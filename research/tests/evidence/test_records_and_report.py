@@ -521,7 +521,7 @@ def test_the_list_of_claims_is_written_anew(table, tmp_path):
     written = replace_claims(page, [report_of(table, tmp_path)])
     assert "\nold" not in written
     assert "| one < two | ✓ holds |" in written
-    assert "of 1 claims 1 hold, 0 do not and 0 are open" in written
+    assert "of 1 claims of the papers 1 hold, 0 do not and 0 are open" in written
     assert "three" not in written, "which has no runs"
     assert written.startswith("before\n")
     assert written.endswith("after\n")
