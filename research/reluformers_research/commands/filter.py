@@ -3,7 +3,8 @@ r"""Score parallel text by a translation model, and rank it or keep the best of 
 The score of a pair is the loss per target token, which works with any model; a low one is good. `--score null_rate`
 is the mean null rate of cross-attention: how often heads attend to nothing of the source while the target is written.
 It needs a model whose attention can be null (ReLU; not softmax). ReLA (Zhang et al. 2021, §5.2) found pairs of a low
-null rate to be good translations; with our small models it is near chance but for text in another language (docs/research/alignments.md).
+null rate to be good translations; with our small models it is near chance but for text in another language
+(docs/research/alignments.md).
 
 DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
 has the same format and the score beside each row; of plain text it takes three files: source, target and score.
