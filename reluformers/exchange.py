@@ -73,6 +73,8 @@ def exchange_attention(
     InterfaceAttention(config)  # raises what it cannot compute before anything is changed
     modules = {name: model.get_submodule(name) for name in _sites(model)}
     patterns = ["*"] if sites is None else list(sites)
+    if isinstance(sites, str) or not patterns:
+        raise ValueError(f"sites is {sites!r}, but must be a list of patterns, or None for all modules")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             raise ValueError(

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 
@@ -48,6 +49,21 @@ TOKENIZER_FILES = (
     "target_vocab.json",
     "sentencepiece.bpe.model",
 )
+
+# of a folder that opens as a model: what it is opened with, and what says how it came about
+_FILES = (
+    *TOKENIZER_FILES,
+    *("*config.json", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py", "*.onnx*"),
+    *("vocab.txt", "manifest.json", "recipe.yaml", "results.json", "log_history.json", "check.json", EXPORT_RECORD),
+)
+
+
+def model_files(name_or_path: str | Path | None) -> list[Path]:
+    """Files of a saved model that a command which reads it must not write over; none of a Hub id."""
+    if name_or_path is None or not Path(name_or_path).is_dir():
+        return []
+    paths = [path for path in Path(name_or_path).rglob("*") if path.is_file()]
+    return [path for path in paths if any(fnmatchcase(path.name, pattern) for pattern in _FILES)]
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from reluformers.errors import UserError
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
-from reluformers.saved_models import DTYPES, WEIGHTS
+from reluformers.saved_models import DTYPES, WEIGHTS, model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model, saved_search
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> None:
         )
     if is_file and not Path(source).suffix and "/" not in source:
         sys.stderr.write(f"{source}: is read as a file; give - and the text by the standard input to translate that\n")
-    check_output_files(options.output, inputs=[source] if is_file else [])
+    check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
     if options.precision and options.runtime != "onnx":
         raise UserError("--precision is of --runtime onnx; --dtype is of PyTorch")
     if options.dtype and options.runtime == "onnx":

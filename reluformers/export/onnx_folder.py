@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from reluformers.app.models import describe_training, find_examples
 from reluformers.errors import UserError
+from reluformers.evaluation.results import ScoredData
+from reluformers.evaluation.scorer import Scorer
 from reluformers.families import FAMILIES
 from reluformers.files import atomic_directory, check_output_folder, write_json, write_text
 from reluformers.onnx.graphs import operators
@@ -72,6 +74,8 @@ def export_onnx(
         )
     task = task_of(config)
     exporter = EXPORTERS[task.name]
+    scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
+    rows = scorer.load() if data else None  # before the graphs, which take long
     source = load_model(task.auto_class, model, dtype=torch.float32)
     if is_quantized(source):
         raise UserError(f"{model}: is saved in int8; export the model that it was made of, with --precision int8")
@@ -104,7 +108,7 @@ def export_onnx(
         record["opset"] = max(entry.version for entry in graph.opset_import if not entry.domain)
         record["versions"] = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
         compared = _compare(task, exporter, source, unfinished, ordered)
-        answers = _answers(task, exporter, str(model), unfinished, ordered, data) if data else {}
+        answers = _answers(scorer, rows, exporter, unfinished, ordered) if scorer else {}
         record |= {"data": answers.pop("rows", None), "pytorch": answers.pop("pytorch", None)}
         record["precisions"] = {
             name: {"files": files[name], **compared[name], **answers.get(name, {})} for name in ordered
@@ -147,11 +151,9 @@ def _compare(
 
 
 def _answers(
-    task: Task, exporter: Exporter, model: str, folder: Path, precisions: Sequence[str], data: Mapping[str, Any]
+    scorer: Scorer, rows: ScoredData, exporter: Exporter, folder: Path, precisions: Sequence[str]
 ) -> dict[str, Any]:
     """Compare answers, scores and times on rows of data."""
-    scorer = task.scorer(task.scorer.options_class(model=model, **data))
-    rows = scorer.load()
     runners = {"pytorch": scorer.model}
     runners |= {name: exporter.runner.from_folder(folder, name) for name in precisions}
     results: dict[str, Any] = {"rows": {"source": Path(str(rows.source)).name, "rows": rows.rows, "unit": rows.unit}}

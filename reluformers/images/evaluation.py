@@ -11,6 +11,7 @@ from reluformers.evaluation.plotting import check_picture_path, plot_confusion_m
 from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
 from reluformers.files import check_output_files
+from reluformers.saved_models import model_files
 
 from .loading import IMAGE, LABEL, image_file, load_image_split
 from .recipe import ImageRecipe
@@ -44,7 +45,7 @@ class ImageScoring(ScoringOptions):
         check_at_least(self, batch_size=1, num_workers=0)
         if self.confusion_matrix:
             check_picture_path(self.confusion_matrix)
-        check_output_files(self.output, self.confusion_matrix, inputs=self.files)
+        check_output_files(self.output, self.confusion_matrix, inputs=[*self.files, *model_files(self.model)])
 
 
 class ImageScorer(Scorer):

@@ -8,7 +8,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-from transformers.utils import is_in_notebook
+from transformers.utils import is_in_notebook, logging
 
 
 @dataclass
@@ -44,6 +44,7 @@ class TaskTrainingArguments(TrainingArguments):
         if self.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         self._check_early_stopping()
+        self._check_choices()
         if not (is_in_notebook() or sys.stderr.isatty()):
             self.disable_tqdm = True
         super().__post_init__()
@@ -69,6 +70,31 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError("early_stopping_patience counts evaluations: set eval_strategy to epoch or steps")
         self.metric_for_best_model = self.metric_for_best_model or "loss"
 
+    def _check_choices(self) -> None:
+        """What transformers would make something else of, or nothing."""
+        levels = [*logging.get_log_levels_dict(), "passive"]
+        for name in ("log_level", "log_level_replica"):
+            if getattr(self, name) not in levels:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be one of {', '.join(levels)}")
+        for name in ("save", "eval"):
+            steps = getattr(self, f"{name}_steps")
+            if getattr(self, f"{name}_strategy") == "steps" and steps is not None and steps <= 0:
+                raise ValueError(f"{name}_steps is {steps}, but must be above 0")
+        if self.save_total_limit is not None and self.save_total_limit < 1:
+            raise ValueError(f"save_total_limit is {self.save_total_limit}, but must be 1 or more, or null for all")
+        if self.fp16 and (self.use_cpu or not torch.accelerator.is_available()):
+            raise ValueError("fp16 is True, but a CPU does not train in it: set bf16")
+        if self.hub_model_id is not None and not self.push_to_hub:
+            raise ValueError(f"hub_model_id is {self.hub_model_id!r}, but push_to_hub is False: set both")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
+        for name in ("adam_epsilon", "dataloader_num_workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
+            raise ValueError("dataloader_persistent_workers is True, but dataloader_num_workers is 0: set both")
+
     def _check_ranges(self) -> None:
         if self.gradient_accumulation_steps < 1:
             raise ValueError(
@@ -81,10 +107,6 @@ class TaskTrainingArguments(TrainingArguments):
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        for name in ("save", "eval"):
-            steps = getattr(self, f"{name}_steps")
-            if getattr(self, f"{name}_strategy") == "steps" and steps is not None and steps <= 0:
-                raise ValueError(f"{name}_steps is {steps}, but must be above 0")
         for name in ("seed", "data_seed"):
             seed = getattr(self, name)
             if seed is not None and not 0 <= seed < 2**32:

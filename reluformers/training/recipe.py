@@ -32,6 +32,8 @@ _IDLE_ARGUMENTS = {
     "generation_max_length": "set decoding.max_new_tokens",
     "predict_with_generate": "set training.evaluate_bleu",
     "resume_from_checkpoint": "it is the option --resume",
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), "`train` trains, and evaluates by eval_strategy"),
+    "label_names": "labels are those of the task",
     "auto_find_batch_size": "set the size of a batch",
     **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "evaluations compute as training does"),
     **dict.fromkeys(
@@ -46,6 +48,8 @@ _IDLE_ARGUMENTS = {
         "batches are made by the task",
     ),
 }
+# fields of configurations that no recipe decides
+_DECIDED_FIELDS = dict.fromkeys(("architectures", "is_encoder_decoder"), "follows from the task: leave it out")
 
 
 def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
@@ -245,7 +249,7 @@ class Recipe(ABC):
         cls._check_start(values)
         if not isinstance(values.get("dtype"), str | None):
             raise UserError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
-        for name, reason in cls.decided_fields.items():
+        for name, reason in (_DECIDED_FIELDS | cls.decided_fields).items():
             if name in values:
                 raise UserError(f"model.{name} {reason}")
         fields = [item.name for item in dataclasses.fields(cls.make_config(preset))]

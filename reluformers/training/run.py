@@ -220,6 +220,11 @@ class TaskRun(ABC):
         """Whether a checkpoint holds the last update of the run."""
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         *_, max_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+        if state.global_step > max_steps:
+            raise UserError(
+                f"{checkpoint}: has {state.global_step} updates, but training.max_steps or num_train_epochs "
+                f"ask for {max_steps}: set more, or --resume an earlier checkpoint"
+            )
         is_stopped = trainer.early_stopping is not None and trainer.early_stopping.has_ended(state)
         return state.global_step >= max_steps or is_stopped or self.has_ended(trainer, checkpoint)
 

@@ -371,6 +371,8 @@ class EarlyStopping(EarlyStoppingCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.early_stopping_patience_counter = self.counted(state)
+        # the state of a checkpoint from before there was a patience; `Trainer` writes into it
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in metrics:

@@ -23,7 +23,7 @@ from reluformers.errors import UserError
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
-from reluformers.saved_models import DTYPES, opening
+from reluformers.saved_models import DTYPES, model_files, opening
 
 from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
 from .languages import saved_languages
@@ -101,7 +101,7 @@ class TranslationScoring(ScoringOptions):
                 "--comet needs the package unbabel-comet; where that does not go with this version of transformers, "
                 "write --predictions and give these to its comet-score in an environment of its own"
             )
-        check_output_files(self.output, self.predictions, inputs=self.files)
+        check_output_files(self.output, self.predictions, inputs=[*self.files, *model_files(self.model)])
 
 
 class TranslationScorer(Scorer):

@@ -181,9 +181,15 @@ class TranslationRecipe(Recipe):
         "batches are made by training.max_tokens",
     )
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
-    decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"
-    )
+    decided_fields: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"
+        ),
+        **dict.fromkeys(
+            ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+            "follows from the tokenizer: leave it out",
+        ),
+    }
 
     model: dict[str, Any] = field(default_factory=dict)
     tokenizer: TokenizerSection = field(default_factory=TokenizerSection)

@@ -78,6 +78,9 @@ def test_some_sites_keep_softmax():
     assert (weights.cross_attentions[0] == 0).any()
     with pytest.raises(ValueError, match="nowhere"):
         exchange_attention(build("bart", "eager"), "relu-vit", sites=["nowhere.*"])
+    for sites in ("model.decoder.*", []):
+        with pytest.raises(ValueError, match=r"sites is .*must be a list of patterns"):
+            exchange_attention(build("bart", "eager"), "relu-vit", sites=sites)
 
 
 def test_a_stranger_opens_it_and_without_trust_it_is_an_error(tmp_path):

@@ -135,6 +135,28 @@ def test_images_have_no_second_file(tmp_path, capsys):
     assert "b.txt" in refusal_of(capsys, "evaluate", folder, "--data", "a.txt", "b.txt")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "recipe.yaml"])
+def test_files_of_the_model_are_not_written_over(folder, rows, capsys, name):
+    before = (folder / name).read_bytes()
+    for option in ("--output", "--predictions"):
+        refused = refusal_of(
+            capsys, "evaluate", folder, "--data", rows / "validation.jsonl", option, folder / name, "--num_beams", 1
+        )
+        assert f"{name}: is read by the same command" in refused
+    assert "would be lost" in refusal_of(
+        capsys, "translate", "--model", folder, rows / "test.en", "--output", folder / name
+    )
+    assert (folder / name).read_bytes() == before
+    for _ in range(2):  # its own results are written anew
+        evaluated(folder, rows / "validation.jsonl")
+
+
+def test_options_of_data_sets_are_not_of_files(folder, rows, capsys):
+    for option in ("--data_config", "--data_revision"):
+        refused = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", option, "x")
+        assert f"{option} is 'x'" in refused
+
+
 def test_a_split_is_called_by_its_name(folder, rows):
     assert evaluated(folder, rows / "validation.jsonl")["data"]["split"] == "validation"
     assert evaluated(folder, rows / "test.en", rows / "test.de")["data"]["split"] == "test"

@@ -150,12 +150,17 @@ def test_a_model_in_bfloat16_with_an_odd_search_at_its_last_position(tmp_path):
             found(input_ids=inputs[0], decoder_input_ids=inputs[1])
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path):
+def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     folder = save_translator(tmp_path / "model")
     with pytest.raises(UserError, match="fp8"):
         export_onnx(folder, tmp_path / "onnx", precisions=["fp8"])
     with pytest.raises(UserError, match=r"is or lies inside"):
         export_onnx(folder, folder)
+    monkeypatch.setattr("onnx.save", None)  # rows are read before graphs are made
+    with pytest.raises(UserError, match=r"nowhere.jsonl: no such file"):
+        export_onnx(
+            folder, tmp_path / "onnx", data={"data": "nowhere.jsonl", "source_lang": "en", "target_lang": "de"}
+        )
     with pytest.raises(UserError, match="reluformers export"):
         load_onnx_translator(folder)
     assert not (tmp_path / "onnx").exists()

@@ -58,6 +58,15 @@ def test_more_patience_goes_on(files, stopped, tmp_path):
     assert [entry["epoch"] for entry in losses(copy)] == [1, 2, 3, 4]
 
 
+def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, tmp_path):
+    options = PATIENT | {"early_stopping_patience": None, "num_train_epochs": 2}
+    train_translation(make_recipe(files, **options), tmp_path)
+    train_translation(make_recipe(files, **PATIENT), tmp_path, resume="auto")
+    assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
+    with pytest.raises(UserError, match=r"updates, but training.max_steps or num_train_epochs ask for"):
+        train_translation(make_recipe(files, **options), tmp_path, resume="auto")
+
+
 @pytest.mark.parametrize(
     ("options", "named"), [({"early_stopping_patience": 0}, "0"), ({"eval_strategy": "no"}, "eval_strategy")]
 )

@@ -384,8 +384,36 @@ def test_parts_that_share_no_images_are_taken(train, validation):
         (ImageRecipe, {"training": {"auto_find_batch_size": True}}, "training.auto_find_batch_size does nothing here"),
         (TranslationRecipe, {"data": {"document_column": "id"}}, "data.document_column is of documents"),
         (TranslationRecipe, {"data": {"buffer_rows": 9}}, "data.buffer_rows is of a stream"),
+        (TranslationRecipe, {"training": {"do_train": False}}, "training.do_train does nothing here"),
+        (TranslationRecipe, {"model": {"is_encoder_decoder": False}}, "model.is_encoder_decoder follows"),
+        (TranslationRecipe, {"model": {"eos_token_id": 7}}, "model.eos_token_id follows from the tokenizer"),
+        (ImageRecipe, {"model": {"architectures": ["Foo"]}}, "model.architectures follows from the task"),
     ],
 )
 def test_what_would_do_nothing_is_refused(recipe, sections, message):
     with pytest.raises(UserError, match=message):
         recipe.from_dict(sections)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"log_level": "foo"}, "log_level is 'foo', but must be one of .*passive"),
+        ({"log_level_replica": "foo"}, "log_level_replica is 'foo'"),
+        ({"save_total_limit": 0}, "save_total_limit is 0, but must be 1 or more"),
+        ({"eval_strategy": "steps", "eval_steps": 0}, "eval_steps is 0.0, but must be above 0"),
+        ({"hub_model_id": "a/b"}, "hub_model_id is 'a/b', but push_to_hub is False"),
+        ({"adam_beta1": 1.5}, "adam_beta1 is 1.5"),
+        ({"adam_epsilon": -1.0}, "adam_epsilon is -1.0"),
+        ({"dataloader_num_workers": -1}, "dataloader_num_workers is -1"),
+        ({"dataloader_persistent_workers": True}, "dataloader_num_workers is 0"),
+        ({"fp16": True, "use_cpu": True}, "fp16 is True, but a CPU"),
+    ],
+)
+@pytest.mark.parametrize("recipe", [TranslationRecipe, ImageRecipe])
+def test_arguments_that_would_fail_late_or_do_nothing_are_refused_before_data_are_read(
+    recipe, options, message, tmp_path
+):
+    data = {"train": "a.jsonl", "validation": "b.jsonl"}
+    with pytest.raises(UserError, match=message):
+        recipe.from_dict({"data": data, "training": options}).training_arguments(tmp_path)

@@ -31,6 +31,7 @@ from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, wor
 from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
+from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.gold_alignments import FORMATS, GoldAlignment, LinkCounts
@@ -70,8 +71,10 @@ def run(options: argparse.Namespace) -> None:
             f"{options.model}: is a checkpoint, and with another config.json training would not go on from it: save "
             "the choice in the folder of the finished run, or in a copy without the checkpoint's manifest.json"
         )
+    if options.report and development is None and len(options.data) > 1:
+        raise UserError("--report is of rows with sure links, which two text files do not have: leave it out")
     check_at_least(options, max_tokens=1)
-    read = [*data.paths, *(development.paths if development else []), config_file]
+    read = [*data.paths, *(development.paths if development else []), *model_files(options.model)]
     check_output_files(options.output, options.report, inputs=read)
     check_model(options.model)
     model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)

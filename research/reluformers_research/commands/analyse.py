@@ -24,7 +24,7 @@ from reluformers.data.names import source_name
 from reluformers.errors import UserError
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json, write_text
-from reluformers.saved_models import load_config, to_accelerator
+from reluformers.saved_models import load_config, model_files, to_accelerator
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> None:
     if output.suffix != ".json":
         raise UserError(f"--output is {options.output}, but must end in .json")
     page = output.with_suffix(".html")
-    check_output_files(output, page, inputs=[options.data])
+    read = [path for model in options.models for path in model_files(model)]
+    check_output_files(output, page, inputs=[options.data, *read])
     task = common_task(options)
     models = dict.fromkeys(options.models)
     names = run_names([Path(model) for model in models])

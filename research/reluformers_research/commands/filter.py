@@ -30,6 +30,7 @@ from reluformers.errors import UserError
 from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
+from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
 from reluformers_research.analysis.filtering import SCORES, ScoreFile, identity_of, keep_best, score_pairs, sort_rows
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
     scores_path = Path(f"{options.output[0]}.scores")
-    check_output_files(*options.output, scores_path, inputs=text.paths)
+    check_output_files(*options.output, scores_path, inputs=[*text.paths, *model_files(options.model)])
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise UserError(f"keep must be a share above 0 and at most 1, got {options.keep}")

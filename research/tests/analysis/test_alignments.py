@@ -447,7 +447,12 @@ def test_what_the_command_refuses(folder, gold, tmp_path, capsys):
     (tmp_path / "plain.jsonl").write_text('{"source": "a", "target": "b"}\n')
     line = refusal_of(capsys, "align", folder, gold, "--development", tmp_path / "plain.jsonl")
     assert "no sure links" in line
+    assert "would be lost" in refusal_of(capsys, "align", folder, gold, "--output", folder / "model.safetensors")
     report = tmp_path / "report.json"
+    (tmp_path / "a.en").write_text("a\n")
+    (tmp_path / "a.de").write_text("b\n")
+    line = refusal_of(capsys, "align", folder, tmp_path / "a.en", tmp_path / "a.de", "--report", report)
+    assert "two text files do not have" in line
     line = refusal_of(capsys, "align", folder, tmp_path / "plain.jsonl", "--report", report)
     assert "no row has sure links: alignments are written" in line
     (tmp_path / "blank.jsonl").write_text('{"source": ["a b"], "target": ["c"], "sure": []}\n')
