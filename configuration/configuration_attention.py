@@ -3,7 +3,7 @@
 """One formula for every attention: its fields, their checks and the presets of the papers."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from .field_checks import check_choice, check_number, strict_fields
@@ -118,10 +118,9 @@ class AttentionConfig:
             check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
-        if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
-        if self.threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(f"{owner}.threshold is {self.threshold}, but θ cancels in {self.activation}")
+        for name in ("learned_threshold", "threshold"):
+            if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+                raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
         if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
@@ -154,6 +153,7 @@ class AttentionConfig:
         start = overrides.pop("preset", start)
         if not isinstance(start, cls):
             check_choice("AttentionConfig", "preset", start, tuple(ATTENTION_PRESETS))
+            start = cls(**ATTENTION_PRESETS[start])
         if "gamma" in overrides:
             if "length_coefficient" in overrides:
                 raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
@@ -163,7 +163,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        return cls(**{**(start.to_dict() if isinstance(start, cls) else ATTENTION_PRESETS[start]), **overrides})
+        return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, so that a saved configuration does not change when a default does."""

@@ -32,7 +32,7 @@ _INTEGERS = {
 
 @strict_fields
 class Seq2SeqTransformerConfig(TransformerConfig):
-    r"""Configuration of an encoder–decoder Transformer; with its defaults the softmax baseline of all five sources.
+    r"""Configuration of an encoder–decoder Transformer; with its defaults a softmax baseline.
 
     Names follow BART and Marian. The defaults are the "base" model of Vaswani et al. 2017. Beside its own it has the
     fields of `TransformerConfig`.
@@ -49,8 +49,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
         position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
-        tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
-            `tie_word_embeddings=False` also makes of the others.
+        tying: which embedding matrices are one: with `"all"` those of source, target and output, with `"decoder"`
+            those of target and output, with `"none"` none. `tie_word_embeddings=False` sets `"none"`.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).

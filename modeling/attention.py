@@ -104,7 +104,7 @@ def eager_attention(
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
+    output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
 
 
@@ -241,8 +241,10 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
-    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large
-    least = 2 * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
+    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
+    # ε of bfloat16, as sums are of float32, and up to 5 ε of other types
+    units = 2 if output.dtype == torch.bfloat16 else 8
+    least = units * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
 
 
@@ -294,7 +296,7 @@ class AttentionVariant(nn.Module):
             bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
             init.uniform_(self.output_norm.weight, -bound, bound)
 
-    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+    def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """What a backend is to compute, with a = `scaling` where it is not learned."""
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
@@ -398,7 +400,7 @@ class MultiHeadAttention(AttentionVariant):
             attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
                 key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
+            query_mask: bool, True = real query [batch, query_len]; for the regulariser and the null rate.
             entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
             count_null_rows: whether rows and null rows are counted without the regulariser too.
             attn_implementation: backend.

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    prepare_padding_mask,
+    sdpa_mask,
+)
 
 from ..configuration.configuration_attention import AttentionConfig
 from .attention import AttentionVariant
@@ -190,10 +195,9 @@ def make_mask(
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         return attention_mask  # `generate` has it made before it calls the model
     device = torch.device(device)
-    padding = attention_mask
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
-        missing = max(0, kv_offset + kv_length - padding.shape[-1])
-        padding = nn.functional.pad(padding.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+        padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     # a static cache counts on the device, where code may be compiled that takes tensors alone
     is_dense = getattr(config, "model_type", None) in _DENSE_MASKS or isinstance(q_offset, Tensor)
     parts = None if is_dense else _parts_of(mask_function)
@@ -211,15 +215,15 @@ def make_mask(
             **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
     positions = torch.arange(q_length, device=device) + q_offset
-    causal_offset, first_keys = None, []
+    ahead, first_keys = [], []
     for name, values in parts:
         if name == "causal":
-            causal_offset = q_offset - kv_offset
+            ahead.append(0)
         elif name == "window":
             first_keys.append((positions - values["sliding_window"] + 1)[None])
         elif name == "window_to_both_sides":
             first_keys.append((positions - values["sliding_window"])[None])
-            causal_offset = q_offset - kv_offset + values["sliding_window"]
+            ahead.append(values["sliding_window"])
         elif name == "chunk":
             start = values["left_padding"].to(device)[:, None]
             size = values["chunk_size"]
@@ -228,12 +232,13 @@ def make_mask(
             numbers = values["packed_sequence_mask"]
             first_keys.append(torch.searchsorted(numbers, numbers))
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
+    causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
     is_packed = "packed" in dict(parts)
     return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, is_packed=is_packed)
 
 
-# functions that transformers.masking_utils makes: where they are made → what they say; all but the last say only with
-# causality which keys come too early
+# functions that transformers.masking_utils makes: where they are made → what they say; "chunk" and "packed" become
+# first keys, which say all of them only beside causality
 _MADE_BY = {
     "sliding_window_overlay": "window",
     "chunked_overlay": "chunk",
@@ -323,6 +328,9 @@ def _read_mask(
     """The mask, and what an additive one adds to scores that it does not hide."""
     query_len, key_len = query.shape[2], key.shape[2]
     if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
+        if all(isinstance(length, int) for length in (mask.key_len, key_len)) and mask.key_len != key_len:
+            # compiled code would read beyond its end
+            raise ValueError(f"the mask is of {mask.key_len} keys, but there are {key_len}")
         return mask, None
     if mask is None:
         is_causal = getattr(module, "is_causal", query_len > 1) if is_causal is None else is_causal

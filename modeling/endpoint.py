@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to an Inference Endpoint that serves a folder of this library.
 
-The server imports handler.py alone, so its code has no relative imports.
+The server imports handler.py alone, so saving writes this file, the task's handler and what they import into that one
+file.
 """
 
 from typing import Any, ClassVar

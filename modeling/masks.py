@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys a query may see, and how many they are.
 
-Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
-for a computation that needs them so.
+Masks are boolean, True = may attend. They are described by padding, causality and windows, and only made dense, query
+by key, for a computation that needs them so.
 """
 
 from collections.abc import Callable, Hashable
@@ -69,7 +69,9 @@ class AttentionMask:
                     f"{key_len}"
                 )
             return mask
-        if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.dim())]
+        if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
@@ -88,7 +90,7 @@ class AttentionMask:
 
     @property
     def is_structured(self) -> bool:
-        """Whether padding and a causal offset known on the host say all of it."""
+        """Whether there is no ready mask, and causality is known on the host."""
         return self.given is None and not isinstance(self.causal_offset, Tensor)
 
     @property
@@ -102,7 +104,7 @@ class AttentionMask:
     def is_triangle(self) -> bool:
         """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
         is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
-        return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
+        return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""

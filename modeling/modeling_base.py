@@ -60,8 +60,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
-        builds is a `ValueError`.
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. A model that no
+        configuration builds, with a replaced layer or a weight of another shape, is refused with a `ValueError`.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)

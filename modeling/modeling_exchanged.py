@@ -8,19 +8,23 @@ folder has a configuration around the model's own, so that it opens as what it w
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_exchanged import SHARED, ExchangedConfig
 from .attention_interface import InterfaceAttention, register
+from .normalization import NormGate
 
 SUBMODULE = "exchanged_attention"
 IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every module of such a model
@@ -38,7 +42,11 @@ class ExchangeableAttention(InterfaceAttention):
         found = getattr(module, SUBMODULE, self)
         if found is self:
             raise ValueError(f"{type(module).__name__} has no exchanged attention: open its model by from_pretrained")
-        return super().forward(module, *states, **keywords) if found is None else found(module, *states, **keywords)
+        if found is None:
+            return super().forward(module, *states, **keywords)
+        # not the module: hooks of accelerate would move its weights, which may be on no device by now
+        read = {name: getattr(module, name) for name in ("training", "scaling", "is_causal") if hasattr(module, name)}
+        return found(SimpleNamespace(**read), *states, **keywords)
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
@@ -80,6 +88,9 @@ class ExchangedModel(PreTrainedModel):
             )
         if config.model_type == ExchangedConfig.model_type:  # maybe of another copy of this code
             refuse_another(config._attn_implementation or IMPLEMENTATION)
+            for name in [name for name in keywords if name == "num_labels" or name in config.base]:
+                if name not in _OF_THE_WHOLE:
+                    setattr(config, name, keywords.pop(name))
             model_class, config = exchanged_class(_class_of(config)), _base_with(config)
         else:
             model_class = cls
@@ -96,24 +107,45 @@ class ExchangedModel(PreTrainedModel):
             return exchanged_class(_class_of(config))._from_config(_base_with(config), **keywords)
         return super()._from_config(config, **keywords)
 
+    def initialize_weights(self) -> None:
+        """Start what hangs on the parts of a model too, which do not know it."""
+        super().initialize_weights()
+        for module in self.modules():
+            if isinstance(module, InterfaceAttention):
+                for name, parameter in module.named_parameters():
+                    if name.endswith("norm.weight"):
+                        init.ones_(parameter)
+                module.reset_parameters()
+            elif isinstance(module, NormGate):
+                module.reset_gate()
+
     def save_pretrained(
-        self, save_directory: str, *arguments: Any, push_to_hub: bool = False, **keywords: Any
+        self,
+        save_directory: str,
+        is_main_process: bool = True,
+        *arguments: Any,
+        push_to_hub: bool = False,
+        **keywords: Any,
     ) -> None:
         """Save the weights, the configuration around that of the model, and the code.
 
+        The folder around `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there.
+
         Args:
             save_directory: folder.
-            arguments, push_to_hub, keywords: as for every model of transformers.
+            is_main_process, arguments, push_to_hub, keywords: as for every model of transformers.
         """
         repo_id = keywords.pop("repo_id", None)
-        super().save_pretrained(save_directory, *arguments, **keywords)
-        if keywords.get("is_main_process", True):
-            config = self.exchanged_config()
-            if self.payload_writer is not None:
-                self.payload_writer(config, save_directory)
-            elif ExchangedModel._auto_class is not None:  # the code came with the model, and goes with it
-                ExchangedConfig.register_for_auto_class()
-                custom_object_save(ExchangedModel.__new__(ExchangedModel), save_directory, config=config)
+        super().save_pretrained(save_directory, is_main_process, *arguments, **keywords)
+        if is_main_process:
+            config, folder = self.exchanged_config(), PurePath(save_directory)
+            is_checkpoint = re.fullmatch(r"checkpoint-\d+", folder.name) and not folder.parent.name.startswith(".")
+            for place in [folder, folder.parent] if is_checkpoint else [folder]:
+                if self.payload_writer is not None:
+                    self.payload_writer(config, place)
+                elif ExchangedModel._auto_class is not None:  # the code came with the model, and goes with it
+                    ExchangedConfig.register_for_auto_class()
+                    custom_object_save(ExchangedModel.__new__(ExchangedModel), place, config=config)
             config.save_pretrained(save_directory)
         if push_to_hub:
             names = inspect.signature(self.push_to_hub).parameters

@@ -32,7 +32,7 @@ from .generation_check import CheckedGenerationMixin
 from .kernels import apply_dropout, kernels
 from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel, is_same
-from .normalization import UnitLinear, build_norm, unit_length
+from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
 from .regularization import add_regularizer_sums
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
@@ -325,7 +325,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`, or `cache`.
 
-        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side, and
+        weights of cross-attention are then [batch / beams, heads, beams · target_len, source_len].
         """
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
@@ -441,7 +442,8 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             decoder_attention_mask: 1 = real target token, past ones included.
             encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
             past_key_values, cache: two names of the cache of earlier target tokens.
-            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
+            decoder_query_mask: bool, True = real target token [batch, target_len]; for the regulariser and the null
+                rate.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
         encoder_sums, cache = None, one_cache(past_key_values, cache)
@@ -621,7 +623,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
         cross_entropy = functional.cross_entropy(
-            logits.float().flatten(0, 1),
+            at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
             ignore_index=-100,
             reduction="sum",

@@ -27,7 +27,7 @@ from .feed_forward import FeedForward
 from .layers import EncoderLayer
 from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
-from .normalization import build_norm
+from .normalization import at_least_float32, build_norm
 from .patch_embeddings import PatchEmbeddings
 from .regularization import add_regularizer_sums
 
@@ -248,7 +248,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
-        given, labels, logits = labels, labels.to(logits.device), logits.float()
+        given, labels, logits = labels, labels.to(logits.device), at_least_float32(logits)
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
             if labels.numel() != logits.numel() or len(labels) != len(logits):

@@ -101,7 +101,8 @@ def exchange_attention(
             added = getattr(module, SUBMODULE).to(**place)
             added.train(module.training)
             if added.scale is not None and config.score == "dot":
-                init.constant_(added.scale, _scaling_of(module))
+                scale = _scaling_of(module) if config.scale is None else config.scale / _own_scaling_of(module)
+                init.constant_(added.scale, scale)
     except BaseException:
         _detach(model)
         raise
@@ -210,6 +211,13 @@ def _place_of(module: nn.Module) -> dict[str, Any]:
     tensors = [*module.parameters(), *module.buffers()]
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     return {"device": tensors[0].device, "dtype": dtype} if tensors else {}
+
+
+def _own_scaling_of(module: nn.Module) -> float:
+    """What an attention module has multiplied the queries by, where no norm takes it off again."""
+    is_normed = getattr(module, SUBMODULE).query_norm is not None
+    has_own = "scaling=1.0" in inspect.getsource(type(module).forward) and not is_normed
+    return getattr(module, "scaling", 1.0) if has_own else 1.0
 
 
 def _scaling_of(module: nn.Module) -> float:

@@ -206,8 +206,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
-        builds is a `ValueError`.
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. A model that no
+        configuration builds, with a replaced layer or a weight of another shape, is refused with a `ValueError`.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -668,7 +668,7 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean loss of the images; smoothing ε moves targets to (1 − ε)·y + ε/C, in training only."""
-        given, labels, logits = labels, labels.to(logits.device), logits.float()
+        given, labels, logits = labels, labels.to(logits.device), at_least_float32(logits)
         config, problem_type = self.config, self.config.problem_type
         if problem_type == "regression" or (problem_type is None and config.num_labels == 1):
             if labels.numel() != logits.numel() or len(labels) != len(logits):

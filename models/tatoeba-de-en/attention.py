@@ -333,8 +333,8 @@ def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: tor
 # modeling/masks.py
 # Which keys a query may see, and how many they are.
 #
-# Masks are boolean, True = may attend. They are described by padding and causality and only made dense, query by key,
-# for a computation that needs them so.
+# Masks are boolean, True = may attend. They are described by padding, causality and windows, and only made dense, query
+# by key, for a computation that needs them so.
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,9 @@ class AttentionMask:
                     f"{key_len}"
                 )
             return mask
-        if mask is not None and mask.dim() == 4 and mask.shape[1:] == (1, 1, key_len):
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.dim())]
+        if mask is not None and mask.shape[1:] == (1, 1, key_len):
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
@@ -410,7 +412,7 @@ class AttentionMask:
 
     @property
     def is_structured(self) -> bool:
-        """Whether padding and a causal offset known on the host say all of it."""
+        """Whether there is no ready mask, and causality is known on the host."""
         return self.given is None and not isinstance(self.causal_offset, Tensor)
 
     @property
@@ -424,7 +426,7 @@ class AttentionMask:
     def is_triangle(self) -> bool:
         """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
         is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
-        return bool(is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len)
+        return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Make a value once for all layers; `torch.compile`, which cannot trace it, merges equal values by itself."""
@@ -640,7 +642,7 @@ def eager_attention(
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
-    output = apply_dropout(weights, formula.dropout, formula.dropout > 0) @ value
+    output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
 
 
@@ -777,8 +779,10 @@ def without_own_values(output: Tensor, value: Tensor, mask: AttentionMask) -> Te
     own = repeat_heads(value[:, :, places], output.transpose(1, 2)).transpose(1, 2)
     whole, own = at_least_float32(output), unit_length(at_least_float32(own))
     rest = whole - (whole * own).sum(-1, keepdim=True) * own
-    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large
-    least = 2 * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
+    # a query that sees its own token alone keeps nothing but rounding, which an output norm would make large: half an
+    # ε of bfloat16, as sums are of float32, and up to 5 ε of other types
+    units = 2 if output.dtype == torch.bfloat16 else 8
+    least = units * torch.finfo(output.dtype).eps * whole.norm(dim=-1, keepdim=True)
     return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < least, 0.0).to(output.dtype)
 
 
@@ -830,7 +834,7 @@ class AttentionVariant(nn.Module):
             bound = math.sqrt(3 / self.output_norm.weight.numel())  # ReLA-i
             init.uniform_(self.output_norm.weight, -bound, bound)
 
-    def formula(self, scaling: float, dropout: float = 0.0, **changes: Any) -> AttentionFormula:
+    def formula(self, scaling: float, dropout: float, **changes: Any) -> AttentionFormula:
         """What a backend is to compute, with a = `scaling` where it is not learned."""
         scaling = scaling if self.scale is None else 1.0  # a learned a multiplies the queries
         fields = {"attention": self.attention, "threshold": self.threshold, "length_exponent": self.length_exponent}
@@ -934,7 +938,7 @@ class MultiHeadAttention(AttentionVariant):
             attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
                 key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            query_mask: bool, True = real query [batch, query_len]; only for the regulariser.
+            query_mask: bool, True = real query [batch, query_len]; for the regulariser and the null rate.
             entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
             count_null_rows: whether rows and null rows are counted without the regulariser too.
             attn_implementation: backend.

@@ -201,10 +201,9 @@ class AttentionConfig:
             check_number(owner, "scale_length", self.scale_length, "[2, inf)", integer=True)
         for name in ("length_exponent", "threshold"):
             check_number(owner, name, getattr(self, name))
-        if self.learned_threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(f"{owner}.learned_threshold is True, but θ cancels in {self.activation}")
-        if self.threshold and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
-            raise ValueError(f"{owner}.threshold is {self.threshold}, but θ cancels in {self.activation}")
+        for name in ("learned_threshold", "threshold"):
+            if getattr(self, name) and self.activation in SHIFT_INVARIANT_ACTIVATIONS:
+                raise ValueError(f"{owner}.{name} is {getattr(self, name)}, but θ cancels in {self.activation}")
         if self.threshold_form != "constant" and not self.threshold and not self.learned_threshold:
             raise ValueError(f"{owner}.threshold_form is {self.threshold_form!r}, but threshold is 0: give one")
         if self.threshold_per_head and not self.learned_threshold:
@@ -237,6 +236,7 @@ class AttentionConfig:
         start = overrides.pop("preset", start)
         if not isinstance(start, cls):
             check_choice("AttentionConfig", "preset", start, tuple(ATTENTION_PRESETS))
+            start = cls(**ATTENTION_PRESETS[start])
         if "gamma" in overrides:
             if "length_coefficient" in overrides:
                 raise ValueError("AttentionConfig has gamma and length_coefficient, but c = γ/√2: give one of them")
@@ -246,7 +246,7 @@ class AttentionConfig:
         for name in overrides:
             if name not in known:
                 raise ValueError(f"AttentionConfig has no field {name!r}; its fields are {', '.join(sorted(known))}")
-        return cls(**{**(start.to_dict() if isinstance(start, cls) else ATTENTION_PRESETS[start]), **overrides})
+        return replace(start, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, so that a saved configuration does not change when a default does."""
@@ -478,7 +478,7 @@ _INTEGERS = {
 
 @strict_fields
 class Seq2SeqTransformerConfig(TransformerConfig):
-    r"""Configuration of an encoder–decoder Transformer; with its defaults the softmax baseline of all five sources.
+    r"""Configuration of an encoder–decoder Transformer; with its defaults a softmax baseline.
 
     Names follow BART and Marian. The defaults are the "base" model of Vaswani et al. 2017. Beside its own it has the
     fields of `TransformerConfig`.
@@ -495,8 +495,8 @@ class Seq2SeqTransformerConfig(TransformerConfig):
         position_embedding_type: `"learned"`, or a layout of `SinusoidalPositions`.
         max_position_embeddings: longest sequence, in tokens.
         position_offset: rows in front of the table of learned positions that none of them uses; BART has two.
-        tying: which embedding matrices are one: `"all"` three, `"decoder"` input and output, or `"none"`, which
-            `tie_word_embeddings=False` also makes of the others.
+        tying: which embedding matrices are one: with `"all"` those of source, target and output, with `"decoder"`
+            those of target and output, with `"none"` none. `tie_word_embeddings=False` sets `"none"`.
         output_bias, embedding_bias: whether the output layer and the input add a bias.
         embedding_dropout: after the positions; None for `dropout`.
         word_dropout: share of input tokens that become `unk_token_id` in training, in [0, 1).

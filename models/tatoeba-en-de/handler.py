@@ -25,7 +25,8 @@ from transformers.utils import logging
 # modeling/endpoint.py
 # Requests to an Inference Endpoint that serves a folder of this library.
 #
-# The server imports handler.py alone, so its code has no relative imports.
+# The server imports handler.py alone, so saving writes this file, the task's handler and what they import into that one
+# file.
 
 
 logger = logging.get_logger(__name__)

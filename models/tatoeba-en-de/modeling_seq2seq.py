@@ -43,6 +43,7 @@ from .attention import (
     UnitLinear,
     add_regularizer_sums,
     apply_dropout,
+    at_least_float32,
     attention_backend,
     build_norm,
     kernels,
@@ -329,8 +330,8 @@ class TransformerPreTrainedModel(PreTrainedModel):
 
         Fields of `config` follow the weights where there are some for the difference (ties, sizes of vocabularies,
         number of labels). Adapters and quantised models are saved as transformers does it. The folder around
-        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. What no configuration
-        builds is a `ValueError`.
+        `checkpoint-<step>` gets the code too: a Trainer that pushes copies all else there. A model that no
+        configuration builds, with a replaced layer or a weight of another shape, is refused with a `ValueError`.
         """
         if not getattr(self, "_hf_peft_config_loaded", False) and getattr(self, "hf_quantizer", None) is None:
             state_dict = self._weights_to_save(state_dict)
@@ -831,7 +832,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
     ) -> Seq2SeqTransformerDecoderOutput:
         """Decode `input_ids` [batch, length], which follow the tokens in `past_key_values`, or `cache`.
 
-        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side.
+        The source may have fewer rows [batch / beams, source_len]: each is that of so many rows side by side, and
+        weights of cross-attention are then [batch / beams, heads, beams · target_len, source_len].
         """
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is None, but must be [batch, source_len, d_model]")
@@ -947,7 +949,8 @@ class Seq2SeqTransformerModel(Seq2SeqTransformerPreTrainedModel):
             decoder_attention_mask: 1 = real target token, past ones included.
             encoder_outputs: of an earlier call; `inputs_embeds`, `decoder_inputs_embeds`: in place of the ids.
             past_key_values, cache: two names of the cache of earlier target tokens.
-            decoder_query_mask: bool, True = real target token [batch, target_len]; only for the regulariser.
+            decoder_query_mask: bool, True = real target token [batch, target_len]; for the regulariser and the null
+                rate.
             kwargs: `output_attentions`, `output_hidden_states` and `output_null_rate`: what else to return.
         """
         encoder_sums, cache = None, one_cache(past_key_values, cache)
@@ -1127,7 +1130,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """Cross-entropy per target token, smoothed in training, plus the regulariser at the weight of this batch."""
         labels = labels.to(logits.device)
         cross_entropy = functional.cross_entropy(
-            logits.float().flatten(0, 1),
+            at_least_float32(logits).flatten(0, 1),
             labels.flatten(),
             ignore_index=-100,
             reduction="sum",

@@ -8,12 +8,19 @@ import torch
 import transformers
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     DataCollatorWithFlattening,
     DynamicCache,
     StaticCache,
 )
-from transformers.masking_utils import create_chunked_causal_mask
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    create_chunked_causal_mask,
+    sdpa_mask,
+    sliding_window_bidirectional_overlay,
+)
 
 from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
@@ -412,3 +419,21 @@ def test_fields_are_checked_at_registration():
         register_attention("typo", None, scale=2.0)
     with pytest.raises(ValueError, match="activation is 'softmax'"):
         register_attention("typo", torch.relu, activation="softmax")
+
+
+def test_masks_of_both_sides_and_causality_in_any_order():
+    both = sliding_window_bidirectional_overlay(2)
+    for functions in ([causal_mask_function, both], [both, causal_mask_function], [both]):
+        options = {"mask_function": and_masks(*functions), "device": torch.device("cpu")}
+        sizes = {"batch_size": 1, "q_length": 6, "kv_length": 8, "q_offset": 2, "kv_offset": 0}
+        found = AttentionMaskInterface()["relu_attention"](**sizes, **options)
+        expected = sdpa_mask(**sizes, **options, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        assert not isinstance(found, torch.Tensor)
+        assert torch.equal(found.dense.expand_as(expected), expected)
+
+
+def test_a_mask_of_other_keys_is_an_error():
+    query, key = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 20, 8)
+    mask = AttentionMaskInterface()["relu_attention"](1, 4, 5, attention_mask=torch.ones(1, 5), device="cpu")
+    with pytest.raises(ValueError, match="mask is of 5 keys, but there are 20"):
+        AttentionInterface()["relu_attention"](torch.nn.Module(), query, key, key, mask)

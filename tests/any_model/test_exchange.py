@@ -7,14 +7,16 @@ import sys
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 
 from reluformers import exchange_attention, load_adapter, restore_attention, save_adapter
 from reluformers.conversion.exchanged_fit import _record, fit_attention
 from reluformers.exchange import ADAPTER_WEIGHTS, calls_interface
+from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 
-from .test_by_name import MODELS, WRITTEN, build, inputs, real_part
+from .test_by_name import LLAMA, MODELS, WRITTEN, build, inputs, real_part
 
 # models whose positions are computed, not saved: `build` has drawn them anew
 SAVED = [name for name in MODELS if name != "marian"]
@@ -81,6 +83,53 @@ def test_some_sites_keep_softmax():
     for sites in ("model.decoder.*", []):
         with pytest.raises(ValueError, match=r"sites is .*must be a list of patterns"):
             exchange_attention(build("bart", "eager"), "relu-vit", sites=sites)
+
+
+@pytest.mark.parametrize(
+    "attention", ["rela-g", "qknorm", {"activation": "relu", "learned_threshold": True, "threshold": 0.5}], ids=str
+)
+def test_parameters_of_another_attention_that_is_asked_for_start_as_its_configuration_says(attention, tmp_path):
+    exchange_attention(build("llama", "eager"), "reluformer").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attention=attention)
+    parts = [part for part in model.modules() if isinstance(part, InterfaceAttention)]
+    assert parts
+    for part in parts:
+        config, width = part.attention, LLAMA["hidden_size"]
+        assert part.scale is None or part.scale.item() == pytest.approx(config.initial_scale(part.head_dim))
+        assert part.threshold is None or part.threshold.item() == config.threshold
+        if part.output_norm is not None:
+            assert torch.equal(part.output_norm.weight, torch.ones(width))
+            assert 0 < part.output_norm.gate.abs().max() <= (3 / width) ** 0.5
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert all(torch.equal(part, model.state_dict()[name]) for name, part in again.state_dict().items())
+
+
+def test_a_model_with_scalars_of_its_own_computes_where_its_weights_are_fetched():
+    model, batch = exchange_attention(build("llama", "eager"), "qknorm").eval(), inputs("llama")
+    expected = logits(model, "llama")
+    cpu_offload(model, execution_device="cpu")
+    with torch.no_grad():
+        assert torch.equal(real_part(model(**batch).logits, batch), expected)
+
+
+@pytest.mark.parametrize("score", ["dot", "cosine"])
+def test_a_learned_scale_starts_from_the_one_that_is_given(score):
+    fixed, learned = (
+        exchange_attention(build("qwen3", "eager"), {"score": score, "scale": 2.0, "learned_scale": is_learned})
+        for is_learned in (False, True)
+    )
+    torch.testing.assert_close(logits(learned, "qwen3"), logits(fixed, "qwen3"))
+
+
+def test_other_processes_write_nothing_and_a_checkpoint_has_the_code_beside_it(tmp_path):
+    model = exchange_attention(build("llama", "eager"), "relu-vit")
+    model.save_pretrained(tmp_path / "none", False)
+    assert not list((tmp_path / "none").glob("*"))
+    model.save_pretrained(tmp_path / "run" / "checkpoint-3")
+    code = {path.name for path in (tmp_path / "run" / "checkpoint-3").glob("*.py")}
+    assert code
+    assert {path.name for path in (tmp_path / "run").glob("*.py")} == code
 
 
 def test_a_stranger_opens_it_and_without_trust_it_is_an_error(tmp_path):

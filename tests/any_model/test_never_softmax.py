@@ -150,6 +150,9 @@ def test_what_a_folder_is_opened_with_is_what_its_model_has(tmp_path):
     )
     assert (usual.classifier.out_features, usual.config.num_labels, usual.config.problem_type) == (2, 2, None)
     assert len(usual.exchanged_config().id2label) == 2
+    fields = {"hidden_dropout_prob": 0.37, "use_cache": False}
+    given = AutoModelForSequenceClassification.from_pretrained(tmp_path, **fields).config
+    assert {name: getattr(given, name) for name in fields} == fields
     other = AutoModelForSequenceClassification.from_pretrained(tmp_path, attention="relu-sum")
     assert other.config.exchanged["attention"]["normalizer"] == "sum"
 

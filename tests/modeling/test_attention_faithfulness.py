@@ -233,10 +233,20 @@ def test_exclusive_output_of_queries_without_a_place_is_refused():
         module(hidden[:, 3:], attention_mask=torch.ones(2, 1, 1, 4).bool(), **options)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+def test_a_mask_of_fewer_dimensions_broadcasts_where_queries_are_split(monkeypatch):
+    module, hidden = build("softmax"), torch.randn(2, 7, WIDTH).double()
+    monkeypatch.setattr("reluformers.modeling.attention.BLOCK_WEIGHTS", 8)
+    for shape in [(7,), (7, 7), (1, 1, 7)]:
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.7
+        whole = mask.expand(2, 1, 7, 7)
+        found, expected = (module(hidden, attention_mask=given)[0] for given in (mask, whole))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("preset", ["softmax", "rela-g", "rela", "reluformer"])
 def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
-    """Not the rounding of half precision, which an output norm would make as large as any output."""
+    """Not the rounding, which an output norm would make as large as any output."""
     module, case = build({"preset": preset, "exclusive_output": True}, bias=False), draw_case("causal", "none")
     expected, half = one_shot(module, case)[0], module.to(dtype)
     found = half(case.hidden.to(dtype), attention_mask=case.structured, attn_implementation="fused")[0]
