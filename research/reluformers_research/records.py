@@ -140,8 +140,11 @@ class RunRecord:
         """
         path = Path(path).with_suffix(".json")
         if not path.exists():
-            for run in _gathered_runs(path.parent, [("name", "==", path.stem)]):
-                return cls._of(run, path.with_suffix(""))
+            try:
+                for run in _gathered_runs(path.parent, [("name", "==", path.stem)]):
+                    return cls._of(run, path.with_suffix(""))
+            except UserError as error:  # of another file of that folder
+                raise UserError(f"{path}: no such file, and no record of that name beside it: {error}") from error
         return cls._of(_run_of_files(path), path)
 
     @classmethod

@@ -222,6 +222,8 @@ def test_other_parquet_files_are_refused(table, tmp_path):
     path.write_bytes(b"PAR1")
     with pytest.raises(UserError, match=path.name):
         load_records(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere.json: no such file, and no record of that name"):
+        RunRecord.load(tmp_path / "nowhere")
 
 
 def test_translations_are_kept_line_by_line(table, tmp_path):
