@@ -174,7 +174,10 @@ def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str
     if isinstance(files, dict):
         if set(files) != {"source", "target"}:
             raise UserError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
-        return {side: check_file(path) for side, path in files.items()}
+        files = {side: check_file(path) for side, path in files.items()}
+        if os.path.samefile(*files.values()):
+            raise UserError(f"{files['target']}: is the file of both source and target; name two")
+        return files
     checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
     for path in checked:
         if _format(path) is None:

@@ -216,7 +216,8 @@ def test_missing_places_are_named(tmp_path):
     assert "different kinds" in fault([write(tmp_path / "a.tsv", TSV), str(tmp_path / "b.csv")])
     write(tmp_path / "train.csv", CSV)
     assert "several files" in fault(tmp_path)
-    assert "no document ids" in fault({"source": path, "target": path}, document_column="doc_id")
+    other = write(tmp_path / "other.de", b"x\n")
+    assert "no document ids" in fault({"source": path, "target": str(other)}, document_column="doc_id")
 
 
 TALKS = [(["de", "en", "gl"], ["eine Katze", "a cat", "un gato"]), (["en"], ["a dog"]), (["en", "de"], ["NA", "null"])]
@@ -319,6 +320,17 @@ def test_a_cell_is_text_to_the_letter(tmp_path, form, position, streaming):
 def test_align_and_filter_read_cells_to_the_letter(tmp_path, form):
     path = write_cells(tmp_path, form, CELLS)
     assert [row.texts for row in ParallelText([path], "en", "de")] == [(cell, cell) for cell in CELLS]
+
+
+def test_one_file_is_not_its_own_translation(tmp_path):
+    path = tmp_path / "train.en"
+    path.write_text("A dog.\n")
+    (tmp_path / "link.de").symlink_to(path)
+    for other in (path, tmp_path / "link.de"):
+        with pytest.raises(UserError, match="is the file of both source and target"):
+            load_translation_split(
+                {"source": str(path), "target": str(other)}, "train", source_lang="en", target_lang="de"
+            )
 
 
 @pytest.mark.parametrize("streaming", [False, True])
