@@ -21,7 +21,10 @@ FOLDERS = ("reluformers", "configuration", "modeling", "scripts")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 QUESTION = re.compile(r"\b(is_vision|is_image|is_encoder_decoder)\b")
 # transformers asks configurations for this field
-ASKED_BY_TRANSFORMERS = {"configuration_seq2seq.py": "is_encoder_decoder: bool = True"}
+ASKED_BY_TRANSFORMERS = {
+    "configuration_seq2seq.py": "is_encoder_decoder: bool = True",
+    "recipe.py": '("architectures", "is_encoder_decoder"),',  # which a recipe may not set
+}
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (
     ("kernels",),  # imported as reluformers_kernels, and imports nothing of the library

@@ -49,7 +49,10 @@ _IDLE_ARGUMENTS = {
     ),
 }
 # fields of configurations that no recipe decides
-_DECIDED_FIELDS = dict.fromkeys(("architectures", "is_encoder_decoder"), "follows from the task: leave it out")
+_DECIDED_FIELDS = dict.fromkeys(
+    ("architectures", "is_encoder_decoder"),
+    "follows from the task: leave it out",
+)
 
 
 def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
