@@ -25,7 +25,7 @@ from transformers.masking_utils import (
 from ..configuration.configuration_attention import AttentionConfig
 from .attention import AttentionVariant
 from .attention_functions import apply_masked
-from .masks import AttentionMask
+from .masks import AttentionMask, differ
 from .normalization import unit_length
 
 try:
@@ -328,8 +328,7 @@ def _read_mask(
     """The mask, and what an additive one adds to scores that it does not hide."""
     query_len, key_len = query.shape[2], key.shape[2]
     if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
-        if all(isinstance(length, int) for length in (mask.key_len, key_len)) and mask.key_len != key_len:
-            # compiled code would read beyond its end
+        if differ(mask.key_len, key_len):  # compiled code would read beyond its end
             raise ValueError(f"the mask is of {mask.key_len} keys, but there are {key_len}")
         return mask, None
     if mask is None:

@@ -101,8 +101,8 @@ def exchange_attention(
             added = getattr(module, SUBMODULE).to(**place)
             added.train(module.training)
             if added.scale is not None and config.score == "dot":
-                scale = _scaling_of(module) if config.scale is None else config.scale / _own_scaling_of(module)
-                init.constant_(added.scale, scale)
+                own, scaling = _scalings_of(module)
+                init.constant_(added.scale, scaling if config.scale is None else config.scale / own)
     except BaseException:
         _detach(model)
         raise
@@ -213,22 +213,16 @@ def _place_of(module: nn.Module) -> dict[str, Any]:
     return {"device": tensors[0].device, "dtype": dtype} if tensors else {}
 
 
-def _own_scaling_of(module: nn.Module) -> float:
-    """What an attention module has multiplied the queries by, where no norm takes it off again."""
-    is_normed = getattr(module, SUBMODULE).query_norm is not None
-    has_own = "scaling=1.0" in inspect.getsource(type(module).forward) and not is_normed
-    return getattr(module, "scaling", 1.0) if has_own else 1.0
-
-
-def _scaling_of(module: nn.Module) -> float:
-    """What an attention module multiplies dot products by; 1 where it has scaled the queries itself."""
+def _scalings_of(module: nn.Module) -> tuple[float, float]:
+    """What an attention module has scaled its queries by, and what it multiplies their dot products by."""
     source = inspect.getsource(type(module).forward)
     if "scaling=1.0" in source:
+        own = getattr(module, "scaling", 1.0)
         is_normed = getattr(module, SUBMODULE).query_norm is not None  # which takes it off again
-        return getattr(module, "scaling", 1.0) if is_normed else 1.0
+        return (1.0, own) if is_normed else (own, 1.0)
     given = re.search(r"\bscaling=self\.(\w+)", source)
     scaling = getattr(module, given[1] if given else "scaling", None)
-    return scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()
+    return 1.0, scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()
 
 
 def _sizes(name: str, module: nn.Module) -> list[int]:

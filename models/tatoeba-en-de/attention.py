@@ -337,6 +337,11 @@ def length_factor(key_counts: Tensor | int, form: str, head_dim: int, dtype: tor
 # by key, for a computation that needs them so.
 
 
+def differ(length: Any, other: Any) -> bool:
+    """Whether two lengths differ; those of an exporter are no int, and it may not know."""
+    return isinstance(length, int) and isinstance(other, int) and length != other
+
+
 @dataclass(frozen=True)
 class AttentionMask:
     """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
@@ -383,9 +388,7 @@ class AttentionMask:
     def of(cls, mask: "Tensor | AttentionMask | None", query_len: int, key_len: int, device: torch.device):
         """A mask as it is, or that of a bool tensor that broadcasts to [batch, heads, query_len, key_len]."""
         if mask is not None and not isinstance(mask, Tensor):  # maybe one of another copy of this code
-            lengths = (mask.query_len, mask.key_len, query_len, key_len)
-            # those of an exporter are no int, and it may not know whether they are equal
-            if all(isinstance(length, int) for length in lengths) and lengths[:2] != lengths[2:]:
+            if differ(mask.query_len, query_len) or differ(mask.key_len, key_len):
                 raise ValueError(
                     f"the mask is of {mask.query_len} queries and {mask.key_len} keys, but there are {query_len} and "
                     f"{key_len}"

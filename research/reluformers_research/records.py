@@ -141,10 +141,11 @@ class RunRecord:
         path = Path(path).with_suffix(".json")
         if not path.exists():
             try:
-                for run in _gathered_runs(path.parent, [("name", "==", path.stem)]):
-                    return cls._of(run, path.with_suffix(""))
+                run = next(_gathered_runs(path.parent, [("name", "==", path.stem)]), None)
             except UserError as error:  # of another file of that folder
                 raise UserError(f"{path}: no such file, and no record of that name beside it: {error}") from error
+            if run is not None:
+                return cls._of(run, path.with_suffix(""))
         return cls._of(_run_of_files(path), path)
 
     @classmethod

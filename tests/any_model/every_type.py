@@ -74,8 +74,7 @@ class SoftmaxSpy(TorchFunctionMode):
 
 def softmax_in(model: nn.Module) -> set[str]:
     """Classes of attentions in a model, run or not, whose code has softmax and no call of the interface."""
-    classes = {type(module) for module in model.modules() if "Att" in type(module).__name__}
-    return {one.__name__ for one in classes if computes_softmax(one)}
+    return {one.__name__ for one in map(type, model.modules()) if computes_softmax(one)}
 
 
 @functools.cache

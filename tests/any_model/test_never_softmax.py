@@ -25,7 +25,7 @@ from reluformers import (
     restore_attention,
     save_adapter,
 )
-from reluformers.exchange import ADAPTER_CONFIG, _scaling_of
+from reluformers.exchange import ADAPTER_CONFIG, _scalings_of
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
@@ -232,7 +232,7 @@ def test_a_learned_scale_starts_at_that_of_the_call():
         def forward(self, attention_interface):
             return attention_interface(scaling=self.scale)
 
-    assert _scaling_of(Odd()) == 0.3
+    assert _scalings_of(Odd()) == (1.0, 0.3)
 
 
 def test_some_sites_of_a_model_by_name_are_refused():
@@ -513,7 +513,7 @@ def test_no_name_at_all_keeps_the_one_that_was_saved(tmp_path):
 def test_an_exchange_that_fails_changes_nothing(monkeypatch):
     model = build("llama", "sdpa")
     before, names = logits(model), [name for name, _ in model.named_modules()]
-    monkeypatch.setattr("reluformers.exchange._scaling_of", lambda module: 1 / 0)
+    monkeypatch.setattr("reluformers.exchange._scalings_of", lambda module: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         exchange_attention(model, {"preset": "relu-vit", "learned_scale": True})
     assert [name for name, _ in model.named_modules()] == names
