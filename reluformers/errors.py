@@ -1,10 +1,9 @@
-"""Errors that a user can mend, and the frame in which every command line runs."""
+"""The door for faults: every command line runs in `run_main`, which prints a fault as one line."""
 
 import codecs
 import errno
 import importlib.util
 import json
-import logging
 import os
 import re
 import select
@@ -14,8 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import requires
-
-logger = logging.getLogger(__name__)
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -29,15 +26,7 @@ _OVER_QUOTA = "Disk quota exceeded"
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
-class UserError(ValueError):
-    """A fault in the user's data or settings; the message is one line that says what, where and what to do."""
-
-    def __init__(self, message: str):
-        # a DataLoader builds the error of a worker anew, with the worker's traceback before the message
-        super().__init__(message.rpartition(f"{__name__}.UserError: ")[2].rstrip())
-
-
-class DivergenceError(UserError):
+class DivergenceError(ValueError):
     """Training has left the finite numbers, from where nothing leads back."""
 
 
@@ -53,19 +42,19 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("reluformers.escape", _escape)
 
 
-def run_main(main: Callable[[], None]) -> None:
-    """Run a command line and turn errors of its user into one line on stderr.
+def run_main(main: Callable[[], None], traceback: bool = False) -> None:
+    """Run a command line and print a fault as one line on stderr.
 
-    The traceback of such an error is logged at level DEBUG. Errors that are none of the user's propagate. Characters
-    that the encoding of stdout lacks are printed as `\\u2026`.
+    Characters that the encoding of stdout lacks are printed as `\\u2026`.
 
     Args:
         main: Function without arguments; its return value is ignored.
+        traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after a `ValueError` (`UserError` is one), an `OSError`, a package that is not installed,
-            or a full disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where whoever
-            read the output has gone, as `head` does.
+        SystemExit: Code 2 after a `ValueError`, `OSError`, `RuntimeError`, a package that is not installed, or a full
+            disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where the reader of the output has gone,
+            as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         sys.stdout.reconfigure(errors="reluformers.escape")
@@ -88,11 +77,10 @@ def run_main(main: Callable[[], None]) -> None:
             sys.exit(EXIT_UNREAD)
         # one that was raised by hand says what to install; the import system's own has a name
         says_package = type(error) is ImportError and error.name is None
-        is_said = isinstance(error, ValueError | OSError) or says_package
+        is_said = isinstance(error, ValueError | OSError | RuntimeError) or says_package
         missing = _missing_package(error)
-        if not is_said and not missing and not is_disk_full(error):
+        if (not is_said and not missing and not is_disk_full(error)) or traceback:
             raise
-        logger.debug("the error in full", exc_info=True)
         message = missing or describe_error(error)
         # a name may hold what a terminal obeys
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
@@ -117,7 +105,10 @@ def describe_error(error: BaseException, named: str | os.PathLike | None = None)
         return f"{what}{place}; free some space, then run the same command again"
     if isinstance(error, OSError) and error.strerror and path:
         return error.strerror if named is not None and os.fspath(named) == path else f"{path}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    message = str(error)
+    if "Original Traceback" in message:  # a DataLoader puts that of its worker before the message
+        message = message.rstrip().rpartition("\n")[2].partition(": ")[2]
+    return " ".join(message.split()) or type(error).__name__
 
 
 def _missing_package(error: Exception) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from .errors import UserError, describe_error
+from .errors import describe_error
 
 _MOST_VALUES = 10**6  # of YAML; its aliases make any number of them in a few lines
 
@@ -63,17 +63,17 @@ def atomic_directory(
         the block is left by an exception.
 
     Raises:
-        UserError: If `path` is a file, or a folder that is not empty and may not be replaced.
+        ValueError: If `path` is a file, or a folder that is not empty and may not be replaced.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
-        raise UserError(f"{path}: is a file, but a folder is to be written here; choose another path")
+        raise ValueError(f"{path}: is a file, but a folder is to be written here; choose another path")
     names = {item.name for item in target.iterdir()} if target.is_dir() else set()
     if names and not overwrite:
-        raise UserError(f"{path}: the folder is not empty; choose another one, or give --overwrite")
+        raise ValueError(f"{path}: the folder is not empty; choose another one, or give --overwrite")
     if names and (".git" in names or names.isdisjoint(marks)):
         held = "a Git repository" if ".git" in names else f"none of {', '.join(marks)}"
-        raise UserError(f"{path}: holds {held}, so that replacing it could lose your work; choose another folder")
+        raise ValueError(f"{path}: holds {held}, so that replacing it could lose your work; choose another folder")
     temporary = _beside(target)
     temporary.mkdir()
     try:
@@ -107,14 +107,14 @@ def read_json(path: str | os.PathLike, kind: type = dict) -> Any:
         kind: What it must hold.
 
     Raises:
-        UserError: If it is missing, no JSON in UTF-8, or holds something else.
+        ValueError: If it is missing, no JSON in UTF-8, or holds something else.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # the last is that of brackets without end
-        raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+        raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
-        raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
+        raise ValueError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
     return content
 
 
@@ -143,18 +143,18 @@ def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, 
         inside: Whether it may lie inside one of them, as it may where they are not copied.
 
     Raises:
-        UserError: If it is, holds or lies inside one of `sources`, or is or holds a checkpoint.
+        ValueError: If it is, holds or lies inside one of `sources`, or is or holds a checkpoint.
     """
     target = Path(folder).resolve()
     for source in (Path(source) for source in sources if Path(source).exists()):
         if target == source.resolve() or (target.is_relative_to(source.resolve()) and not inside):
-            raise UserError(f"{folder}: is or lies inside {source}, which is read for it; choose another folder")
+            raise ValueError(f"{folder}: is or lies inside {source}, which is read for it; choose another folder")
         # the first is where a run keeps a checkpoint, be it only a link
         if any(path.is_relative_to(target) for path in (source.parent.resolve() / source.name, source.resolve())):
-            raise UserError(f"{folder}: holds {source}, which is read for it; choose another folder")
+            raise ValueError(f"{folder}: holds {source}, which is read for it; choose another folder")
     state = next(target.rglob("trainer_state.json"), None) if target.is_dir() else None
     if state is not None:
-        raise UserError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
+        raise ValueError(f"{folder}: is or holds the checkpoint {state.parent}; choose another folder")
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:
@@ -165,25 +165,26 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
         inputs: Files and folders that the same command reads; what is no path, such as a Hub id, is passed over.
 
     Raises:
-        UserError: If one is a folder, an input or a file of one, its folder cannot be written to, or two are the same.
+        ValueError: If one is a folder, an input or a file of one, its folder cannot be written to, or two are the
+            same.
     """
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
     for number, path in enumerate(wanted):
         check_name(path)
         if path.is_file() and not read.isdisjoint([path, *path.parents]):
-            raise UserError(f"{path}: is read by the same command, and would be lost; choose another path")
+            raise ValueError(f"{path}: is read by the same command, and would be lost; choose another path")
         if path in wanted[:number]:
-            raise UserError(f"{path}: is to hold two kinds of results; choose two paths")
+            raise ValueError(f"{path}: is to hold two kinds of results; choose two paths")
         if path.is_dir():
-            raise UserError(f"{path}: is a folder, but a file is to be written here; choose another path")
+            raise ValueError(f"{path}: is a folder, but a file is to be written here; choose another path")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path}: is no ordinary file, and would be replaced by one; choose another path")
+            raise ValueError(f"{path}: is no ordinary file, and would be replaced by one; choose another path")
         folder = next(parent for parent in path.parents if parent.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise UserError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
+            raise ValueError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
 
 
 def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
@@ -200,16 +201,16 @@ def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterat
         Each line, without its end (`\n` or `\r\n`) unless asked for.
 
     Raises:
-        UserError: If the file is missing, is not UTF-8 (names the line) or is a damaged gzip file.
+        ValueError: If the file is missing, is not UTF-8 (names the line) or is a damaged gzip file.
     """
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
         with opener(path, "rb") as file:
             yield from decode_lines(file, path, keep_ends=keep_ends)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check the path") from None
+        raise ValueError(f"{path}: no such file; check the path") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
+        raise ValueError(f"{path}: damaged gzip file ({error}); fetch or pack it again") from error
 
 
 def decode_lines(lines: Iterable[bytes], path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
@@ -225,14 +226,14 @@ def check_name(path: str | os.PathLike) -> str:
         The name.
 
     Raises:
-        UserError: It has such bytes; names it with them as `\\xff`.
+        ValueError: It has such bytes; names it with them as `\\xff`.
     """
     name = os.fspath(path)
     try:
         name.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        raise UserError(f"{shown}: the name is not text in {sys.getfilesystemencoding()}; rename it") from None
+        raise ValueError(f"{shown}: the name is not text in {sys.getfilesystemencoding()}; rename it") from None
     return name
 
 
@@ -245,16 +246,16 @@ def check_text(value: Any, name: str, place: str) -> str:
         place: Of its row, for the error.
 
     Raises:
-        UserError: It is a number, a truth value or the like, which would have to be turned into text, or holds half of
-            a surrogate pair.
+        ValueError: It is a number, a truth value or the like, which would have to be turned into text, or holds
+            half of a surrogate pair.
     """
     if not isinstance(value, str):
         shown = textwrap.shorten(repr(value), 60)
-        raise UserError(f"{place}: {name!r} holds {shown}, not a sentence; correct or remove the row")
+        raise ValueError(f"{place}: {name!r} holds {shown}, not a sentence; correct or remove the row")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {name!r} holds half of a surrogate pair at character {error.start + 1}") from error
+        raise ValueError(f"{place}: {name!r} holds half of a surrogate pair at character {error.start + 1}") from error
     return value
 
 
@@ -290,7 +291,7 @@ def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
         # a byte order mark is no part of the first sentence
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
+        raise ValueError(
             f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
         ) from error
 

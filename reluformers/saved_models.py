@@ -15,7 +15,7 @@ from transformers.utils import find_adapter_config_file
 
 from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
 
-from .errors import UserError, describe_error
+from .errors import describe_error
 from .files import check_name, read_json
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False) ->
         trust_remote_code: whether to run code of the repository, for models that are not in this library.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        ValueError: there is none, or it cannot be read.
     """
     path = _checked_place(name_or_path)
     what = "its config.json" if path.exists() else "there is no such folder, and as a Hub model it"
@@ -103,19 +103,19 @@ def load_model(
         The model in evaluation mode.
 
     Raises:
-        UserError: the folder or its weights are missing or damaged, or do not fit each other.
+        ValueError: the folder or its weights are missing or damaged, or do not fit each other.
     """
     path = _checked_place(name_or_path)
     what = "the model" if path.exists() else "there is no such folder, and as a Hub model it"
     if path.exists():
         if (path / EXPORT_RECORD).is_file():
-            raise UserError(
+            raise ValueError(
                 f"{name_or_path}: holds graphs of `reluformers export`, which `reluformers translate --runtime onnx` "
                 "and `reluformers serve` run"
             )
         config = load_config(name_or_path, trust_remote_code=trust_remote_code)
         if not can_open(auto_class, config):
-            raise UserError(
+            raise ValueError(
                 f"{name_or_path}: is a model of type {config.model_type!r}, which {auto_class.__name__} does not open"
             )
         with opening(name_or_path, what):
@@ -146,18 +146,18 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
     None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
     Raises:
-        UserError: the name is none of them, int8 is asked for off the CPU, a model in int8 for another, or graphs of
+        ValueError: the name is none of them, int8 is asked for off the CPU, a model in int8 for another, or graphs of
             ONNX for any.
     """
     if dtype not in (None, *DTYPES):
-        raise UserError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}")
     if dtype is not None and next(model.parameters(), None) is None:
-        raise UserError(f"dtype is {dtype!r}, but graphs of ONNX compute in what they were exported in: leave it out")
+        raise ValueError(f"dtype is {dtype!r}, but graphs of ONNX compute in what they were exported in: leave it out")
     if dtype == "int8" and model.device.type != "cpu":
-        raise UserError(f"dtype int8 is for CPUs, but the model is on {model.device}: take bfloat16 there")
+        raise ValueError(f"dtype int8 is for CPUs, but the model is on {model.device}: take bfloat16 there")
     is_int8 = is_quantized(model)
     if is_int8 and dtype not in (None, "int8"):
-        raise UserError(f"the model is saved in int8, and cannot compute in {dtype}")
+        raise ValueError(f"the model is saved in int8, and cannot compute in {dtype}")
     if dtype == "int8" or (is_int8 and model.device.type == "cpu"):
         return quantize_int8(model.float() if not is_int8 else model)
     model = model if dtype is None else model.to(getattr(torch, dtype))
@@ -173,18 +173,18 @@ def opening(place: str | Path, what: str) -> Iterator[None]:
         what: is loaded in the block.
 
     Raises:
-        UserError: in place of any error: on broken files, each library has errors of its own.
+        ValueError: in place of any error: on broken files, each library has errors of its own.
     """
     try:
         yield
-    except UserError as error:
-        raise error if str(place) in str(error) else UserError(f"{place}: {error}") from error
+    except ValueError as error:
+        raise error if str(place) in str(error) else ValueError(f"{place}: {error}") from error
     except SafetensorError as error:
-        raise UserError(f"{place}: a file of weights is damaged or cut short ({error}); copy it again.") from error
+        raise ValueError(f"{place}: a file of weights is damaged or cut short ({error}); copy it again.") from error
     except Exception as error:
         says_all = isinstance(error, OSError | ValueError | RuntimeError | ImportError)
         reason = describe_error(error) if says_all else f"{type(error).__name__}: {describe_error(error)}"
-        raise UserError(f"{place}: {what} cannot be loaded: {reason}") from error
+        raise ValueError(f"{place}: {what} cannot be loaded: {reason}") from error
 
 
 def read_index(index: str | Path) -> list[str]:
@@ -193,16 +193,16 @@ def read_index(index: str | Path) -> list[str]:
     A file there may be a link, as in the Hub's cache or to a bigger disk; a push takes none that leads elsewhere.
 
     Raises:
-        UserError: it is none, or names something elsewhere.
+        ValueError: it is none, or names something elsewhere.
     """
     index = Path(index)
     content = read_json(index)
     names, metadata = content.get("weight_map"), content.get("metadata", {})
     if not isinstance(names, dict) or not names or not isinstance(metadata, dict):
-        raise UserError(f"{index}: is no index of weights; save the model again")
+        raise ValueError(f"{index}: is no index of weights; save the model again")
     for name in names.values():
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
-            raise UserError(f"{index}: names {name!r}, which is no file of weights in the folder")
+            raise ValueError(f"{index}: names {name!r}, which is no file of weights in the folder")
     return sorted(set(names.values()))
 
 
@@ -214,10 +214,10 @@ def check_no_adapter(place: str | Path, revision: str | None = None) -> None:
         revision: of a Hub id.
 
     Raises:
-        UserError: there is one.
+        ValueError: there is one.
     """
     if find_adapter_config_file(str(place), revision=revision):
-        raise UserError(
+        raise ValueError(
             f"{place}: holds an adapter, adapter_config.json, and not a model alone; merge it into its model by "
             "`merge_and_unload` of PEFT, and save that into another folder."
         )
@@ -231,7 +231,7 @@ def check_indices(folder: str | Path) -> None:
         whole = index.with_name(index.name.removesuffix(".index.json"))
         # parts saved over a whole file leave it, and transformers would read that
         if all((index.parent / name).is_file() for name in read_index(index)) and whole.is_file():
-            raise UserError(
+            raise ValueError(
                 f"{folder}: holds weights twice, in {whole.name} and by {index.name}; delete the older ones"
             )
 
@@ -248,16 +248,16 @@ def check_size(
         stored: numbers in each of the stored tensors.
 
     Raises:
-        UserError: there are fewer tensors than layers, or far fewer numbers than parameters.
+        ValueError: there are fewer tensors than layers, or far fewer numbers than parameters.
     """
     stored = list(stored)
     for name in _DEPTHS:
         if (depth := getattr(config, name, 0) or 0) > len(stored):
-            raise UserError(f"{place}: {name} of config.json is {depth}, but the weights are {len(stored)} tensors.")
+            raise ValueError(f"{place}: {name} of config.json is {depth}, but the weights are {len(stored)} tensors.")
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build().parameters())
     if count > max(_MOST_PER_STORED * sum(stored), _FEW_PARAMETERS):
-        raise UserError(
+        raise ValueError(
             f"{place}: by config.json the model has {count} parameters, but the weights hold {sum(stored)} numbers."
         )
 
@@ -281,9 +281,9 @@ def _checked_place(name_or_path: str | Path) -> Path:
     if path.exists():
         check_no_adapter(path)
     if path.exists() and not (path / "config.json").is_file():
-        raise UserError(f"{path}: is not the folder of a saved model, it has no config.json.")
+        raise ValueError(f"{path}: is not the folder of a saved model, it has no config.json.")
     if not path.exists() and (path.is_absolute() or str(name_or_path).startswith(".")):
-        raise UserError(f"{name_or_path}: no such folder.")
+        raise ValueError(f"{name_or_path}: no such folder.")
     check_indices(path)
     return path
 
@@ -297,12 +297,12 @@ def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
     for name, most in bounds.items():
         value = getattr(settings, name, None)
         if value is not None and (type(value) is not int or not 0 <= value <= most):
-            raise UserError(
+            raise ValueError(
                 f"{name_or_path}: {name} of generation_config.json is {value!r:.60}, but must be from 0 to {most}."
             )
     penalty = getattr(settings, "length_penalty", None)
     if penalty is not None and type(penalty) not in (int, float):
-        raise UserError(
+        raise ValueError(
             f"{name_or_path}: length_penalty of generation_config.json is {penalty!r:.60}, but must be a number."
         )
 
@@ -310,10 +310,10 @@ def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
 def check_weights(name_or_path: str | Path, info: dict) -> None:
     """Refuse a model of which some weights were made up while loading, by what `from_pretrained` says of that."""
     if missing := sorted(info["missing_keys"]):
-        raise UserError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}.")
+        raise ValueError(f"{name_or_path}: the weights lack {len(missing)} tensors, for example {missing[0]}.")
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, wanted = mismatched[0]
-        raise UserError(
+        raise ValueError(
             f"{name_or_path}: {len(mismatched)} weights do not fit config.json, for example {key} has the shape "
             f"{list(stored)} instead of {list(wanted)}."
         )

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
-from .errors import UserError
 from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
@@ -118,10 +117,10 @@ def task_named(name: Any) -> Task:
     """The task of that name.
 
     Raises:
-        UserError: there is none.
+        ValueError: there is none.
     """
     if name not in list(TASKS):
-        raise UserError(f"task is {name!r}, but must be one of {', '.join(TASKS)}")
+        raise ValueError(f"task is {name!r}, but must be one of {', '.join(TASKS)}")
     return TASKS[name]
 
 
@@ -129,12 +128,12 @@ def task_of(config: PreTrainedConfig) -> Task:
     """The task of a model, which may be none of ours.
 
     Raises:
-        UserError: no task of ours opens such a model.
+        ValueError: no task of ours opens such a model.
     """
     for task in TASKS.values():
         if can_open(task.auto_class, config):
             return task
-    raise UserError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
+    raise ValueError(f"model_type {config.model_type!r} is of no task here; there are {', '.join(TASKS)}")
 
 
 def task_of_model_type(model_type: Any) -> Task | None:
@@ -152,7 +151,8 @@ def evaluate(model: str | Path, data: str | Mapping[str, Any], **fields: Any) ->
         fields: further fields of `ScoringOptions`, and those of the task's: `TranslationScoring`, `ImageScoring`.
 
     Raises:
-        UserError: model or data cannot be loaded or do not fit each other, or a field has a value that is not allowed.
+        ValueError: model or data cannot be loaded or do not fit each other, or a field has a value that is not
+            allowed.
         TypeError: a field is not known.
     """
     scorer = task_of(load_config(model, trust_remote_code=fields.get("trust_remote_code", False))).scorer
@@ -167,15 +167,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: `"section.key=value"` each; see `Recipe.load`.
 
     Raises:
-        UserError: it names no task, or is not valid.
+        ValueError: it names no task, or is not valid.
     """
     sections = read_sections(path, overrides)
     if "task" not in sections:
-        raise UserError(f"{path}: names no task; begin it with a line task: {' or task: '.join(TASKS)}")
+        raise ValueError(f"{path}: names no task; begin it with a line task: {' or task: '.join(TASKS)}")
     try:
         task = task_named(sections["task"])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return task.recipe_class.from_sections(sections, path)
 
 
@@ -189,7 +189,7 @@ def recipe_for_pairs(
     """The recipe that `default_recipe` of translation makes of sentence pairs, with some values changed.
 
     Raises:
-        UserError: the pairs cannot be read, or a change is not valid.
+        ValueError: the pairs cannot be read, or a change is not valid.
     """
     sections = default_recipe(train, source_lang, target_lang, validation)
     for text in overrides:

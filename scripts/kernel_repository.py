@@ -18,7 +18,7 @@ from pathlib import Path
 
 import reluformers_kernels
 import reluformers_native
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.files import atomic_directory, write_json
 from reluformers_kernels.compiled import NATIVE_INTERFACE
 
@@ -65,12 +65,12 @@ def write_repository(folder: Path) -> None:
     """Write the files of the repository into a folder that is not there yet, or empty.
 
     Raises:
-        UserError: nothing is compiled here.
+        ValueError: nothing is compiled here.
     """
     source = Path(reluformers_native.__file__)
     libraries = sorted(source.parent.glob("_*.abi3.so"))
     if not libraries:
-        raise UserError(f"no compiled code in {source.parent}: {reluformers_native.explain()}")
+        raise ValueError(f"no compiled code in {source.parent}: {reluformers_native.explain()}")
     texts = {
         path.name: path.read_text(encoding="utf-8") for path in Path(reluformers_kernels.__path__[0]).glob("*.py")
     }

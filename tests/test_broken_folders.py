@@ -22,7 +22,6 @@ from builders.commands import refusal_of, run_command
 from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
-from reluformers.errors import UserError
 from reluformers.images.scoring import load_image_model
 from reluformers.publish.finished_run import read_finished_run
 from reluformers.publish.folder_check import read_answers, write_answers
@@ -100,7 +99,7 @@ def outcomes_of(whole, place, kind, seeds):
             try:
                 door(folder)
                 opened += 1
-            except UserError as error:
+            except ValueError as error:
                 refused += 1
                 if "\n" in str(error):
                     failures.append(f"{seed} {what}: {door.__name__}: several lines: {error}")
@@ -141,7 +140,7 @@ def no_weights_are_made(copy_of, monkeypatch):
 def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kind, field, no_weights_are_made):
     change_config(copy_of[kind], **{field: HUGE})
     for door in (*DOORS[kind][:1], *DOORS[kind][5:]):
-        with pytest.raises(UserError, match=field):
+        with pytest.raises(ValueError, match=field):
             door(copy_of[kind])
 
 
@@ -162,7 +161,7 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
     for split in (False, True):
         if split:
             split_weights(copy_of[kind])
-        with pytest.raises(UserError, match=r"config\.json"):
+        with pytest.raises(ValueError, match=r"config\.json"):
             load_model(auto_class, copy_of[kind])
 
 
@@ -180,7 +179,7 @@ SEARCH = {
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in SEARCH.items() for value in values])
 def test_a_search_beyond_any_memory_is_refused_before_it_begins(copy_of, field, value):
     change_json(copy_of["translation"] / "generation_config.json", **{field: value})
-    with pytest.raises(UserError, match=field):
+    with pytest.raises(ValueError, match=field):
         load_translation_model(copy_of["translation"])
 
 
@@ -258,7 +257,7 @@ PROCESSORS = [
 @pytest.mark.parametrize("fields", PROCESSORS)
 def test_an_image_processor_beyond_any_memory_is_refused_before_it_begins(copy_of, fields):
     change_json(copy_of["images"] / "preprocessor_config.json", **fields)
-    with pytest.raises(UserError, match=re.escape(str(copy_of["images"]))) as caught:
+    with pytest.raises(ValueError, match=re.escape(str(copy_of["images"]))) as caught:
         load_image_model(copy_of["images"])
     assert "\n" not in str(caught.value)
 
@@ -279,7 +278,7 @@ def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):
     MarianMTModel(MarianConfig(**sizes, **tokens)).save_pretrained(tmp_path)
     load_model(AutoModelForSeq2SeqLM, tmp_path)
     change_config(tmp_path, encoder_layers=HUGE)
-    with pytest.raises(UserError, match="encoder_layers"):
+    with pytest.raises(ValueError, match="encoder_layers"):
         load_model(AutoModelForSeq2SeqLM, tmp_path)
 
 
@@ -339,7 +338,7 @@ def test_every_command_refuses_an_adapter(copy_of, tmp_path, capsys, command, is
 def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):
     found = []
     monkeypatch.setattr(saved_models, "find_adapter_config_file", lambda *_, **options: found.append(options) or "x")
-    with pytest.raises(UserError, match="adapter"):
+    with pytest.raises(ValueError, match="adapter"):
         load_model(AutoModelForSeq2SeqLM, "ORG/NAME", revision="v1")
     assert found[-1]["revision"] == "v1"
 
@@ -378,7 +377,7 @@ def test_parts_saved_over_a_whole_file_are_not_passed_over(copy_of):
     model, _ = load_translation_model(folder)
     model.save_pretrained(folder, max_shard_size="20KB")
     for door in (load_translation_model, select_files):
-        with pytest.raises(UserError, match="twice"):
+        with pytest.raises(ValueError, match="twice"):
             door(folder)
 
 
@@ -415,5 +414,5 @@ def test_a_folder_without_named_outputs_opens_with_them(copy_of):
 
 
 def test_a_vocabulary_beyond_any_model_is_refused_before_memory_is_taken_for_it():
-    with pytest.raises(UserError, match=str(10**13)):
+    with pytest.raises(ValueError, match=str(10**13)):
         train_tokenizer(["a b"], 10**13)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
 
 
@@ -37,11 +37,11 @@ def test_output_files_are_checked_before_work(tmp_path):
         ([tmp_path / "file" / "below"], "cannot be written here"),
         ([tmp_path / "a", tmp_path / "b" / ".." / "a"], "choose two paths"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             check_output_files(*paths)
     assert names(tmp_path) == ["file"]
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="is no ordinary file"):
+    with pytest.raises(ValueError, match="is no ordinary file"):
         check_output_files(tmp_path / "pipe")
 
 
@@ -50,9 +50,9 @@ def test_what_is_read_is_not_written_over(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text("{}\n")
     check_output_files("out.json", inputs=["rows.jsonl", "owner/name", None, "."])
     for path in ("rows.jsonl", tmp_path / "rows.jsonl", "./x/../rows.jsonl"):
-        with pytest.raises(UserError, match=r"rows.jsonl: is read by the same command, and would be lost"):
+        with pytest.raises(ValueError, match=r"rows.jsonl: is read by the same command, and would be lost"):
             check_output_files("out.json", path, inputs=["rows.jsonl"])
-    with pytest.raises(UserError, match=r"rows.jsonl: is read by the same command, and would be lost"):
+    with pytest.raises(ValueError, match=r"rows.jsonl: is read by the same command, and would be lost"):
         check_output_files("rows.jsonl", inputs=["."])
 
 
@@ -104,7 +104,7 @@ def test_full_directory_is_refused_before_the_work(tmp_path):
     target.mkdir()
     (target / "precious").write_text("1")
     entered = False
-    with pytest.raises(UserError, match="not empty"), atomic_directory(target):
+    with pytest.raises(ValueError, match="not empty"), atomic_directory(target):
         entered = True
     assert not entered
     assert names(tmp_path) == ["model"]
@@ -113,7 +113,7 @@ def test_full_directory_is_refused_before_the_work(tmp_path):
 def test_file_in_the_place_of_a_directory_is_refused(tmp_path):
     target = tmp_path / "model"
     target.write_text("1")
-    with pytest.raises(UserError, match="is a file"), atomic_directory(target, overwrite=True):
+    with pytest.raises(ValueError, match="is a file"), atomic_directory(target, overwrite=True):
         pass
 
 
@@ -121,7 +121,7 @@ def test_file_in_the_place_of_a_directory_is_refused(tmp_path):
 def test_a_directory_of_others_is_not_overwritten(tmp_path, precious):
     for name in precious:
         (tmp_path / name).write_text("1")
-    with pytest.raises(UserError, match="could lose your work"), atomic_directory(tmp_path, overwrite=True):
+    with pytest.raises(ValueError, match="could lose your work"), atomic_directory(tmp_path, overwrite=True):
         pass
     assert names(tmp_path) == sorted(precious)
 
@@ -177,7 +177,7 @@ def test_packed_lines_read_the_same(tmp_path):
 def test_unreadable_text_is_named(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         list(iterate_lines(tmp_path / name))
     assert "\n" not in str(caught.value)
 
@@ -185,7 +185,7 @@ def test_unreadable_text_is_named(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (UserError("x.jsonl: no rows"), 2, "error: x.jsonl: no rows\n"),
+        (ValueError("x.jsonl: no rows"), 2, "error: x.jsonl: no rows\n"),
         (ValueError("two\n  lines"), 2, "error: two lines\n"),
         (ValueError(), 2, "error: ValueError\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "error: x: Permission denied\n"),

@@ -12,7 +12,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
 from any_model.test_by_name import build, inputs, real_part
-from reluformers.errors import UserError
 from reluformers_kernels import compiled
 
 native = pytest.importorskip("reluformers_native")
@@ -53,7 +52,7 @@ def test_variants_compute_attention(repository, backend, monkeypatch):
 
 def test_nothing_is_written_where_nothing_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    with pytest.raises(UserError, match="no compiled code in"):
+    with pytest.raises(ValueError, match="no compiled code in"):
         SCRIPT["write_repository"](tmp_path / "repository")
     assert not list(tmp_path.iterdir())
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from builders.finished_runs import attention_statistics
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.circumstances import Circumstances, current_circumstances
 from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum, listed
@@ -76,7 +75,7 @@ def test_names_are_listed_as_in_a_sentence():
 def test_faults_are_named_with_file_and_key(tmp_path, changes, message):
     path = tmp_path / "evaluation.json"
     path.write_text(json.dumps({**make_evaluation().to_dict(), **changes}))
-    with pytest.raises(UserError, match=f"evaluation.json: {message}"):
+    with pytest.raises(ValueError, match=f"evaluation.json: {message}"):
         Evaluation.load(path)
 
 
@@ -86,9 +85,9 @@ def test_faults_are_named_with_file_and_key(tmp_path, changes, message):
 def test_files_of_something_else_are_refused(tmp_path, text, message):
     path = tmp_path / "evaluation.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=f"evaluation.json: .*{message}"):
+    with pytest.raises(ValueError, match=f"evaluation.json: .*{message}"):
         Evaluation.load(path)
-    with pytest.raises(UserError, match=r"none.json: no such file; make it with `reluformers evaluate"):
+    with pytest.raises(ValueError, match=r"none.json: no such file; make it with `reluformers evaluate"):
         Evaluation.load(tmp_path / "none.json")
 
 
@@ -106,7 +105,7 @@ def test_only_like_evaluations_are_compared():
         "signature": {"scores": {"bleu": Score(35.0, "BLEU|y")}},
         "task": {"task": "image-classification"},
     }.items():
-        with pytest.raises(UserError, match=f"its {name} is"):
+        with pytest.raises(ValueError, match=f"its {name} is"):
             evaluation.check_comparable(make_evaluation(**other))
 
 

@@ -11,7 +11,6 @@ from transformers import BertConfig, MarianConfig, ViTConfig
 
 import reluformers
 from builders.models import build_config
-from reluformers.errors import UserError
 from reluformers.families import FAMILIES
 from reluformers.tasks import TASKS, load_recipe, task_named, task_of, task_of_model_type
 from reluformers_cli import all_commands
@@ -63,7 +62,7 @@ def test_models_of_others_have_tasks_too():
     assert task_of(MarianConfig()).name == "translation"
     assert task_of(ViTConfig()).name == "image-classification"
     assert task_of(build_config("vision", "relu-vit")).name == "image-classification"
-    with pytest.raises(UserError, match="model_type 'bert' is of no task here; there are translation, image"):
+    with pytest.raises(ValueError, match="model_type 'bert' is of no task here; there are translation, image"):
         task_of(BertConfig())
 
 
@@ -81,9 +80,9 @@ def test_a_recipe_names_its_task(tmp_path):
         ("task: translation\naugmentation: {}\n", "unknown section 'augmentation'"),
     ):
         path.write_text(text)
-        with pytest.raises(UserError, match=f"recipe.yaml: {message}"):
+        with pytest.raises(ValueError, match=f"recipe.yaml: {message}"):
             load_recipe(path)
-    with pytest.raises(UserError, match="task is 'translation', but this is a recipe of image-classification"):
+    with pytest.raises(ValueError, match="task is 'translation', but this is a recipe of image-classification"):
         TASKS["image-classification"].recipe_class.from_dict({"task": "translation"})
 
 

@@ -73,7 +73,7 @@ def build_overview() -> Parser:
         usage="%(prog)s COMMAND …",
         description="Attention without plain softmax: train, score, look, publish.",
         epilog="\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in commands.items())
-        + "\n\n`reluformers COMMAND --help` says more of each.",
+        + "\n\n`reluformers COMMAND --help` says more of each; --traceback shows where a fault came from.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     overview.add_argument("--version", action="version", version=f"reluformers {version('reluformers')}")
@@ -91,12 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: with code 2 and one line on stderr after an error that the user can mend.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    traceback = "--traceback" in arguments[: arguments.index("--") if "--" in arguments else None]
+    if traceback:
+        arguments.remove("--traceback")
     if arguments and arguments[0] in all_commands():
         if arguments[0] == "app" and arguments[1:] and arguments[1].isprintable() and arguments[1][:1] != "-":
             print(f"Opening {arguments[1]}: torch and transformers first, which takes some seconds", flush=True)
         from reluformers.commands import run_command
 
-        run_command(arguments)
+        run_command(arguments, traceback)
         return
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         sys.stdout.reconfigure(errors="backslashreplace")

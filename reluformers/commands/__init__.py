@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.files import check_name
 from reluformers_cli import Parser, all_commands
 
@@ -34,11 +34,12 @@ def build_parser(command: str) -> tuple[Parser, Callable[[argparse.Namespace], N
     return parser, module.run
 
 
-def run_command(arguments: Sequence[str]) -> None:
+def run_command(arguments: Sequence[str], traceback: bool = False) -> None:
     """Run one command.
 
     Args:
         arguments: its name, which is one, and its options.
+        traceback: let a fault propagate.
 
     Raises:
         SystemExit: with code 2 and one line on stderr after an error that the user can mend.
@@ -53,7 +54,7 @@ def run_command(arguments: Sequence[str]) -> None:
         parse = parser.parse_args if "--" in arguments else parser.parse_intermixed_args
         run_with(parse(arguments[1:]))
 
-    run_main(run)
+    run_main(run, traceback)
 
 
 def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *lists: str) -> None:
@@ -68,13 +69,13 @@ def take_changes(options: argparse.Namespace, changes: str, form: re.Pattern, *l
         lists: names of the options of several values, none of which are of that form.
 
     Raises:
-        UserError: there is nothing but changes behind such an option.
+        ValueError: there is nothing but changes behind such an option.
     """
     for name in lists:
         values = getattr(options, name) or []
         taken = [text for text in values if form.fullmatch(text)]
         if taken:
             if len(taken) == len(values):
-                raise UserError(f"--{name} is followed by {taken[0]} and by no value of its own")
+                raise ValueError(f"--{name} is followed by {taken[0]} and by no value of its own")
             setattr(options, name, [text for text in values if text not in taken])
             setattr(options, changes, [*getattr(options, changes), *taken])

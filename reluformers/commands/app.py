@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     """Open the page as a Space does: its files lie flat and import each other by their names.
 
     Raises:
-        UserError: a folder has an index of weights that names files elsewhere, or is an adapter.
+        ValueError: a folder has an index of weights that names files elsewhere, or is an adapter.
     """
     for folder in filter(None, (options.model, options.compare)):
         check_indices(folder)

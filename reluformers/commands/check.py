@@ -15,7 +15,6 @@ import transformers
 from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
-from reluformers.errors import UserError
 from reluformers.publish.folder_check import compare_in_clean_process, write_answers
 from reluformers.publish.hub_errors import hub_errors
 from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code, select_files
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     folder = Path(options.model)
     if is_hub_id(options.model) and not folder.exists():
         if options.write:
-            raise UserError(f"{options.model}: --write is for a folder, and this is a model of the Hub: download it")
+            raise ValueError(f"{options.model}: --write is for a folder, and this is a model of the Hub: download it")
         api = HfApi()
         with hub_errors(api, options.model):
             folder = Path(api.snapshot_download(options.model, revision=options.revision))

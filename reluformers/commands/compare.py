@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.plotting import check_picture_path, plot_training_curves, run_labels
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
@@ -74,12 +73,12 @@ def common_task(evaluations: dict[Path, Evaluation]) -> Task:
     """The task of all runs.
 
     Raises:
-        UserError: there are several, or one is not known.
+        ValueError: there are several, or one is not known.
     """
     first = {evaluation.task: folder for folder, evaluation in reversed(evaluations.items())}
     if len(first) > 1:
         shown = " and ".join(f"{folder} of {task_named(name)}" for name, folder in reversed(first.items()))
-        raise UserError(f"the runs are of two tasks, {shown}; compare each task by itself")
+        raise ValueError(f"the runs are of two tasks, {shown}; compare each task by itself")
     return task_named(next(iter(first)))
 
 
@@ -87,10 +86,10 @@ def table_row(task: Task, folder: Path, name: str, log: list[dict], evaluation: 
     """Column → cell of a run.
 
     Raises:
-        UserError: a file of it lacks something.
+        ValueError: a file of it lacks something.
     """
     if evaluation.attention is None:
-        raise UserError(
+        raise ValueError(
             f"{folder / EVALUATION_FILE}: has no attention statistics; evaluate the model with --attention_report"
         )
     attention = evaluation.attention.overall.cells()

@@ -20,7 +20,6 @@ from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.any_model import exchange_source, is_exchanged_as_it_is
 from reluformers.conversion.convert import convert, convert_back
 from reluformers.data.checked_fields import check_name
-from reluformers.errors import UserError
 from reluformers.families import FAMILIES
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
@@ -58,12 +57,12 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     take_changes(options, "fields", FIELD_CHANGE, "sites")
     if options.sites and options.preset is None:
-        raise UserError("--sites says where, but there is no --preset to say what comes there")
+        raise ValueError("--sites says where, but there is no --preset to say what comes there")
     check_model(options.source)
     is_as_it_is = options.adapter or (not options.back and is_exchanged_as_it_is(options.source))
     if is_as_it_is:
         if options.preset is None or options.fields or options.back:
-            raise UserError(
+            raise ValueError(
                 f"{options.source}: none of the models that become one of ours; give --preset alone, or with "
                 "--sites, to exchange its attention"
             )
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         )
     elif options.back:
         if options.preset is not None or options.fields:
-            raise UserError("--back takes a model as it is, without --preset and FIELD=VALUE")
+            raise ValueError("--back takes a model as it is, without --preset and FIELD=VALUE")
         model = convert_back(options.source, options.folder, overwrite=options.overwrite)
     else:
         given = read_fields(options.fields, "FIELD=VALUE")

@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import os
 
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.evaluation.scorer import ScoringOptions
@@ -49,10 +48,10 @@ def run(options: argparse.Namespace) -> None:
     """Score and report.
 
     Raises:
-        UserError: several processes were started, which would each score every row and write the same files.
+        ValueError: several processes were started, which would each score every row and write the same files.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(
+        raise ValueError(
             f"evaluate runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without a launcher"
         )
     silence_transformers()
@@ -72,13 +71,13 @@ def rows_of(data: list[str], task: Task) -> str | dict[str, str]:
     """The rows as scorers take them: one place, or the two sides of text.
 
     Raises:
-        UserError: there are too many.
+        ValueError: there are too many.
     """
     if len(data) == 1:
         return data[0]
     if len(data) > 2 or task.name != "translation":
         most = "one place, or two text files" if task.name == "translation" else "one place"
-        raise UserError(f"--data names {len(data)}, {' '.join(data)}, but a model for {task} is scored on {most}")
+        raise ValueError(f"--data names {len(data)}, {' '.join(data)}, but a model for {task} is scored on {most}")
     return dict(zip(("source", "target"), data, strict=True))
 
 
@@ -86,13 +85,13 @@ def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
     """Refuse options that only models of another task have.
 
     Raises:
-        UserError: one is given; names it.
+        ValueError: one is given; names it.
     """
     own = task.scorer.options_class.own_fields()
     for other in TASKS.values():
         for name, default in other.scorer.options_class.own_fields().items():
             if name not in own and vars(options).get(name, default) != default:
-                raise UserError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
+                raise ValueError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
 
 
 def options_of(options: argparse.Namespace, task: Task) -> ScoringOptions:

@@ -16,7 +16,6 @@ Examples:
 import argparse
 from pathlib import Path
 
-from reluformers.errors import UserError
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.export.page import export_page
 from reluformers.onnx.precision import SUFFIXES
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     """Export."""
     silence_transformers()
     if options.split and not options.data:
-        raise UserError("--split is of --data, which is not given")
+        raise ValueError("--split is of --data, which is not given")
     for model in options.model:
         check_model(model)
     first = options.model[0]
@@ -69,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _export_onnx(options: argparse.Namespace, output: Path) -> None:
     if options.bundle or len(options.model) > 1:
-        raise UserError("--bundle and several models are of --to page")
+        raise ValueError("--bundle and several models are of --to page")
     record = export_onnx(
         options.model[0],
         output,
@@ -85,7 +84,7 @@ def _export_onnx(options: argparse.Namespace, output: Path) -> None:
 def _export_page(options: argparse.Namespace, output: Path) -> None:
     precisions = options.precision or ["int8"]
     if options.data or options.attentions or len(precisions) > 1:
-        raise UserError("a page has one --precision, always has attentions, and takes no --data")
+        raise ValueError("a page has one --precision, always has attentions, and takes no --data")
     page = export_page(
         options.model, output, precision=precisions[0], bundle=options.bundle, overwrite=options.overwrite
     )

@@ -15,7 +15,6 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars, logging
 
-from reluformers.errors import UserError
 from reluformers.publish.card import CARD_FILE
 from reluformers.publish.collection import add_to_collection
 from reluformers.publish.push import push_to_hub, snippet
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     has_space = options.space or options.static_space
     unused = [name for name in _OF_A_NEW_CARD if getattr(options, name)]
     if unused and Path(options.folder, CARD_FILE).is_file():
-        raise UserError(
+        raise ValueError(
             f"--{unused[0]} is of a card that is written, but {options.folder} has {CARD_FILE}: change that, or write "
             "another by `reluformers card`"
         )

@@ -15,7 +15,6 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from reluformers.app.app import hide_tokens
-from reluformers.errors import UserError
 from reluformers.saved_models import DTYPES, EXPORT_RECORD, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
@@ -34,15 +33,15 @@ def run(options: argparse.Namespace) -> None:
     """Load and serve.
 
     Raises:
-        UserError: the folder is none, its model cannot be loaded, or the address is taken.
+        ValueError: the folder is none, its model cannot be loaded, or the address is taken.
     """
     if not Path(options.model, "config.json").is_file():
-        raise UserError(f"{options.model}: is not the folder of a saved model, it has no config.json")
+        raise ValueError(f"{options.model}: is not the folder of a saved model, it has no config.json")
     check_indices(options.model)
     check_no_adapter(options.model)
     check_model(options.model)
     if options.precision and not Path(options.model, EXPORT_RECORD).is_file():
-        raise UserError("--precision is of folders that `reluformers export` has written; --dtype is of PyTorch")
+        raise ValueError("--precision is of folders that `reluformers export` has written; --dtype is of PyTorch")
     bound = bind(options.host, options.port)
     disable_progress_bar()
     hide_tokens(os.environ)

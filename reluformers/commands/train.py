@@ -12,7 +12,7 @@ Examples:
 import argparse
 from functools import partial
 
-from reluformers.errors import UserError, describe_error, is_disk_full
+from reluformers.errors import describe_error, is_disk_full
 from reluformers.tasks import load_recipe, recipe_for_pairs, task_named
 from reluformers.training.recipe import Recipe
 
@@ -67,7 +67,7 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe that is named, or that follows from the data, with the changes.
 
     Raises:
-        UserError: there is neither or both, or it is not valid.
+        ValueError: there is neither or both, or it is not valid.
     """
     take_changes(options, "overrides", SECTION_CHANGE, "data", "validation")
     if options.recipe is not None and SECTION_CHANGE.fullmatch(options.recipe):
@@ -77,15 +77,17 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
     given = [name for name in ("data", "validation", "source_lang", "target_lang") if getattr(options, name)]
     if options.recipe is not None:
         if given:
-            raise UserError(
+            raise ValueError(
                 f"--{given[0]} is given beside the recipe {options.recipe}: say it there, or leave that out"
             )
         return load_recipe(options.recipe, options.overrides)
     if options.data is None:
-        raise UserError("there is neither a recipe nor --data: name a YAML file, or sentence pairs as --help shows it")
+        raise ValueError(
+            "there is neither a recipe nor --data: name a YAML file, or sentence pairs as --help shows it"
+        )
     for name in ("source_lang", "target_lang"):
         if name not in given:
-            raise UserError(f"--data needs --{name}, such as --{name} en")
+            raise ValueError(f"--data needs --{name}, such as --{name} en")
     validation = None if options.validation is None else _source(options.validation)
     languages = options.source_lang, options.target_lang
     return recipe_for_pairs(_source(options.data), *languages, validation, options.overrides)
@@ -93,7 +95,7 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
 
 def _source(paths: list[str]) -> str | dict[str, str]:
     if len(paths) > 2:
-        raise UserError(
+        raise ValueError(
             f"{' '.join(paths)}: are {len(paths)} files; give two of text, source and target, or one of rows"
         )
     return paths[0] if len(paths) == 1 else dict(zip(("source", "target"), paths, strict=True))
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
     if options.dry_run and options.resume is not None:
-        raise UserError("--dry_run estimates a whole run: leave --resume out")
+        raise ValueError("--dry_run estimates a whole run: leave --resume out")
     try:
         task_named(recipe.task).train(
             recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report
@@ -115,4 +117,4 @@ def run(options: argparse.Namespace) -> None:
     except Exception as error:
         if not is_disk_full(error):
             raise
-        raise UserError(f"{describe_error(error)} with --resume auto") from error
+        raise ValueError(f"{describe_error(error)} with --resume auto") from error

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from reluformers.errors import UserError
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.saved_models import DTYPES, WEIGHTS, model_files
@@ -60,10 +59,10 @@ def default_model() -> str:
     """Folder of the model that the repository brings along.
 
     Raises:
-        UserError: this is no clone of it, or one without the weights.
+        ValueError: this is no clone of it, or one without the weights.
     """
     if not (CLONED_MODEL / WEIGHTS).is_file():
-        raise UserError(
+        raise ValueError(
             f"--model is not given, and there is no {CLONED_MODEL} with weights, which a clone of the repository of "
             "reluformers has: run this from a clone (`pip install -e .`), or name the folder or Hub id of any "
             "translation model with --model"
@@ -78,25 +77,25 @@ def run(options: argparse.Namespace) -> None:
     source, is_typed = options.text, False
     is_file = os.path.isfile(source)
     if not is_file and os.path.exists(source):  # such as <(zcat news.gz)
-        raise UserError(f"{source}: is no file, but a folder or a pipe; give a file, or - for the standard input")
+        raise ValueError(f"{source}: is no file, but a folder or a pipe; give a file, or - for the standard input")
     if not is_file and _FILE_NAME.fullmatch(source):
-        raise UserError(f"{source}: no such file; give - and the text by the standard input to translate that")
+        raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")
     if options.column is not None and not is_file:
-        raise UserError(
+        raise ValueError(
             f"--column is {options.column!r}, but there is no table: give a .jsonl, .json, .tsv or .csv file"
         )
     if is_file and not Path(source).suffix and "/" not in source:
         sys.stderr.write(f"{source}: is read as a file; give - and the text by the standard input to translate that\n")
     check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
     if options.precision and options.runtime != "onnx":
-        raise UserError("--precision is of --runtime onnx; --dtype is of PyTorch")
+        raise ValueError("--precision is of --runtime onnx; --dtype is of PyTorch")
     if options.dtype and options.runtime == "onnx":
-        raise UserError("--dtype is of PyTorch; --precision is of --runtime onnx")
+        raise ValueError("--dtype is of PyTorch; --precision is of --runtime onnx")
     if options.runtime == "onnx":
         from reluformers.translation.onnx_runtime import load_onnx_translator  # its packages are an extra
 
         if options.model is None:
-            raise UserError("--runtime onnx needs --model, a folder that `reluformers export MODEL` has written")
+            raise ValueError("--runtime onnx needs --model, a folder that `reluformers export MODEL` has written")
         place = options.model
         model, tokenizers = load_onnx_translator(place, options.precision)
     else:
@@ -154,7 +153,7 @@ def run(options: argparse.Namespace) -> None:
     }
     with continued_file(options.output, identity) as (file, done):
         if done and source == "-":
-            raise UserError(f"{options.output}.part: the standard input cannot be read again; delete it")
+            raise ValueError(f"{options.output}.part: the standard input cannot be read again; delete it")
         with progress(done) as bar:
             for line in translations(done, bar):
                 file.write(f"{line}\n")

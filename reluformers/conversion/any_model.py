@@ -7,7 +7,7 @@ from pathlib import Path
 import transformers
 from transformers import AutoProcessor, PreTrainedModel
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.exchange import exchange_attention, save_adapter
 from reluformers.families import config_class_of
 from reluformers.files import atomic_directory, check_output_folder
@@ -48,7 +48,7 @@ def exchange_source(
         overwrite: whether to replace a folder that is there.
 
     Raises:
-        UserError: the source cannot be read, or cannot take the attention.
+        ValueError: the source cannot be read, or cannot take the attention.
     """
     place = str(source)
     check_output_folder(folder, source, inside=True)
@@ -56,7 +56,7 @@ def exchange_source(
     architectures = getattr(config, "architectures", None) or []
     model_class = getattr(transformers, architectures[0], None) if architectures else None
     if model_class is None:
-        raise UserError(f"{place}: its config.json names {architectures}, which is no class of transformers")
+        raise ValueError(f"{place}: its config.json names {architectures}, which is no class of transformers")
     with opening(place, "a model of transformers"):
         check_no_adapter(place)
         model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
@@ -64,7 +64,7 @@ def exchange_source(
     try:
         exchange_attention(model, preset, sites)
     except ValueError as error:
-        raise UserError(f"{place}: {describe_error(error)}") from error
+        raise ValueError(f"{place}: {describe_error(error)}") from error
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         if adapter:
             save_adapter(model, unfinished)

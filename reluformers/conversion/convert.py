@@ -26,7 +26,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file, has_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.data.checked_fields import check_name
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory, check_output_folder, read_json
 from reluformers.saved_models import load_config, opening
@@ -76,7 +76,7 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
         given: fields of our configuration that hold whatever the source says.
 
     Raises:
-        UserError: it cannot be read, or ours cannot compute what it does.
+        ValueError: it cannot be read, or ours cannot compute what it does.
     """
     place = str(name_or_path)
     content = read_config_file(place)
@@ -117,7 +117,7 @@ def build_model(
         The model in evaluation mode, in the dtype of the weights; with softmax it computes what the source does.
 
     Raises:
-        UserError: a weight is missing, has no place or another shape, or a field has a value that is not allowed.
+        ValueError: a weight is missing, has no place or another shape, or a field has a value that is not allowed.
     """
     config = exchanged_config(opened, preset, sites, **(config_fields or {}))
     model_class = FAMILIES[type(config)][opened.auto_class]
@@ -139,7 +139,7 @@ def exchanged_config(
     """The configuration of an opened model with the attention of a preset at some of its sites.
 
     Raises:
-        UserError: there is no such preset or site, or a field has a value that is not allowed.
+        ValueError: there is no such preset or site, or a field has a value that is not allowed.
     """
     make = seq2seq_config if opened.auto_class is AutoModelForSeq2SeqLM else vision_config
     fields = dict(opened.fields)
@@ -152,16 +152,14 @@ def exchanged_config(
         all_sites = [site for site in before.sites if site != "pooling" or before.pooling == "attention"]
         for site in all_sites if sites is None else sites:
             if site not in all_sites:
-                raise UserError(f"sites: {site!r} is none of {', '.join(all_sites)}")
+                raise ValueError(f"sites: {site!r} is none of {', '.join(all_sites)}")
         kept = [] if sites is None else [site for site in all_sites if site not in sites]
         belongs = ("attention", *_OF_AN_ATTENTION)
         fields = {name: value for name, value in fields.items() if not name.endswith(belongs)}
         fields |= {f"{site}_attention": before.attention_for(site) for site in kept}
         return make(preset, **{**fields, **config_fields})
-    except UserError:
-        raise
     except (TypeError, ValueError) as error:
-        raise UserError(f"{opened.place}: {describe_error(error)}") from error
+        raise ValueError(f"{opened.place}: {describe_error(error)}") from error
 
 
 def convert(
@@ -186,7 +184,7 @@ def convert(
         The model, as `build_model` gives it.
 
     Raises:
-        UserError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
+        ValueError: the source cannot be read or expressed, or the folder is there, is or holds the source, or holds a
             checkpoint.
     """
     check_output_folder(folder, source, inside=True)
@@ -214,14 +212,14 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
         The model, in evaluation mode.
 
     Raises:
-        UserError: no model of `SOURCES` computes what it does, for the reasons that the message names; or, as in
+        ValueError: no model of `SOURCES` computes what it does, for the reasons that the message names; or, as in
             `convert`, the folder cannot be written.
     """
     place = str(source)
     check_output_folder(folder, place, inside=True)
     config = load_config(place)
     if config_class_of(config.model_type) is None:
-        raise UserError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")
+        raise ValueError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")
     target: Source = target_of(config, place)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
     theirs = config_back(config, place)
@@ -241,7 +239,7 @@ def open_processor(opened: Opened) -> Any | None:
     """The tokenizer or image processor of a source; None, after a warning, if there is none.
 
     Raises:
-        UserError: a package that it needs is not installed.
+        ValueError: a package that it needs is not installed.
     """
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
@@ -251,7 +249,7 @@ def open_processor(opened: Opened) -> Any | None:
                 return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
             # the processor without torchvision, whatever is installed
             return ViTImageProcessorPil.from_pretrained(opened.place)
-    except UserError as error:
+    except ValueError as error:
         if isinstance(error.__cause__, ImportError):
             raise
         logger.warning("no tokenizer or image processor comes along: %s", error)
@@ -317,7 +315,7 @@ def read_config_file(place: str) -> dict[str, Any]:
     """The content of a model's config.json.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        ValueError: there is none, or it cannot be read.
     """
     name = "config.json"
     try:
@@ -325,8 +323,8 @@ def read_config_file(place: str) -> dict[str, Any]:
         if (Path(place).is_dir() or may_be_id) and has_file(place, name):
             return read_json(cached_file(place, name))
     except (OSError, ValueError) as error:
-        raise UserError(f"{place}: {name} cannot be read: {describe_error(error)}") from error
-    raise UserError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")
+        raise ValueError(f"{place}: {name} cannot be read: {describe_error(error)}") from error
+    raise ValueError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")
 
 
 def card_metadata(place: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from transformers import (
 
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.configuration.configuration_vision import distinct_names
-from reluformers.errors import UserError
 
 from .names import DEIT_NAMES, SEQ2SEQ_NAMES, VIT_NAMES
 
@@ -187,14 +186,14 @@ def source_of(config: PreTrainedConfig, place: str) -> Source:
         place: where it was found, for errors.
 
     Raises:
-        UserError: it is none that our model can compute.
+        ValueError: it is none that our model can compute.
     """
     if config.model_type not in SOURCES:
-        raise UserError(f"{place}: is a model of type {config.model_type!r}, but must be one of {', '.join(SOURCES)}")
+        raise ValueError(f"{place}: is a model of type {config.model_type!r}, but must be one of {', '.join(SOURCES)}")
     source = SOURCES[config.model_type]
     for name in config.architectures or ():
         if name not in source.architectures:
-            raise UserError(f"{place}: is a {name}, but must be a {source.architectures[0]}")
+            raise ValueError(f"{place}: is a {name}, but must be a {source.architectures[0]}")
     return source
 
 
@@ -209,7 +208,7 @@ def fields_of(config: PreTrainedConfig, place: str) -> dict[str, Any]:
         place: where it was found, for errors.
 
     Raises:
-        UserError: a field has a value that ours cannot express.
+        ValueError: a field has a value that ours cannot express.
     """
     source = source_of(config, place)
     fields = {name: getattr(config, name) for name in source.copied}
@@ -225,7 +224,7 @@ def fields_of(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
 def _activation(name: str, place: str) -> dict[str, Any]:
     if name not in ACTIVATIONS:
-        raise UserError(f"{place}: has the activation {name!r}, but it must be one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{place}: has the activation {name!r}, but it must be one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -246,11 +245,11 @@ def _vision_fields(config: PreTrainedConfig, place: str) -> dict[str, Any]:
     patch_size = config.patch_size
     if not isinstance(patch_size, int):
         if len(set(patch_size)) > 1:
-            raise UserError(f"{place}: has patches of {patch_size}, but they must be square")
+            raise ValueError(f"{place}: has patches of {patch_size}, but they must be square")
         patch_size = patch_size[0]
     width = config.hidden_size // config.num_attention_heads
     if getattr(config, "head_dim", width) != width:
-        raise UserError(f"{place}: has heads of width {config.head_dim}, but it must be {width}, d over heads")
+        raise ValueError(f"{place}: has heads of width {config.head_dim}, but it must be {width}, d over heads")
     return {"patch_size": patch_size, "multi_label_reduction": "mean"}
 
 
@@ -262,12 +261,12 @@ def target_of(config: TransformerConfig, place: str) -> Source:
         place: where it was found, for errors.
 
     Raises:
-        UserError: there is none; the message names the fields.
+        ValueError: there is none; the message names the fields.
     """
     for site in config.sites:
         is_used = site != "pooling" or config.pooling == "attention"
         if is_used and config.attention_for(site).preset_name != "softmax":
-            raise UserError(f"{place}: {site}_attention is no plain softmax, which is all that other models compute")
+            raise ValueError(f"{place}: {site}_attention is no plain softmax, which is all that other models compute")
     is_translation = hasattr(config, "d_model")
     reasons = {
         source.model_type: [
@@ -280,7 +279,7 @@ def target_of(config: TransformerConfig, place: str) -> Source:
     }
     nearest = min(reasons, key=lambda name: len(reasons[name]))
     if wrong := [*reasons[nearest], *_unspeakable(config, SOURCES[nearest])]:
-        raise UserError(f"{place}: cannot be a {nearest} model, since {', '.join(wrong)}")
+        raise ValueError(f"{place}: cannot be a {nearest} model, since {', '.join(wrong)}")
     return SOURCES[nearest]
 
 
@@ -315,7 +314,7 @@ def config_back(config: TransformerConfig, place: str) -> PreTrainedConfig:
     """The configuration of the model of transformers that computes what ours does.
 
     Raises:
-        UserError: there is none.
+        ValueError: there is none.
     """
     source = target_of(config, place)
     fields = {name: getattr(config, name) for name in source.copied}

@@ -48,7 +48,7 @@ def start_model(
         config_fields: of our configuration, over those of the source.
 
     Raises:
-        UserError: the source cannot be read or expressed, or a field is not allowed.
+        ValueError: the source cannot be read or expressed, or a field is not allowed.
     """
     opened, batches = open_start(start), list(batches)
     model = build_model(opened, preset, sites, new_head=new_head, config_fields=config_fields)

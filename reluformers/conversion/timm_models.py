@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import ViTImageProcessorPil
 
 from reluformers.configuration.configuration_vision import distinct_names
-from reluformers.errors import UserError
 
 from .names import TIMM_NAMES, rename
 from .weights import State
@@ -43,17 +42,17 @@ def timm_fields(config: Mapping[str, Any], weights: State, place: str, given: Ma
         given: fields that the user gives, such as `num_attention_heads`, which shapes do not tell.
 
     Raises:
-        UserError: it is no plain Vision Transformer, or its heads cannot be told.
+        ValueError: it is no plain Vision Transformer, or its heads cannot be told.
     """
     options, pretrained = dict(config.get("model_args") or {}), dict(config.get("pretrained_cfg") or {})
     if "patch_embed.proj.weight" not in weights or "blocks.0.attn.qkv.weight" not in weights:
-        raise UserError(f"{place}: the architecture {config['architecture']!r} is no plain Vision Transformer")
+        raise ValueError(f"{place}: the architecture {config['architecture']!r} is no plain Vision Transformer")
     width, channels, patch_size, _ = weights["patch_embed.proj.weight"].shape
     pool = config.get("global_pool", options.get("global_pool", "token"))
     activation = options.get("act_layer", "gelu")
     for name, value, allowed in (("global_pool", pool, _POOLING), ("act_layer", activation, _ACTIVATIONS)):
         if value not in allowed:
-            raise UserError(f"{place}: {name} is {value!r}, but must be one of {', '.join(allowed)}")
+            raise ValueError(f"{place}: {name} is {value!r}, but must be one of {', '.join(allowed)}")
     prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
     image_size = _image_size(pretrained, options)
     grid = math.prod(side // patch_size for side in image_size)
@@ -111,7 +110,7 @@ def timm_image_processor(config: Mapping[str, Any]) -> ViTImageProcessorPil:
     height, width = _image_size(pretrained, config.get("model_args") or {})
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct", 0.875)
     if mode != "center" and (mode != "squash" or share != 1):
-        raise UserError(f"crop_mode is {mode!r} with crop_pct {share}, but must be 'center', or 'squash' with 1")
+        raise ValueError(f"crop_mode is {mode!r} with crop_pct {share}, but must be 'center', or 'squash' with 1")
     mean, std = ([float(number) for number in pretrained.get(name, (0.5, 0.5, 0.5))] for name in ("mean", "std"))
     target, options = {"height": height, "width": width}, {}
     if height == width and mode == "center":
@@ -138,11 +137,11 @@ def _heads(config: Mapping[str, Any], options: Mapping[str, Any], place: str) ->
     words = str(config["architecture"]).split("_")
     heads = options.get("num_heads") or HEADS.get(words[1] if len(words) > 1 else "")
     if heads is None:
-        raise UserError(f"{place}: the number of heads of {config['architecture']!r} is not known; give it")
+        raise ValueError(f"{place}: the number of heads of {config['architecture']!r} is not known; give it")
     return heads
 
 
 def _rows(weights: Mapping[str, Tensor], name: str, place: str) -> int:
     if name not in weights:
-        raise UserError(f"{place}: lacks the weight {name}")
+        raise ValueError(f"{place}: lacks the weight {name}")
     return weights[name].shape[0]

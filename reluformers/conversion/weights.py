@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file, has_file, logging
 
-from reluformers.errors import UserError
 from reluformers.saved_models import check_size, opening, read_index
 
 from .names import SHARED_NAMES, rename, reversed_table
@@ -29,13 +28,13 @@ def read_weights(name_or_path: str | Path) -> State:
         name_or_path: folder of a saved model, or a Hub id.
 
     Raises:
-        UserError: there are none, or a file cannot be read.
+        ValueError: there are none, or a file cannot be read.
     """
     name = str(name_or_path)
     with opening(name, "its weights"):
         found = next((file for file in _FILES if has_file(name, file)), None)
         if found is None:
-            raise UserError(f"{name}: holds none of {', '.join(_FILES)}")
+            raise ValueError(f"{name}: holds none of {', '.join(_FILES)}")
         path = Path(cached_file(name, found))
         if not found.endswith(".json"):
             return load_state_dict(path)
@@ -62,7 +61,7 @@ def load_renamed(
         allowed_missing: names, from their beginning, of weights that may start anew.
 
     Raises:
-        UserError: a weight is missing, has no place or another shape.
+        ValueError: a weight is missing, has no place or another shape.
     """
     check_size(place, config, lambda: model_class(config), [tensor.numel() for tensor in weights.values()])
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
@@ -81,12 +80,12 @@ def load_renamed(
         logging.set_verbosity(verbosity)
     missing = [name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))]
     if missing:
-        raise UserError(f"{place}: lacks the weight {min(missing)}")
+        raise ValueError(f"{place}: lacks the weight {min(missing)}")
     if info["unexpected_keys"]:
-        raise UserError(f"{place}: has the weight {min(info['unexpected_keys'])}, for which there is no place")
+        raise ValueError(f"{place}: has the weight {min(info['unexpected_keys'])}, for which there is no place")
     if info["mismatched_keys"]:
         key, stored, wanted = min(info["mismatched_keys"])
-        raise UserError(f"{place}: {key} has the shape {list(stored)} instead of {list(wanted)}")
+        raise ValueError(f"{place}: {key} has the shape {list(stored)} instead of {list(wanted)}")
     return model.eval()
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, Sampler
 
-from reluformers.errors import UserError
-
 _ROWS_AT_ONCE = 50_000
 
 
@@ -32,7 +30,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         world_size: Number of processes; batches are divided further until it divides their number.
 
     Raises:
-        UserError: If a row alone is over the budget (named, counted from 1), or the rows cannot be dealt evenly.
+        ValueError: If a row alone is over the budget (named, counted from 1), or the rows cannot be dealt evenly.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class SeededBatchSampler(Sampler[SeededBatch]):
         world_size: Number of processes.
 
     Raises:
-        UserError: If there is not one batch.
+        ValueError: If there is not one batch.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class SeededBatchSampler(Sampler[SeededBatch]):
         whole, left = divmod(rows, self._piece)
         self._pieces = whole + (not drop_last and left >= world_size)
         if not self._pieces:
-            raise UserError(
+            raise ValueError(
                 f"{rows} rows make no batch of {batch_size} rows for each of {world_size} processes; "
                 "take smaller batches or fewer processes"
             )
@@ -156,15 +154,15 @@ class PerProcessDataLoader(DataLoader):
 
 def _check_rows(source: np.ndarray, target: np.ndarray, max_tokens: int, world_size: int) -> None:
     if not len(source):
-        raise UserError("no rows to make batches of; check the data and how they are cleaned")
+        raise ValueError("no rows to make batches of; check the data and how they are cleaned")
     tokens = int(max(source.max(), target.max()))
     if tokens > max_tokens:
-        raise UserError(
+        raise ValueError(
             f"a row has {tokens} tokens, more than the {max_tokens} of a whole batch: raise training.max_tokens, or "
             "drop longer rows by data.max_length"
         )
     if len(source) < world_size:
-        raise UserError(f"{len(source)} rows cannot be dealt to {world_size} processes; use fewer processes")
+        raise ValueError(f"{len(source)} rows cannot be dealt to {world_size} processes; use fewer processes")
 
 
 def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -217,7 +215,7 @@ def _even_edges(edges: list[int], world_size: int) -> list[int]:
         sizes = np.diff(edges)
         largest = int(sizes.argmax())
         if sizes[largest] == 1:
-            raise UserError(
+            raise ValueError(
                 f"{len(sizes)} batches of one row each cannot be dealt to {world_size} processes evenly; "
                 "raise the tokens per batch or use fewer processes"
             )

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import type_validator
 
-from reluformers.errors import UserError
-
 
 def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
     """Refuse a name that is not among the allowed ones, and say which of them is nearest.
@@ -21,7 +19,7 @@ def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
         kind: what it names, such as "section".
 
     Raises:
-        UserError: it is not allowed.
+        ValueError: it is not allowed.
     """
     allowed = list(allowed)
     if name in allowed:
@@ -30,7 +28,7 @@ def check_name(name: str, allowed: Iterable[str], kind: str) -> None:
     known = f"the nearest allowed is {near[0]!r}" if near else f"allowed are {', '.join(sorted(allowed)[:20])}"
     if not near and len(allowed) > 20:
         known += f" and {len(allowed) - 20} others"
-    raise UserError(f"unknown {kind} {name!r}; {known}")
+    raise ValueError(f"unknown {kind} {name!r}; {known}")
 
 
 def check_fields(
@@ -45,7 +43,7 @@ def check_fields(
         excluded: fields that may not be given.
 
     Raises:
-        UserError: a name is not known, or a value has the wrong type; the message names it as `section.name`.
+        ValueError: a name is not known, or a value has the wrong type; the message names it as `section.name`.
     """
     hints = typing.get_type_hints(owner)
     allowed = [f"{section}.{item.name}" for item in dataclasses.fields(owner) if item.name not in excluded]
@@ -56,13 +54,13 @@ def check_fields(
         hint = hints[name]
         choices = [item.value for kind in (hint, *typing.get_args(hint)) if _is_enum(kind) for item in kind]
         if choices and value is not None and value not in choices:
-            raise UserError(f"{key} is {value!r}, but must be one of {', '.join(map(str, choices))}")
+            raise ValueError(f"{key} is {value!r}, but must be one of {', '.join(map(str, choices))}")
         if type(value) is int and (hint is float or float in typing.get_args(hint)):
             value = float(value)
         try:
             type_validator(name, value, hint)
         except (TypeError, ValueError) as error:
-            raise UserError(f"{key} is {value!r}, but must be {_describe(hint)}") from error
+            raise ValueError(f"{key} is {value!r}, but must be {_describe(hint)}") from error
         checked[name] = value
     return checked
 
@@ -71,10 +69,10 @@ def check_mapping(name: str, values: Any) -> Mapping[str, Any]:
     """The values, if they are a mapping.
 
     Raises:
-        UserError: they are not.
+        ValueError: they are not.
     """
     if not isinstance(values, Mapping):
-        raise UserError(f"{name} is {values!r}, but must be a mapping")
+        raise ValueError(f"{name} is {values!r}, but must be a mapping")
     return values
 
 
@@ -87,13 +85,13 @@ def build(name: str, kind: type, values: Any) -> Any:
         values: name → value.
 
     Raises:
-        UserError: they are no mapping, a name is missing or not known, or a value has the wrong type.
+        ValueError: they are no mapping, a name is missing or not known, or a value has the wrong type.
     """
     checked = check_fields(name, check_mapping(name, values), kind)
     for item in dataclasses.fields(kind):
         is_required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if is_required and item.name not in checked:
-            raise UserError(f"{name}.{item.name} is missing")
+            raise ValueError(f"{name}.{item.name} is missing")
     return kind(**checked)
 
 

@@ -17,7 +17,7 @@ from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
 from fsspec.core import url_to_fs
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.files import check_name
 
 from .names import named_split
@@ -37,8 +37,8 @@ def naming(key: str) -> Iterator[None]:
     """Put the key of a recipe in front of the errors of what it names."""
     try:
         yield
-    except UserError as error:
-        raise error if key in str(error) else UserError(f"{key}: {error}") from error
+    except ValueError as error:
+        raise error if key in str(error) else ValueError(f"{key}: {error}") from error
 
 
 def split_name(split: str) -> str:
@@ -54,13 +54,13 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
         sources: "train" and others → files, or the name of a split, perhaps with a slice, of `path`.
 
     Raises:
-        UserError: one shares rows with "train".
+        ValueError: one shares rows with "train".
     """
     others = dict(sources)
     train = others.pop("train")
     for name, source in others.items():
         if _share_files(train, source) if path is None else _share_rows(train, source):
-            raise UserError(
+            raise ValueError(
                 f"data.{name} is {source}, which shares rows with data.train, {train}: name parts that do not, "
                 "such as data.train=train[5000:] data.validation=train[:5000] of a data.path"
             )
@@ -96,13 +96,13 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
         The source proper, and those options that are set.
 
     Raises:
-        UserError: If there are other keys beside "path".
+        ValueError: If there are other keys beside "path".
     """
     if not isinstance(source, dict) or "path" not in source:
         return source, {}
     unknown = set(source) - {"path", "name", "revision"}
     if unknown:
-        raise UserError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
+        raise ValueError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
     return source["path"], {key: value for key, value in source.items() if key != "path" and value is not None}
 
 
@@ -131,7 +131,7 @@ def check_files(data: Mapping[str, Any]) -> None:
         data: section of a recipe, as it was written.
 
     Raises:
-        UserError: one is missing or empty.
+        ValueError: one is missing or empty.
     """
     if data.get("path") is None:
         for split in ("train", "validation", "test"):
@@ -163,15 +163,15 @@ def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) 
             continue
         try:
             return load(*source), data[split] if data.get("path") else named_split(data[split], split)
-        except UserError as error:
+        except ValueError as error:
             logger.info("no examples of %s: %s", split, error)
     return None
 
 
 def take_split(source: dict, name: str) -> Any:
-    """Files of one split out of {split: files}; raises UserError if there are none."""
+    """Files of one split out of {split: files}; raises ValueError if there are none."""
     if source.get(name) is None:
-        raise UserError(f"no files for split {name!r}; there are: {', '.join(map(str, source))}")
+        raise ValueError(f"no files for split {name!r}; there are: {', '.join(map(str, source))}")
     return source[name]
 
 
@@ -179,9 +179,9 @@ def check_file(path: str | os.PathLike) -> str:
     """Check that a file is there and holds something; gives its path as str, with the home folder filled in."""
     path = check_name(Path(os.path.expanduser(path)))
     if not os.path.isfile(path):
-        raise UserError(f"{path}: no such file; check the path")
+        raise ValueError(f"{path}: no such file; check the path")
     if os.path.getsize(path) == 0:
-        raise UserError(f"{path}: the file is empty; fetch or make it again")
+        raise ValueError(f"{path}: the file is empty; fetch or make it again")
     return path
 
 
@@ -191,7 +191,7 @@ def names_in(folder: Path) -> str:
 
 
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
-    """Load a split from the Hub, or raise a UserError that says why it does not come."""
+    """Load a split from the Hub, or raise a ValueError that says why it does not come."""
     try:
         dataset = load_dataset(name, split=split, **options)
         if dataset.info.builder_name == "csv":  # whose cells would be guessed to be numbers or nothing
@@ -200,7 +200,7 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
             dataset = load_dataset(name, split=split, features=text, keep_default_na=False, **options)
         return dataset
     except (ValueError, RuntimeError, OSError, DatasetsError) as error:
-        raise UserError(
+        raise ValueError(
             f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
         ) from error
 
@@ -209,12 +209,12 @@ def hub_files(name: str, split: str, options: dict[str, Any]) -> list[str]:
     """Addresses of the files of a split on the Hub, as `read_hub` reads them.
 
     Raises:
-        UserError: the Hub does not give them.
+        ValueError: the Hub does not give them.
     """
     try:
         files = load_dataset_builder(name, **options).config.data_files or {}
     except (ValueError, RuntimeError, OSError, DatasetsError) as error:
-        raise UserError(f"{name}, split {split!r}: the Hub does not list its files ({reason(error)})") from error
+        raise ValueError(f"{name}, split {split!r}: the Hub does not list its files ({reason(error)})") from error
     files = {str(part): addresses for part, addresses in files.items()}
     return [address for part in split.split("+") for address in files.get(part.strip(), ())]
 
@@ -230,7 +230,7 @@ def describe_file(place: str) -> dict[str, Any]:
         content.
 
     Raises:
-        UserError: it cannot be reached.
+        ValueError: it cannot be reached.
     """
     try:
         if "://" not in place:
@@ -242,7 +242,7 @@ def describe_file(place: str) -> dict[str, Any]:
         system, path = url_to_fs(place)
         info = system.info(path)
     except OSError as error:
-        raise UserError(f"{place}: cannot be reached ({describe_error(error)})") from error
+        raise ValueError(f"{place}: cannot be reached ({describe_error(error)})") from error
     names = (info.get(name) for name in ("blob_id", "xet_hash", "ETag"))
     known = {"size": info.get("size"), "id": next(filter(None, names), None)}
     return {name: value for name, value in known.items() if value is not None}
@@ -252,19 +252,19 @@ def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | Iter
     """Load the rows of parquet files.
 
     Raises:
-        UserError: one cannot be read, or has text where another has something else, which would be turned into it.
+        ValueError: one cannot be read, or has text where another has something else, which would be turned into it.
     """
     try:
         features = Features.from_arrow_schema(_check_types(files))
         options = {"files": files, "stamps": _stamps(files)}
         builder = Tables(read=_parquet_tables, options=options, features=features)
         if not streaming and next(_parquet_tables(**options), None) is None:
-            raise UserError(f"{', '.join(files)}: there are no rows; fetch or make it again")
+            raise ValueError(f"{', '.join(files)}: there are no rows; fetch or make it again")
         return builder.as_streaming_dataset("data") if streaming else _load(builder)
-    except UserError:
+    except ValueError:
         raise
     except Exception as error:
-        raise UserError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
+        raise ValueError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
 
 
 def _parquet_tables(files: list[str], stamps: dict) -> Iterator[pa.Table]:
@@ -283,7 +283,7 @@ def _check_types(files: list[str]) -> pa.Schema:
         for field in schemas[-1].empty_table().flatten().schema:
             other = first.setdefault(field.name, field.type)
             if _is_text(other) != _is_text(field.type):
-                raise UserError(
+                raise ValueError(
                     f"{path}: column {field.name!r} is of type {field.type}, but {other} in {files[0]}; give both one"
                 )
     return schemas[0]
@@ -307,20 +307,20 @@ def read_with(
         options: For the function.
 
     Raises:
-        UserError: As the function raises it, or there are no rows to load.
+        ValueError: As the function raises it, or there are no rows to load.
     """
     options = {"files": files, "stamps": _stamps(files), **options}
     if features is not None:
         return Tables(read=read, options=options, features=features).as_streaming_dataset("data")
     first = next(read(**options), None)
     if first is None:
-        raise UserError(f"{', '.join(options['stamps'])}: there are no rows; fetch or make it again")
+        raise ValueError(f"{', '.join(options['stamps'])}: there are no rows; fetch or make it again")
     features = Features({name: Value("int64" if type(value) is int else "string") for name, value in first.items()})
     try:
         return _load(Tables(read=read, options=options, features=features))
     except DatasetsError as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
+        while cause is not None and not isinstance(cause, ValueError):
             cause = cause.__cause__
         raise cause or error from error
 
@@ -344,12 +344,12 @@ def take_slice(dataset: Dataset, split: str) -> Dataset:
         # a name of its own, because names such as "test-2016" are none for `datasets`
         part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": len(dataset)})[0]
     except (ValueError, AssertionError) as error:
-        raise UserError(
+        raise ValueError(
             f"split {split!r}: no such part of {len(dataset)} rows; write it like {name}[:1000] or {name}[90%:]"
         ) from error
     rows = range(part.from_ or 0, len(dataset) if part.to is None else part.to)
     if not rows:
-        raise UserError(f"split {split!r}: this part of {len(dataset)} rows is empty; choose a bigger one")
+        raise ValueError(f"split {split!r}: this part of {len(dataset)} rows is empty; choose a bigger one")
     return dataset.select(rows)
 
 
@@ -376,7 +376,7 @@ def find_value(
         The row, counted from 1 as lines are, and the value in words.
 
     Raises:
-        UserError: If no single value is wrong.
+        ValueError: If no single value is wrong.
     """
     values = dataset.select_columns([column])
     for row in range(len(values)):
@@ -386,7 +386,7 @@ def find_value(
             return row + 1, "bytes that are not UTF-8"
         if is_wrong(value):
             return row + 1, textwrap.shorten(repr(value), 60)
-    raise UserError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold {kind} only")
+    raise ValueError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold {kind} only")
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import pyarrow as pa
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
 
-from reluformers.errors import UserError
 from reluformers.files import write_json
 
 # rows that are read at once
@@ -39,7 +38,7 @@ class BlockStream:
         world_size: number of processes.
 
     Raises:
-        UserError: an epoch has no rows for this process.
+        ValueError: an epoch has no rows for this process.
     """
 
     def __init__(self, dataset: IterableDataset, rows: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
@@ -72,7 +71,7 @@ class BlockStream:
                 self.block += 1
                 yield Dataset(pa.concat_tables(pieces, promote_options="default"))
             elif not self.block:
-                raise UserError(f"process {self.rank} of {self.world_size} finds no rows; check the data")
+                raise ValueError(f"process {self.rank} of {self.world_size} finds no rows; check the data")
             if self.shard == len(self._order()):
                 self.epoch, self.block, self.shard = self.epoch + 1, 0, 0
 
@@ -114,7 +113,7 @@ class BatchStream(Iterable[Any]):
         collate: makes a batch of a list of rows.
 
     Raises:
-        UserError: nothing is left of a whole epoch.
+        ValueError: nothing is left of a whole epoch.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class BatchStream(Iterable[Any]):
             if len(rows):
                 entropy = np.random.SeedSequence((self.blocks.seed, begin["epoch"], begin["block"]))
                 return begin, int(entropy.generate_state(1)[0]), rows
-        raise UserError(
+        raise ValueError(
             "cleaning leaves no row of the stream; check the data, data.max_length and data.max_length_ratio"
         )
 

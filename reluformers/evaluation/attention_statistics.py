@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reluformers.data.checked_fields import build, check_mapping
-from reluformers.errors import UserError
 
 MISSING = "–"  # in a cell, what is not known
 SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention", "pooling": "pooling query"}
@@ -75,16 +74,16 @@ class AttentionReport:
         """Read what `to_dict` gives.
 
         Raises:
-            UserError: a key is missing or not known, or a value has the wrong type.
+            ValueError: a key is missing or not known, or a value has the wrong type.
         """
         parts = {site: check_mapping(f"attention.{site}", part) for site, part in values.items() if site != "overall"}
         sites = {}
         for site, part in parts.items():
             layers, heads = part.get("layers"), part.get("heads", [])
             if not isinstance(layers, list):
-                raise UserError(f"attention.{site}.layers is {layers!r}, but must be a list")
+                raise ValueError(f"attention.{site}.layers is {layers!r}, but must be a list")
             if not isinstance(heads, list) or not all(isinstance(layer, list) for layer in heads):
-                raise UserError(f"attention.{site}.heads is {heads!r}, but must be a list of lists")
+                raise ValueError(f"attention.{site}.heads is {heads!r}, but must be a list of lists")
             sites[site] = SiteStatistics(
                 _rows(f"attention.{site}.layers", layers),
                 build(f"attention.{site}.overall", AttentionStatistics, part.get("overall")),

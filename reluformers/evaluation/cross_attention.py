@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator, length_batches
-from reluformers.errors import UserError
 from reluformers.modeling.pipeline_translation import returning_weights
 
 # pairs that are sorted by length at a time
@@ -64,7 +63,7 @@ def measure_pairs(
         max_tokens: tokens of a batch with padding, of the longer side.
 
     Raises:
-        UserError: the model returns no cross-attention.
+        ValueError: the model returns no cross-attention.
     """
     pairs = iter(pairs)
     while block := list(islice(pairs, BLOCK_ROWS)):
@@ -112,6 +111,6 @@ def _run(
         model.train(is_training)
     layers = getattr(outputs, "cross_attentions", None)
     if not layers:
-        raise UserError(f"{type(model).__name__} returns no cross-attention; an encoder–decoder model is needed")
+        raise ValueError(f"{type(model).__name__} returns no cross-attention; an encoder–decoder model is needed")
     weights = torch.stack(tuple(layers), 1)
     return ForcedBatch(texts, source_tokens, target_tokens, weights, batch["labels"], outputs.logits)

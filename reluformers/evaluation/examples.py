@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.files import check_text
 
 
@@ -45,6 +44,6 @@ def read_examples(results: Mapping[str, Any], *parts: str) -> list[dict[str, str
         for row in rows:
             for part in parts:
                 check_text(row[part], part, "examples")
-    except (TypeError, KeyError, UserError):
+    except (TypeError, KeyError, ValueError):
         return []
     return rows

@@ -13,7 +13,7 @@ from typing import Any
 
 from reluformers.data.checked_fields import build, check_fields, check_mapping, check_name
 from reluformers.data.names import source_name
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.files import write_json
 
 from .attention_statistics import MISSING, AttentionReport
@@ -150,10 +150,10 @@ class Evaluation:
             other: of the baseline.
 
         Raises:
-            UserError: they were not scored on the same rows in the same way; names what differs.
+            ValueError: they were not scored on the same rows in the same way; names what differs.
         """
         for name, (ours, theirs) in self.differences(other).items():
-            raise UserError(
+            raise ValueError(
                 f"the baseline was scored in another way: its {name} is {theirs!r}, but {ours!r} of this model; "
                 "evaluate both with the same command"
             )
@@ -185,12 +185,12 @@ class Evaluation:
         """Read a record.
 
         Raises:
-            UserError: a key is missing or not known, or a value has the wrong type; names the key.
+            ValueError: a key is missing or not known, or a value has the wrong type; names the key.
         """
         values = dict(check_mapping("the evaluation", values))
         format_version = values.pop("format_version", None)
         if format_version != FORMAT_VERSION:
-            raise UserError(f"format_version is {format_version!r}, but this code reads {FORMAT_VERSION} alone")
+            raise ValueError(f"format_version is {format_version!r}, but this code reads {FORMAT_VERSION} alone")
         for name in ("data", "scores", "circumstances", "attention"):
             if values.get(name) is not None:
                 check_mapping(name, values[name])
@@ -203,9 +203,9 @@ class Evaluation:
         if attention is not None:
             parts["attention"] = AttentionReport.from_dict(attention)
         if not parts["scores"]:
-            raise UserError(f"scores is empty, but must have one of {', '.join(METRICS)}; evaluate the model again")
+            raise ValueError(f"scores is empty, but must have one of {', '.join(METRICS)}; evaluate the model again")
         if "task" not in values:
-            raise UserError("task is missing; evaluate the model again")
+            raise ValueError("task is missing; evaluate the model again")
         return cls(**check_fields("evaluation", values, cls, excluded=parts), **parts)
 
     def save(self, path: str | Path) -> None:
@@ -217,17 +217,15 @@ class Evaluation:
         """Read a record.
 
         Raises:
-            UserError: the file is missing or damaged, or holds something else; names file and key.
+            ValueError: the file is missing or damaged, or holds something else; names file and key.
         """
         path = Path(path)
         if not path.is_file():
-            raise UserError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`")
+            raise ValueError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`")
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+            raise ValueError(f"{path}: {describe_error(error, path)}") from error
 
 
 def checksum(rows: Iterable[Iterable[bytes]]) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.names import named_split
-from reluformers.errors import UserError
 from reluformers.files import parse_yaml
 from reluformers.saved_models import to_accelerator
 
@@ -64,7 +63,7 @@ class ScoringOptions:
         trust_remote_code: run model code of the repository.
 
     Raises:
-        UserError: a field has a value that is not allowed.
+        ValueError: a field has a value that is not allowed.
     """
 
     model: str | Path
@@ -82,7 +81,7 @@ class ScoringOptions:
         for name in ("data_config", "data_revision"):
             is_of_files = isinstance(self.data, dict) or Path(self.data).is_file()
             if is_of_files and getattr(self, name) is not None:
-                raise UserError(f"--{name} is {getattr(self, name)!r}, but is of a data set, and {self.data} is none")
+                raise ValueError(f"--{name} is {getattr(self, name)!r}, but is of a data set, and {self.data} is none")
         if self.split is None:
             is_by_split = isinstance(self.data, dict) and "test" in self.data
             self.split = "test" if is_by_split else named_split(self.data, "test")
@@ -161,7 +160,7 @@ class Scorer(ABC):
         """Score the model.
 
         Raises:
-            UserError: model or data cannot be loaded, or do not fit each other.
+            ValueError: model or data cannot be loaded, or do not fit each other.
         """
         data = self.load()
         to_accelerator(self.model)
@@ -191,12 +190,12 @@ def check_at_least(options: Any, **least: float) -> None:
     """Refuse fields below a bound; None is above all.
 
     Raises:
-        UserError: one is; names it.
+        ValueError: one is; names it.
     """
     for name, bound in least.items():
         value = getattr(options, name)
         if value is not None and value < bound:
-            raise UserError(f"{name} must be at least {bound}, got {value}")
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 def _training_seed(model: str | Path) -> int | None:

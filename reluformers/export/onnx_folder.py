@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from reluformers.app.models import describe_training, find_examples
-from reluformers.errors import UserError
 from reluformers.evaluation.results import ScoredData
 from reluformers.evaluation.scorer import Scorer
 from reluformers.families import FAMILIES
@@ -59,16 +58,16 @@ def export_onnx(
         What `export.json` holds.
 
     Raises:
-        UserError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
+        ValueError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
             float32 give other logits than the model.
     """
     unknown = [name for name in precisions if name not in SUFFIXES]
     if unknown or not precisions:
-        raise UserError(f"precision is {unknown or precisions}, but must be some of {', '.join(SUFFIXES)}")
+        raise ValueError(f"precision is {unknown or precisions}, but must be some of {', '.join(SUFFIXES)}")
     check_output_folder(folder, model, inside=True)
     config = load_config(model)
     if not any(isinstance(config, known) for known in FAMILIES):
-        raise UserError(
+        raise ValueError(
             f"{model}: is a model of type {config.model_type!r}, but export writes those of this library; optimum "
             "exports those of transformers"
         )
@@ -78,7 +77,7 @@ def export_onnx(
     rows = scorer.load() if data else None  # before the graphs, which take long
     source = load_model(task.auto_class, model, dtype=torch.float32)
     if is_quantized(source):
-        raise UserError(f"{model}: is saved in int8; export the model that it was made of, with --precision int8")
+        raise ValueError(f"{model}: is saved in int8; export the model that it was made of, with --precision int8")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         exporter.config(source.config).save_pretrained(unfinished)
@@ -99,7 +98,7 @@ def export_onnx(
         for name, precision, graph in exporter.graphs(source, ordered, attentions):
             path = unfinished / FOLDER / f"{name}{SUFFIXES[precision]}.onnx"
             if graph.ByteSize() >= MOST_BYTES:
-                raise UserError(f"{model}: {name} has {graph.ByteSize():,} bytes, more than one file of ONNX holds")
+                raise ValueError(f"{model}: {name} has {graph.ByteSize():,} bytes, more than one file of ONNX holds")
             onnx.checker.check_model(graph, full_check=precision == "fp32")
             onnx.save(graph, path)
             files[precision][path.name] = path.stat().st_size
@@ -138,7 +137,7 @@ def _compare(
         runner = exporter.runner.from_folder(folder, precision)
         error = float((runner(**inputs).logits - wanted).abs().max()) / scale
         if not error <= (TOLERANCE if precision == "fp32" else 1):  # a NaN is not
-            raise UserError(
+            raise ValueError(
                 f"the graphs of {precision} give other logits than the model: they differ by {error:.1e} of the "
                 "largest"
             )

@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
 from reluformers.onnx.sessions import FOLDER
 from reluformers.saved_models import EXPORT_RECORD
@@ -100,7 +99,7 @@ def export_page(
         What page.json holds: the runtime, the models and the bytes that the browser loads.
 
     Raises:
-        UserError: a model cannot be exported or shown, two have one name, or a file of the runtime is not the pinned.
+        ValueError: a model cannot be exported or shown, two have one name, or a file of the runtime is not the pinned.
     """
     check_output_folder(folder, *models, inside=True)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
@@ -108,7 +107,7 @@ def export_page(
             shutil.copyfile(path, unfinished / path.name)
         entries = [_add_model(model, unfinished, precision) for model in models]
         if len({entry["path"] for entry in entries}) < len(entries):
-            raise UserError(f"two of {', '.join(map(str, models))} have one name; rename a folder")
+            raise ValueError(f"two of {', '.join(map(str, models))} have one name; rename a folder")
         if repo_id and len(entries) == 1:
             entries[0]["title"] = repo_id.rpartition("/")[2]
         runtime = {key: {"url": pinned.url, "integrity": pinned.integrity} for key, pinned in RUNTIME.items()}
@@ -152,7 +151,7 @@ def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
             export_onnx(model, exported, precisions=[precision], attentions=True)
         record = read_json(exported / EXPORT_RECORD)
         if not record["attentions"] or precision not in record["precisions"]:
-            raise UserError(
+            raise ValueError(
                 f"{model}: was exported without attentions or without {precision}; name the model that it was made of"
             )
         _check_shown(exported)
@@ -182,21 +181,21 @@ def _check_shown(exported: Path) -> None:
     """Refuse a model that the page would compute otherwise than PyTorch does.
 
     Raises:
-        UserError: it would.
+        ValueError: it would.
     """
     settings = {name: read_json(exported / name) for name in _SETTINGS if (exported / name).is_file()}
     images, search = (settings.get(name, {}) for name in _SETTINGS)
     cut = images.get("do_center_crop") or "shortest_edge" in (images.get("size") or {})
     if cut or images.get("resample", 2) not in (2, 3):
-        raise UserError(f"{exported}: the page does not crop images, and scales them by triangles or cubics alone")
+        raise ValueError(f"{exported}: the page does not crop images, and scales them by triangles or cubics alone")
     for name in ("forced_bos_token_id", "forced_eos_token_id", "no_repeat_ngram_size", "min_length", "min_new_tokens"):
         if search.get(name):
-            raise UserError(f"{exported}: the page's search has no {name}, but generation_config.json has it")
+            raise ValueError(f"{exported}: the page's search has no {name}, but generation_config.json has it")
     if isinstance(search.get("eos_token_id"), list):
-        raise UserError(f"{exported}: the page's search has one end, but generation_config.json has several")
+        raise ValueError(f"{exported}: the page's search has one end, but generation_config.json has several")
     for folder in (exported, exported / "target_tokenizer"):
         if (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
-            raise UserError(f"{folder}: the page reads tokenizer.json alone, which a slow tokenizer does not have")
+            raise ValueError(f"{folder}: the page reads tokenizer.json alone, which a slow tokenizer does not have")
 
 
 def _bundle(packages: Path | None, folder: Path) -> None:
@@ -210,7 +209,7 @@ def _bundle(packages: Path | None, folder: Path) -> None:
             for pinned in (pinned for pinned in RUNTIME.values() if pinned.package == package):
                 path = place / pinned.path
                 if not path.is_file() or integrity_of(path.read_bytes()) != pinned.integrity:
-                    raise UserError(f"{path}: is not that of {package} {version}; install this version")
+                    raise ValueError(f"{path}: is not that of {package} {version}; install this version")
                 shutil.copyfile(path, folder / pinned.name)
 
 
@@ -220,10 +219,10 @@ def _fetch_package(package: str, version: str, folder: Path) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
     except FileNotFoundError as error:
-        raise UserError("--bundle needs npm, or a node_modules with the packages: --bundle NODE_MODULES") from error
+        raise ValueError("--bundle needs npm, or a node_modules with the packages: --bundle NODE_MODULES") from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["npm failed"]
-        raise UserError(f"{package} {version}: {lines[-1]}") from error
+        raise ValueError(f"{package} {version}: {lines[-1]}") from error
     with tarfile.open(next(folder.glob("*.tgz"))) as archive:
         for member in archive:
             if member.isfile() and member.name.removeprefix("package/") in {one.path for one in RUNTIME.values()}:

@@ -146,7 +146,7 @@ class ImageCollator:
         int64 [batch], with Mixup float32 [batch, num_labels].
 
         Raises:
-            UserError: an image cannot be decoded; names its split, row and path.
+            ValueError: an image cannot be decoded; names its split, row and path.
         """
         pictures = [self._read(row) for row in rows]
         pixel_values = to_pixel_values(pictures, self.processor)

@@ -62,7 +62,7 @@ def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progre
         show_progress: whether to draw a bar.
 
     Raises:
-        UserError: one is broken; names its split, row and path.
+        ValueError: one is broken; names its split, row and path.
     """
     rows = DataLoader(dataset, 64, num_workers=num_workers, collate_fn=_decode_all)
     for _ in tqdm(rows, "checking images", disable=not show_progress):

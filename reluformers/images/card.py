@@ -84,7 +84,7 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
         An example of each, with the five most likely classes.
 
     Raises:
-        UserError: the model cannot be loaded, or a file is no picture.
+        ValueError: the model cannot be loaded, or a file is no picture.
     """
     if not inputs:
         return []
@@ -103,7 +103,7 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
         At most three examples; none where there is nothing held out that can be read here.
 
     Raises:
-        UserError: the model cannot be loaded.
+        ValueError: the model cannot be loaded.
     """
     found = _held_out_images(run)
     if found is None:

@@ -27,7 +27,6 @@ from reluformers.data.sources import (
     take_slice,
     take_split,
 )
-from reluformers.errors import UserError
 from reluformers.files import check_name
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def load_image_split(
         Rows with "image" ({"bytes", "path"}, not decoded), "label" (ClassLabel) and "place", words for errors.
 
     Raises:
-        UserError: If files, columns, images or labels are missing or of a wrong kind, or a class is not in `classes`.
+        ValueError: If files, columns, images or labels are missing or of a wrong kind, or a class is not in `classes`.
     """
     location, options = _resolve(source, split_name(split))
     place = f"{_describe(location)}, split {split!r}"
@@ -85,7 +84,7 @@ def load_image_split(
     else:
         dataset = read_hub(location, split, options)
     if not len(dataset):
-        raise UserError(f"{place}: there are no rows; check the file and the split")
+        raise ValueError(f"{place}: there are no rows; check the file and the split")
     image_column = _find_column(dataset, place, "images", image_column, [_is_image])
     label_column = _find_column(dataset, place, "labels", label_column, [_is_class, _is_value])
     labels, names = _number_labels(dataset, place, label_column, classes)
@@ -146,7 +145,7 @@ def _check_files(files: str | os.PathLike | list) -> list[str]:
     checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
     for path in checked:
         if not path.endswith(".parquet"):
-            raise UserError(f"{path}: unknown kind of file; allowed are .parquet, or a folder of images")
+            raise ValueError(f"{path}: unknown kind of file; allowed are .parquet, or a folder of images")
     return checked
 
 
@@ -160,7 +159,7 @@ def _find_in_folder(folder: Path, name: str) -> list[str] | Path:
         return folder / name
     if name == "train" and any(_images_in(path) for path in _folders_in(folder)):
         return folder
-    raise UserError(
+    raise ValueError(
         f"{folder}: no file {name}.parquet and no folder {name} of classes; there is {names_in(folder)} "
         "(folders of classes alone are the split 'train', of which train[:90%] and train[90%:] are parts)"
     )
@@ -185,12 +184,12 @@ def _read_folder(folder: Path) -> Dataset:
     """Rows of a folder with one folder of images for each class, in a fixed random order."""
     names = [path.name for path in _folders_in(folder)]
     if not names:
-        raise UserError(f"{folder}: no folders of classes; there is {names_in(folder)}")
+        raise ValueError(f"{folder}: no folders of classes; there is {names_in(folder)}")
     rows = []
     for label, name in enumerate(names):
         files = _images_in(folder / name)
         if not files:
-            raise UserError(f"{folder / name}: no images; there is {names_in(folder / name)}")
+            raise ValueError(f"{folder / name}: no images; there is {names_in(folder / name)}")
         rows += [(check_name(path), label) for path in files]
     random.Random(0).shuffle(rows)
     paths, labels = zip(*rows, strict=True)
@@ -225,10 +224,10 @@ def _find_column(
     features = dataset.features
     if wanted is not None:
         if wanted not in features:
-            raise UserError(f"{place}: no column {wanted!r} of {what}; found {names}")
+            raise ValueError(f"{place}: no column {wanted!r} of {what}; found {names}")
         if not any(fits(features[wanted]) for fits in kinds):
             shown = _least_number(dataset, wanted)
-            raise UserError(f"{place}: column {wanted!r} is of type {features[wanted]}{shown}, which holds no {what}")
+            raise ValueError(f"{place}: column {wanted!r} is of type {features[wanted]}{shown}, which holds no {what}")
         return wanted
     usual = what.removesuffix("s")
     for fits in kinds:
@@ -236,11 +235,11 @@ def _find_column(
         if len(found) == 1 or usual in found:
             return usual if usual in found else found[0]
         if found:
-            raise UserError(
+            raise ValueError(
                 f"{place}: several columns may hold {what} ({', '.join(map(repr, found))}); set {usual}_column to one"
             )
     names = ", ".join(f"{name!r}{_least_number(dataset, name)}" for name in dataset.column_names)
-    raise UserError(f"{place}: no column holds {what}; found {names}")
+    raise ValueError(f"{place}: no column holds {what}; found {names}")
 
 
 def _least_number(dataset: Dataset, column: str) -> str:
@@ -261,7 +260,7 @@ def _check_images(images: Dataset, place: str, column: str) -> None:
         empty = pc.and_(pc.is_null(pc.struct_field(values, "bytes")), pc.is_null(pc.struct_field(values, "path")))
         if values.null_count or pc.any(empty).as_py():
             row, _ = find_value(images, IMAGE, place, is_wrong, "images")
-            raise UserError(f"{place}, row {row}: {column!r} holds no image; correct or remove the row")
+            raise ValueError(f"{place}, row {row}: {column!r} holds no image; correct or remove the row")
 
 
 def _number_labels(
@@ -280,7 +279,7 @@ def _number_labels(
     allowed = "a label" if declared is None else f"a label from 0 to {len(declared) - 1}"
     if any(map(is_wrong, pc.unique(values).to_pylist())):
         row, shown = find_value(dataset, column, place, is_wrong, "labels")
-        raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not {allowed}; correct or remove the row")
+        raise ValueError(f"{place}, row {row}: {column!r} holds {shown}, not {allowed}; correct or remove the row")
     if declared is None:
         present = pc.unique(values).sort()
         names, numbers = [str(value) for value in present.to_pylist()], pc.index_in(values, present)
@@ -300,7 +299,7 @@ def _renumber(numbers: np.ndarray, names: list[str], classes: list[str], place: 
     unknown = [names[number] for number in np.unique(numbers) if names[number] not in known]
     if unknown:
         shown = ", ".join(map(repr, classes[:10])) + (", …" if len(classes) > 10 else "")
-        raise UserError(f"{place}: the class {unknown[0]!r} is none of the {len(classes)} known ones ({shown})")
+        raise ValueError(f"{place}: the class {unknown[0]!r} is none of the {len(classes)} known ones ({shown})")
     return np.array([known.get(name, -1) for name in names])[numbers]
 
 

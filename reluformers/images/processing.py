@@ -10,7 +10,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PreTrainedConfig, ViTImageProcessorPil
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 
 # big_vision evaluates 224 px models on the centre of pictures whose shorter side is 256 px
 CROP_SHARE = 224 / 256
@@ -34,7 +34,7 @@ def decode_image(image: dict[str, Any] | Image.Image | str | os.PathLike, place:
         A new image of mode "RGB".
 
     Raises:
-        UserError: If it is missing, broken, truncated, too big, no image, or holds numbers of unknown range.
+        ValueError: If it is missing, broken, truncated, too big, no image, or holds numbers of unknown range.
     """
     if isinstance(image, str | os.PathLike):
         image = {"bytes": None, "path": str(image)}
@@ -44,33 +44,33 @@ def decode_image(image: dict[str, Any] | Image.Image | str | os.PathLike, place:
         if isinstance(image, Image.Image):
             return _to_rgb(image, place)
         if not isinstance(image, dict) or (image.get("bytes") is None and not path):
-            raise UserError(f"{place}: holds no image; correct or remove the row")
+            raise ValueError(f"{place}: holds no image; correct or remove the row")
         if image.get("bytes") == b"" or (image.get("bytes") is None and not os.path.getsize(path)):
-            raise UserError(f"{place}: the file is empty; replace or remove it")
+            raise ValueError(f"{place}: the file is empty; replace or remove it")
         with Image.open(path if image.get("bytes") is None else BytesIO(image["bytes"])) as opened:
             return _to_rgb(opened, place)
-    except UserError:
+    except ValueError:
         raise
     except FileNotFoundError as error:
-        raise UserError(f"{place}: no such file; replace it or remove the row") from error
+        raise ValueError(f"{place}: no such file; replace it or remove the row") from error
     except UnidentifiedImageError as error:
-        raise UserError(f"{place}: not an image, or of a format that is not known; replace or remove it") from error
+        raise ValueError(f"{place}: not an image, or of a format that is not known; replace or remove it") from error
     except Image.DecompressionBombError as error:
-        raise UserError(f"{place}: too big ({describe_error(error)}); scale it down or remove it") from error
+        raise ValueError(f"{place}: too big ({describe_error(error)}); scale it down or remove it") from error
     except Exception as error:  # on broken files, each format has errors of its own
-        raise UserError(f"{place}: broken or truncated ({describe_error(error)}); replace or remove it") from error
+        raise ValueError(f"{place}: broken or truncated ({describe_error(error)}); replace or remove it") from error
 
 
 def _to_rgb(picture: Image.Image, place: str) -> Image.Image:
     if picture.format == "EPS":
-        raise UserError(f"{place}: is PostScript, for which Pillow would start a program; convert it to PNG")
+        raise ValueError(f"{place}: is PostScript, for which Pillow would start a program; convert it to PNG")
     picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
-        raise UserError(f"{place}: its pixels are floats of unknown range; convert it to 8 or 16 bits")
+        raise ValueError(f"{place}: its pixels are floats of unknown range; convert it to 8 or 16 bits")
     if picture.mode.startswith("I"):
         values = np.asarray(picture)
         if values.min() < 0 or values.max() > 0xFFFF:
-            raise UserError(f"{place}: its pixels are integers of more than 16 bits; convert it to 8 or 16 bits")
+            raise ValueError(f"{place}: its pixels are integers of more than 16 bits; convert it to 8 or 16 bits")
         picture = Image.fromarray((values >> 8).astype(np.uint8))
     if isinstance(picture.info.get("transparency"), bytes):
         del picture.info["transparency"]  # dropped anyway, and Pillow warns of it

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reluformers.errors import UserError
 from reluformers.families import vision_config
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
@@ -42,9 +41,9 @@ class ImageDataSection:
     def __post_init__(self):
         for name, source in self.sources().items():
             if source == []:
-                raise UserError(f"data.{name} is {source!r}, but must name a file or split")
+                raise ValueError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and isinstance(source, list):
-                raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+                raise ValueError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
 
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""
@@ -90,11 +89,11 @@ class ImageRecipe(Recipe):
         """Arguments of the trainer, for an output folder.
 
         Raises:
-            UserError: a field has a value that is not allowed, or there is nothing to evaluate on.
+            ValueError: a field has a value that is not allowed, or there is nothing to evaluate on.
         """
         args = super().training_arguments(output_dir)
         if args.eval_strategy != "no" and "validation" not in self.data.sources():
-            raise UserError(
+            raise ValueError(
                 f"training.eval_strategy is {args.eval_strategy.value!r}, but there is no data.validation: name "
                 "one, or set training.eval_strategy=no"
             )

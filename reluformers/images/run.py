@@ -11,7 +11,6 @@ from transformers import AutoModelForImageClassification, PreTrainedModel, ViTIm
 from reluformers.conversion.convert import open_processor
 from reluformers.conversion.start import open_start, spread_batches, start_model
 from reluformers.data.sources import check_apart, naming
-from reluformers.errors import UserError
 from reluformers.evaluation.plotting import plot_confusion_matrix
 from reluformers.training.dry_run import estimate
 from reluformers.training.meter import median_speed
@@ -59,7 +58,7 @@ def train_image_classification(
         (median of the log), `parameters`, `steps`, the `Circumstances` and, unless it was resumed, `training_seconds`.
 
     Raises:
-        UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
+        ValueError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
     if dry_run:
         return estimate(_ImageRun, recipe, report)
@@ -70,12 +69,12 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`.
 
     Raises:
-        UserError: the recipe does not say where the training set is, a split cannot be read, has other classes or
+        ValueError: the recipe does not say where the training set is, a split cannot be read, has other classes or
             shares rows with the training set.
     """
     sources = data.sources()
     if "train" not in sources:
-        raise UserError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
+        raise ValueError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
     check_apart(data.path, sources)
     location = {name: getattr(data, name) for name in ("path", "name", "revision") if getattr(data, name) is not None}
     splits: dict[str, Dataset] = {}
@@ -101,12 +100,14 @@ class _ImageRun(TaskRun):
         splits = load_splits(self.recipe.data)
         self.classes = class_names(splits["train"])
         if len(self.classes) < 2:
-            raise UserError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
+            raise ValueError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
         counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
         self.report(f"images of {len(self.classes)} classes: {counts}")
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best == "top5_accuracy" and len(self.classes) <= 5:
-            raise UserError(f"training.metric_for_best_model is {best}, which {len(self.classes)} classes do not have")
+            raise ValueError(
+                f"training.metric_for_best_model is {best}, which {len(self.classes)} classes do not have"
+            )
         if self.recipe.data.check_images and self.args.process_index == 0:
             for name, split in splits.items():
                 with naming(f"data.{name}"):

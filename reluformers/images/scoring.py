@@ -18,7 +18,6 @@ from transformers import AutoModelForImageClassification, PreTrainedConfig, PreT
 # its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from reluformers.errors import UserError
 from reluformers.saved_models import load_model, opening
 
 from .processing import decode_image
@@ -54,13 +53,13 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
         The model in evaluation mode, and the processor.
 
     Raises:
-        UserError: the folder, its weights or its processor are missing or damaged, the model takes no RGB, or the
+        ValueError: the folder, its weights or its processor are missing or damaged, the model takes no RGB, or the
             processor makes far larger images than the model's.
     """
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:
-        raise UserError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
+        raise ValueError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
     with opening(name_or_path, "the image processor"):
         processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         _check_sides(processor, model.config)
@@ -75,7 +74,7 @@ def _check_sides(processor: Any, config: PreTrainedConfig) -> None:
         sides = getattr(processor, name, None) or {}
         for side in dict(sides).values() if not isinstance(sides, int) else [sides]:
             if side is not None and (not isinstance(side, int) or side > most):
-                raise UserError(
+                raise ValueError(
                     f"{name} of preprocessor_config.json is {side!r:.60}, but must be at most {most} pixels"
                 )
 
@@ -90,12 +89,12 @@ def model_classes(config: PreTrainedConfig) -> list[str]:
         The name of each label.
 
     Raises:
-        UserError: two labels have one name.
+        ValueError: two labels have one name.
     """
     names = [config.id2label[label] for label in range(config.num_labels)]
     repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if repeated is not None:
-        raise UserError(f"the model has several classes {repeated!r}, so that data cannot name one; rename them")
+        raise ValueError(f"the model has several classes {repeated!r}, so that data cannot name one; rename them")
     return names
 
 
@@ -112,7 +111,7 @@ def image_batches(dataset: Dataset, processor: Any, *, batch_size: int = 64, num
         Loader of dicts with `pixel_values` float32 [batch, channels, height, width] and `labels` int64 [batch].
 
     Raises:
-        UserError: while iterating, an image cannot be decoded.
+        ValueError: while iterating, an image cannot be decoded.
     """
     return DataLoader(dataset, batch_size, collate_fn=partial(_collate, processor), num_workers=num_workers)
 
@@ -138,7 +137,7 @@ def predict(
         Logits and labels in the order of the batches, on the CPU, and the loss.
 
     Raises:
-        UserError: there are no batches, a label is that of no class, or the model computes NaN or infinite logits.
+        ValueError: there are no batches, a label is that of no class, or the model computes NaN or infinite logits.
     """
     logits, labels, loss = [], [], 0.0
     training = model.training
@@ -148,7 +147,7 @@ def predict(
             for batch in tqdm(batches, unit=" batches", disable=None if progress is None else not progress):
                 given, classes = batch["labels"], model.config.num_labels
                 if len(wrong := given[(given < 0) | (given >= classes)]):
-                    raise UserError(f"the label {wrong[0]} is none of the model's, from 0 to {classes - 1}")
+                    raise ValueError(f"the label {wrong[0]} is none of the model's, from 0 to {classes - 1}")
                 outputs = model(**{name: tensor.to(model.device) for name, tensor in batch.items()})
                 logits.append(outputs.logits.float().cpu())
                 labels.append(given.cpu())
@@ -156,11 +155,11 @@ def predict(
     finally:
         model.train(training)
     if not logits:
-        raise UserError("there are no images to classify")
+        raise ValueError("there are no images to classify")
     predictions = Predictions(torch.cat(logits), torch.cat(labels), loss / sum(map(len, logits)))
     broken = int((~predictions.logits.isfinite()).any(-1).sum())
     if broken:
-        raise UserError(f"the model computes NaN or infinite logits for {broken} of {len(predictions.logits)} images")
+        raise ValueError(f"the model computes NaN or infinite logits for {broken} of {len(predictions.logits)} images")
     return predictions
 
 

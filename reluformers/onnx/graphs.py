@@ -15,7 +15,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 
 IR_VERSION = 10  # what onnxruntime has read since 1.18
 
@@ -43,7 +43,7 @@ def export_graph(module: nn.Module, inputs: Mapping[str, Tensor], axes: Mapping[
         The `ModelProto`.
 
     Raises:
-        UserError: an operation of the module has no form in ONNX; names it.
+        ValueError: an operation of the module has no form in ONNX; names it.
     """
     inputs, auto = dict(inputs), torch.export.Dim.AUTO
     shapes = tuple({axis: auto for axis, title in enumerate(axes[name]) if title} for name in inputs)
@@ -62,7 +62,7 @@ def export_graph(module: nn.Module, inputs: Mapping[str, Tensor], axes: Mapping[
             )
         except Exception as error:
             cause = error.__cause__ or error  # the first one is pages long
-            raise UserError(f"the model cannot be a graph of ONNX: {describe_error(cause)}") from error
+            raise ValueError(f"the model cannot be a graph of ONNX: {describe_error(cause)}") from error
         model = _folded(program.model)
     _forget_origin(model)
     _name_axes(model, axes)
@@ -125,7 +125,7 @@ def _name_axes(model: ModelProto, axes: Mapping[str, Sequence[str | None]]) -> N
             if title and axis.dim_param:
                 names.setdefault(axis.dim_param, title)
             elif title:
-                raise UserError(f"the axis {title!r} of {value.name} is {axis.dim_value} and cannot change")
+                raise ValueError(f"the axis {title!r} of {value.name} is {axis.dim_value} and cannot change")
     for value in (*model.graph.input, *model.graph.output):
         for axis in value.type.tensor_type.shape.dim:
             if axis.dim_param:

@@ -8,7 +8,6 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from reluformers.errors import UserError
 from reluformers.saved_models import opening
 
 from .precision import SUFFIXES
@@ -30,17 +29,17 @@ class Session:
         precision: one of `SUFFIXES`; None for the first of them that is there.
 
     Raises:
-        UserError: there is no such file, or it cannot be opened.
+        ValueError: there is no such file, or it cannot be opened.
     """
 
     def __init__(self, folder: str | Path, name: str, precision: str | None = None):
         found = saved_precisions(folder, name)
         if not found:
-            raise UserError(
+            raise ValueError(
                 f"{folder}: holds no {FOLDER}/{name}.onnx; `reluformers export MODEL --to onnx` writes such a folder"
             )
         if precision is not None and precision not in found:
-            raise UserError(f"{folder}: precision is {precision!r}, but there are {', '.join(found)}")
+            raise ValueError(f"{folder}: precision is {precision!r}, but there are {', '.join(found)}")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3

@@ -16,7 +16,6 @@ from transformers import PreTrainedConfig
 
 from reluformers.conversion.convert import card_metadata
 from reluformers.data.names import is_hub_id, source_name
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.examples import Example
 from reluformers.evaluation.plotting import plot_attention_report, plot_training_curves
@@ -94,12 +93,12 @@ def write_card(
         Path of the card.
 
     Raises:
-        UserError: there is a card already, a file of the folder cannot be read, the baseline was scored in another
+        ValueError: there is a card already, a file of the folder cannot be read, the baseline was scored in another
             way, or the card would not be valid.
     """
     path = Path(output or folder) / CARD_FILE
     if path.exists() and not overwrite:
-        raise UserError(f"{path}: is there already; keep it, or give --overwrite")
+        raise ValueError(f"{path}: is there already; keep it, or give --overwrite")
     check_output_files(path)
     licence = licence or known_licence(folder)
     _check_names(repo_id, revision, licence, dataset, base_model)
@@ -214,13 +213,13 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
 
 def _check_names(repo_id: str, revision: str, licence: str, dataset: str | None, base_model: str | None) -> None:
     if not is_hub_id(repo_id):
-        raise UserError(f"the repository {repo_id!r} must be written OWNER/NAME, and be no folder of this machine")
+        raise ValueError(f"the repository {repo_id!r} must be written OWNER/NAME, and be no folder of this machine")
     if dataset is not None and not is_hub_id(dataset):
-        raise UserError(f"the data set {dataset!r} must be its Hub id, written OWNER/NAME")
+        raise ValueError(f"the data set {dataset!r} must be its Hub id, written OWNER/NAME")
     if base_model is not None and not is_hub_id(base_model):
-        raise UserError(f"the base model {base_model!r} must be its Hub id, written OWNER/NAME")
+        raise ValueError(f"the base model {base_model!r} must be its Hub id, written OWNER/NAME")
     if not _REVISION.fullmatch(revision):
-        raise UserError(f"the revision {revision!r} is no name of a tag; write it like v1")
+        raise ValueError(f"the revision {revision!r} is no name of a tag; write it like v1")
     check_licence(licence)
 
 
@@ -312,12 +311,12 @@ def known_licence(folder: str | Path) -> str:
     """The licence in a folder's README.md, or of what it started from; that of this library where there is none.
 
     Raises:
-        UserError: there are several.
+        ValueError: there are several.
     """
     found = next(filter(None, (known.get("license") for known in (card_metadata(str(folder)), _start_of(folder)))), [])
     licences = found if isinstance(found, list) else [found]
     if len(licences) > 1:
-        raise UserError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
+        raise ValueError(f"{folder}: has several licences, {', '.join(map(str, licences))}; choose one by --licence")
     if not licences and _start_of(folder):  # weights of somebody else, who did not say
         return "unknown"
     return str(licences[0]) if licences else "apache-2.0"

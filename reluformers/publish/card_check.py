@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.files import parse_yaml
 from reluformers.tasks import TASKS
 
@@ -49,14 +49,14 @@ def check_card(path: str | Path) -> ModelCard:
         The card.
 
     Raises:
-        UserError: the Hub would refuse it, it shows a picture that is not there, has a gap that nobody filled, or
+        ValueError: the Hub would refuse it, it shows a picture that is not there, has a gap that nobody filled, or
             gives away a path of this machine or a token.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the card cannot be read ({error})") from error
+        raise ValueError(f"{path}: the card cannot be read ({error})") from error
     return check_card_text(text, path)
 
 
@@ -64,31 +64,31 @@ def check_card_text(text: str, path: str | Path) -> ModelCard:
     """Check a card that is to be written at `path`; see `check_card`."""
     path = Path(path)
     if not _METADATA.match(text):
-        raise UserError(f"{path}: the card has no metadata; it must start with a block of YAML between lines ---")
+        raise ValueError(f"{path}: the card has no metadata; it must start with a block of YAML between lines ---")
     # the client says the same as we do, and more loudly
     logging.getLogger("huggingface_hub.repocard_data").setLevel(logging.CRITICAL)
     try:
         metadata = parse_yaml(_METADATA.match(text)[0].strip("-\r\n ")) or {}
     except ValueError as error:
-        raise UserError(f"{path}: the metadata of the card are no YAML ({describe_error(error)})") from error
+        raise ValueError(f"{path}: the metadata of the card are no YAML ({describe_error(error)})") from error
     # pictures are looked for only where the metadata have the shape that names them
     problems = _metadata_problems(metadata) or [*_text_problems(text), *_missing_pictures(text, metadata, path)]
     if problems:
-        raise UserError(f"{path}: {problems[0]}")
+        raise ValueError(f"{path}: {problems[0]}")
     try:
         return ModelCard(text, ignore_metadata_errors=True)
     except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: the metadata of the card cannot be read ({describe_error(error)})") from error
+        raise ValueError(f"{path}: the metadata of the card cannot be read ({describe_error(error)})") from error
 
 
 def check_licence(licence: str) -> None:
     """Refuse a licence that the Hub does not know.
 
     Raises:
-        UserError: it is not in the Hub's list.
+        ValueError: it is not in the Hub's list.
     """
     if licence not in LICENCES:
-        raise UserError(f"licence {licence!r} is none of the Hub's list, which has for example apache-2.0 and mit")
+        raise ValueError(f"licence {licence!r} is none of the Hub's list, which has for example apache-2.0 and mit")
 
 
 def pictures(text: str) -> list[str]:

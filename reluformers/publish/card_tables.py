@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from reluformers.data.names import source_name
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES, AttentionReport
 from reluformers.evaluation.results import Evaluation, listed
 
@@ -53,12 +52,14 @@ def result_table(
         The table; None if nothing was measured.
 
     Raises:
-        UserError: the two evaluations were not made in the same way.
+        ValueError: the two evaluations were not made in the same way.
     """
     measured = run.evaluation
     if measured is None:
         if baseline is not None:
-            raise UserError("there is a baseline, but no evaluation of this model to put beside it; evaluate it first")
+            raise ValueError(
+                "there is a baseline, but no evaluation of this model to put beside it; evaluate it first"
+            )
         return None
     cells = _cells(measured)
     rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]

@@ -23,7 +23,7 @@ def add_to_collection(api: HfApi, collection: str, repo_id: str, *, private: boo
         Address of the collection.
 
     Raises:
-        UserError: the Hub cannot be reached or refuses.
+        ValueError: the Hub cannot be reached or refuses.
     """
     with hub_errors(api, f"the collection {collection!r}"):
         slug = collection

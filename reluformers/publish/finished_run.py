@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from reluformers.data.names import named_split
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
 from reluformers.files import parse_yaml, read_json
 from reluformers.saved_models import load_config
@@ -72,14 +72,14 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
         What is known of it.
 
     Raises:
-        UserError: there is no model, its configuration is none of this library, or a file cannot be read.
+        ValueError: there is no model, its configuration is none of this library, or a file cannot be read.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: is not the folder of a saved model, it has no config.json")
+        raise ValueError(f"{folder}: is not the folder of a saved model, it has no config.json")
     config = load_config(folder)
     if not hasattr(config, "attention_for"):
-        raise UserError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
+        raise ValueError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
     log = check_log(_read(folder / LOG_FILE, list), folder)
@@ -123,7 +123,7 @@ def check_log(log: list[Any], folder: Path) -> list[dict[str, Any]]:
     """The log of a run, if its entries are mappings.
 
     Raises:
-        UserError: one is not.
+        ValueError: one is not.
     """
     for number, entry in enumerate(log, start=1):
         _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
@@ -144,9 +144,9 @@ def _read(path: Path, kind: type) -> Any:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({describe_error(error, path)})") from error
+        raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
     if not isinstance(content, kind):
-        raise UserError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
+        raise ValueError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
     return content
 
 
@@ -154,4 +154,4 @@ def _check_kind(value: Any, kind: Any, name: str) -> None:
     """Refuse a value of another type; None is one that is not known."""
     if value is not None and not isinstance(value, kind):
         allowed = {str: "a string", dict: "a mapping"}.get(kind, "a number")
-        raise UserError(f"{name} is {value!r}, but must be {allowed}")
+        raise ValueError(f"{name} is {value!r}, but must be {allowed}")

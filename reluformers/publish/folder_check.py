@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import save
 
-from reluformers.errors import UserError
 from reluformers.evaluation.examples import read_examples
 from reluformers.files import check_text, read_json, write_json
 from reluformers.saved_models import load_model, opening
@@ -55,14 +54,14 @@ def check_folder(folder: str | Path) -> FolderCheck:
         What was found.
 
     Raises:
-        UserError: a file is missing, the card lacks something, or as `compare_in_clean_process`.
+        ValueError: a file is missing, the card lacks something, or as `compare_in_clean_process`.
     """
     folder = Path(folder)
     if CARD_FILE not in select_files(folder):
-        raise UserError(f"{folder}: {CARD_FILE} is missing; write it with `reluformers card {folder} …`")
+        raise ValueError(f"{folder}: {CARD_FILE} is missing; write it with `reluformers card {folder} …`")
     task = task_of_model_type(read_config(folder)["model_type"])
     if (tag := check_card(folder / CARD_FILE).data.pipeline_tag) != task.name:
-        raise UserError(f"{folder / CARD_FILE}: pipeline_tag is {tag!r}, but the model is one for {task.name}")
+        raise ValueError(f"{folder / CARD_FILE}: pipeline_tag is {tag!r}, but the model is one for {task.name}")
     return compare_in_clean_process(folder, task)
 
 
@@ -75,7 +74,7 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
         renew: leave the stored answers out, which are to be written anew.
 
     Raises:
-        UserError: its weights are not finite, it does not open there, the logits differ by more than
+        ValueError: its weights are not finite, it does not open there, the logits differ by more than
             `LOGIT_TOLERANCE`, `generate` of the installed transformers does not give what the model computes, or the
             answers are not the stored ones.
     """
@@ -85,7 +84,7 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
     inputs = task.example_inputs(model.config)
     of_texts = "input_ids" in inputs
     if stored and (of_texts != ("text" in stored[0]) or not (of_texts or len(stored) == NUM_STORED)):
-        raise UserError(f"{folder / CHECK_FILE}: holds answers of another model; delete it")
+        raise ValueError(f"{folder / CHECK_FILE}: holds answers of another model; delete it")
     with torch.no_grad():
         inputs["logits"] = model(**inputs).logits.contiguous()
     if of_texts:
@@ -96,17 +95,17 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
     except RuntimeError as error:
         logger.debug("the clean process in full", exc_info=True)
         reason = str(error).strip().splitlines()[-1]
-        raise UserError(f"{folder}: does not open where reluformers is not installed: {reason}") from error
+        raise ValueError(f"{folder}: does not open where reluformers is not installed: {reason}") from error
     if not answer["difference"] <= LOGIT_TOLERANCE:  # also where it is not a number
-        raise UserError(
+        raise ValueError(
             f"{folder}: the code in it computes other logits than reluformers, by {answer['difference']:.1e}; "
             "load the model with reluformers and save it again"
         )
     if answer["generation_fault"]:
         fault = answer["generation_fault"]
-        raise UserError(f"{folder}: transformers {transformers.__version__} does not fit the code in it: {fault}")
+        raise ValueError(f"{folder}: transformers {transformers.__version__} does not fit the code in it: {fault}")
     if stored and (differences := find_differences(stored, answer["answers"])):
-        raise UserError(
+        raise ValueError(
             f"{folder}: answers otherwise than {CHECK_FILE} says: {'; '.join(differences)}. If the model was changed "
             f"on purpose, renew the file with `reluformers check {folder} --write`"
         )
@@ -128,7 +127,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     """The answers that a folder holds; none if it has no `CHECK_FILE`.
 
     Raises:
-        UserError: the file is not one of this version.
+        ValueError: the file is not one of this version.
     """
     path = folder / CHECK_FILE
     if not path.is_file():
@@ -146,7 +145,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
         if len(answers) > NUM_STORED or len({"text" in answer for answer in answers}) > 1:
             raise ValueError(f"there are {len(answers)} answers, of {NUM_STORED} inputs at most and of one kind")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UserError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
+        raise ValueError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
     return answers
 
 

@@ -12,8 +12,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from reluformers.errors import UserError
-
 _AGAIN = "run the same command again, it goes on where it stopped"
 
 
@@ -26,17 +24,17 @@ def hub_errors(api: HfApi, repo_id: str) -> Iterator[None]:
         repo_id: the repository that the block works on.
 
     Raises:
-        UserError: for an error of the Hub, of the network or of the token; all others propagate.
+        ValueError: for an error of the Hub, of the network or of the token; all others propagate.
     """
     try:
         yield
-    except UserError:
+    except ValueError:
         raise
     except Exception as error:
         message = describe_hub_error(error, api.endpoint, repo_id)
         if message is None:
             raise
-        raise UserError(message) from error
+        raise ValueError(message) from error
 
 
 def describe_hub_error(error: BaseException, endpoint: str, repo_id: str) -> str | None:

@@ -9,8 +9,6 @@ from huggingface_hub import get_token
 from PIL import ExifTags, Image
 from safetensors import SafetensorError, safe_open
 
-from reluformers.errors import UserError
-
 from .secrets import Secret, find_secret, is_own_place
 
 PICTURES = (".png", ".jpg", ".jpeg")
@@ -39,7 +37,7 @@ def check_files(staging: Path, names: Iterable[str], shown_as: Path) -> None:
         shown_as: the folder that the user knows.
 
     Raises:
-        UserError: names the file, the place in it and the kind, and no token; or the file is not what its name says.
+        ValueError: names the file, the place in it and the kind, and no token; or the file is not what its name says.
     """
     search = _Search(shown_as)
     for name in sorted(names):
@@ -80,26 +78,26 @@ class _Search:
         return next((path for path in _LOCAL_TEXT.findall(text) if is_own_place(path)), None)
 
     def refuse(self, where: str, text: str) -> None:
-        """Raise a UserError if the text holds one of them."""
+        """Raise a ValueError if the text holds one of them."""
         self.refuse_secret(where, self.secret(text.encode(errors="replace")))
         self.refuse_place(where, self.place(text))
 
     def refuse_secret(self, where: str, secret: Secret | None) -> None:
-        """Raise a UserError if there is one."""
+        """Raise a ValueError if there is one."""
         if secret:
-            raise UserError(f"{where}: holds {secret.what}; take it out, and revoke it if others saw it")
+            raise ValueError(f"{where}: holds {secret.what}; take it out, and revoke it if others saw it")
 
     def refuse_place(self, where: str, place: str | None) -> None:
-        """Raise a UserError if there is one."""
+        """Raise a ValueError if there is one."""
         if place:
-            raise UserError(f"{where}: names a path of this machine, {place}; take it out")
+            raise ValueError(f"{where}: names a path of this machine, {place}; take it out")
 
 
 def _check_lines(path: Path, search: _Search, shown_as: Path) -> None:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{shown_as}: is not UTF-8 text ({error}); write it again") from error
+        raise ValueError(f"{shown_as}: is not UTF-8 text ({error}); write it again") from error
     data = text.encode()
     if secret := search.secret(data, is_text=True):
         number = 1 + data.count(b"\n", 0, secret.position)
@@ -127,7 +125,7 @@ def _check_bytes(path: Path, search: _Search, shown_as: Path) -> None:
             secret = search.secret(data)
             if what := secret.what if secret else home and f"a path of this machine, {home[0]}":
                 near = start - len(tail)
-                raise UserError(f"{shown_as}, behind byte {near:,}: holds {what}; write the file again without it")
+                raise ValueError(f"{shown_as}, behind byte {near:,}: holds {what}; write the file again without it")
             tail, start = data[-_OVERLAP:], start + len(block)
 
 
@@ -141,7 +139,7 @@ def _picture_texts(path: Path, shown_as: Path) -> Iterator[tuple[str, Any]]:
             yield from ((f"its text {key!r}", value) for key, value in image.info.items())
             yield from ((f"its EXIF entry {ExifTags.TAGS.get(key, key)}", value) for key, value in entries)
     except Exception as error:  # on broken files, each format has errors of its own
-        raise UserError(f"{shown_as}: is no picture that can be opened; give a PNG or JPEG file") from error
+        raise ValueError(f"{shown_as}: is no picture that can be opened; give a PNG or JPEG file") from error
 
 
 def _header_texts(path: Path, shown_as: Path) -> Iterator[tuple[str, Any]]:
@@ -150,6 +148,6 @@ def _header_texts(path: Path, shown_as: Path) -> Iterator[tuple[str, Any]]:
         with safe_open(path, framework="pt") as weights:
             metadata, names = weights.metadata() or {}, list(weights.keys())
     except SafetensorError as error:
-        raise UserError(f"{shown_as}: are no weights that can be opened ({error}); save the model again") from error
+        raise ValueError(f"{shown_as}: are no weights that can be opened ({error}); save the model again") from error
     yield from ((f"its metadata {key!r}", f"{key}: {value}") for key, value in metadata.items())
     yield "the names of its tensors", "\n".join(names)

@@ -15,7 +15,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from reluformers.data.names import is_hub_id
-from reluformers.errors import UserError
 from reluformers.evaluation.examples import read_examples
 from reluformers.files import stamp, write_text
 from reluformers.tasks import TASKS, task_of_model_type
@@ -81,7 +80,7 @@ def push_to_hub(
         The release as it is on the Hub now.
 
     Raises:
-        UserError: the folder is not fit to be published, the Hub cannot be reached or refuses, or `confirm` says no.
+        ValueError: the folder is not fit to be published, the Hub cannot be reached or refuses, or `confirm` says no.
     """
     folder, api = Path(folder), api or HfApi()
     check_names(repo_id, revision)
@@ -115,10 +114,10 @@ def push_to_hub(
         name, changes = _choose_revision(repository, folder, staging, names)
         # behind this the Hub refuses what is not what the commit announces
         for path in (path for path, before in stamps.items() if stamp(path) != before):
-            raise UserError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
+            raise ValueError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
         is_new = bool(changes) or not repository.exists
         if is_new and not confirm(_audience(repository, private)):
-            raise UserError(f"{repo_id}: nothing was pushed")
+            raise ValueError(f"{repo_id}: nothing was pushed")
         if not repository.exists:
             repository.create(private)
         if changes:
@@ -139,16 +138,16 @@ def check_names(repo_id: str, revision: str | None) -> None:
     """Refuse names that the Hub would, and revisions that look like something else.
 
     Raises:
-        UserError: says which.
+        ValueError: says which.
     """
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"{repo_id!r}: is no name for a repository: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{repo_id!r}: is no name for a repository: {' '.join(str(error).split())}") from error
     if repo_id.count("/") != 1:
-        raise UserError(f"{repo_id!r}: is no name for a repository; give ORG/NAME, with your account or organisation")
+        raise ValueError(f"{repo_id!r}: is no name for a repository; give ORG/NAME, with your account or organisation")
     if revision is not None and not _REVISION.fullmatch(revision):
-        raise UserError(f"revision {revision!r} is no name for a tag; give one such as v1")
+        raise ValueError(f"revision {revision!r} is no name for a tag; give one such as v1")
 
 
 def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "model") -> Repository:
@@ -161,7 +160,7 @@ def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "m
         repo_type: "model" or "space".
 
     Raises:
-        UserError: the token cannot write there, or the repository is public and `private` is asked for.
+        ValueError: the token cannot write there, or the repository is public and `private` is asked for.
     """
     repository = Repository(api, repo_id, repo_type)
     repository.check_visibility(private)
@@ -171,12 +170,12 @@ def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "m
     account = api.whoami()
     token = account.get("auth", {}).get("accessToken", {})
     if token.get("role") == "read":
-        raise UserError(f"the token of {account['name']} is read-only; take one with write access")
+        raise ValueError(f"the token of {account['name']} is read-only; take one with write access")
     names = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
     owner = repo_id.partition("/")[0]
     # a fine-grained token does not list all that it may write to
     if token.get("role") != "fineGrained" and owner not in names:
-        raise UserError(
+        raise ValueError(
             f"{repo_id}: {owner} is neither your account nor one of your organisations ({', '.join(names)}); "
             "push to one of these"
         )
@@ -232,13 +231,13 @@ def _possible_revisions(repository: Repository, folder: Path, staging: Path, rev
     text = (staging / CARD_FILE).read_text(encoding="utf-8") if is_written else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
     if loaded and repository.repo_id not in loaded:
-        raise UserError(
+        raise ValueError(
             f"{folder / CARD_FILE}: is the card of {min(loaded)}, not of {repository.repo_id}; correct it, or delete "
             f"it to have one written, with --base_model {min(loaded)} if the model was tuned from that"
         )
     pinned = _PINNED.findall(text)
     if revision and pinned and revision not in pinned:
-        raise UserError(
+        raise ValueError(
             f"{folder / CARD_FILE}: loads revision {pinned[0]}, but {revision} is pushed; correct it, or delete "
             "it to have a card written"
         )
@@ -261,7 +260,7 @@ def _choose_revision(
     if name in repository.tags and (changes or repository.tags[name] != repository.head):
         text = (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
         origin = f", which {folder / CARD_FILE} loads," if name in _PINNED.findall(text) else ""
-        raise UserError(
+        raise ValueError(
             f"{repository.repo_id}: revision {name}{origin} is taken by another release; choose another one"
         )
     return name, changes
@@ -288,5 +287,5 @@ def _staging(folder: Path) -> Iterator[Path]:
         staging = Path(temporary).resolve()
         try:
             yield staging
-        except UserError as error:
-            raise UserError(str(error).replace(str(staging), str(folder))) from error
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(staging), str(folder))) from error

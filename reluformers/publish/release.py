@@ -10,7 +10,7 @@ from typing import Any
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from reluformers.data.names import is_hub_id
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.evaluation.examples import read_examples
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
@@ -57,16 +57,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a finished model of this library.
 
     Raises:
-        UserError: there is none, or the folder is the checkpoint of a run or a run that has not ended.
+        ValueError: there is none, or the folder is the checkpoint of a run or a run that has not ended.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+        raise ValueError(f"{folder}: no such folder")
     _check_finished(folder)
     check_no_adapter(folder)
     check_indices(folder)
     config = read_json(folder / "config.json")
     if task_of_model_type(config.get("model_type")) is None:
-        raise UserError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
+        raise ValueError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
     return config
 
 
@@ -80,7 +80,7 @@ def select_files(folder: Path) -> list[str]:
         Sorted paths within the folder, with README.md and the pictures it shows if there is one.
 
     Raises:
-        UserError: a file is missing, or the folder holds no finished model.
+        ValueError: a file is missing, or the folder holds no finished model.
     """
     config = read_config(folder)
     required = task_of_model_type(config["model_type"]).required_files(config)
@@ -88,7 +88,7 @@ def select_files(folder: Path) -> list[str]:
     names = {"config.json", HANDLER, *required, *_weights(folder), *_code(folder, config)}
     for name in sorted(names):
         if not (folder / name).is_file():
-            raise UserError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
+            raise ValueError(f"{folder}: {name} is missing; load the model with reluformers and save it again")
     card = [] if is_made_by_trainer(folder / CARD_FILE) else [CARD_FILE]
     optional = [*_OPTIONAL, *RECORDS, *card, *(f"{TARGET_FOLDER}/{name}" for name in TOKENIZER_FILES)]
     names |= {name for name in optional if (folder / name).is_file()}
@@ -132,13 +132,13 @@ def refuse_foreign_code(folder: Path, trust_code: bool, report: Callable[[str], 
         shown_as: how to call the folder.
 
     Raises:
-        UserError: there is other code, and it is not trusted.
+        ValueError: there is other code, and it is not trusted.
     """
     if not (foreign := foreign_code(folder)):
         return
     differing = f"{shown_as}: {', '.join(foreign)}: not as this version of reluformers writes it"
     if not trust_code:
-        raise UserError(
+        raise ValueError(
             f"{differing}, and its code would be run; load the model with reluformers and save it again, or read the "
             "code and give --trust_code"
         )
@@ -175,8 +175,8 @@ def stage_files(folder: Path, staging: Path) -> dict[Path, tuple[int, ...] | Non
         The links with the `stamp` that was checked: what is behind them may change until it is uploaded.
 
     Raises:
-        UserError: a file is missing, lies elsewhere, is not what its name says, holds a token or names a place of this
-            machine.
+        ValueError: a file is missing, lies elsewhere, is not what its name says, holds a token or names a place of
+            this machine.
     """
     names = select_files(folder)
     for name in names:
@@ -211,19 +211,19 @@ def _check_finished(folder: Path) -> None:
     """Refuse what a run has left or is writing."""
     checkpoint = re.fullmatch(r"checkpoint-\d+", folder.resolve().name) and (folder / "trainer_state.json").is_file()
     if checkpoint or any((folder / name).is_file() for name in ("optimizer.pt", "optimizer.bin")):
-        raise UserError(f"{folder}: is a checkpoint of a training run; push the folder of the finished run")
+        raise ValueError(f"{folder}: is a checkpoint of a training run; push the folder of the finished run")
     has_checkpoints = any(folder.glob("checkpoint-*"))
     is_run = (folder / RECIPE_FILE).is_file() and not (folder / RESULTS_FILE).is_file()
     if (folder / UNFINISHED_MODEL).is_dir() or is_run or (has_checkpoints and not (folder / "config.json").is_file()):
-        raise UserError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
+        raise ValueError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds no model, it has no config.json")
+        raise ValueError(f"{folder}: holds no model, it has no config.json")
 
 
 def _check_inside(folder: Path, name: str) -> None:
     """Refuse a link out of the folder, behind which may be anything."""
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
+        raise ValueError(f"{folder / name}: is a link to a place outside of the folder; put the file itself there")
 
 
 def _weights(folder: Path) -> list[str]:
@@ -237,21 +237,21 @@ def _code(folder: Path, config: dict[str, Any]) -> list[str]:
     classes, pipelines = config.get("auto_map"), config.get("custom_pipelines") or {}
     needed = custom_pipelines(config_class_of(config["model_type"]))
     if not classes or not isinstance(pipelines, dict) or not needed.keys() <= pipelines.keys():
-        raise UserError(
+        raise ValueError(
             f"{folder}: config.json names no code, or no pipeline; load the model with reluformers and save it again"
         )
     try:
         entries = {*classes.values(), *(pipeline["impl"] for pipeline in pipelines.values())}
         modules = sorted(entry.rpartition("--")[2].partition(".")[0] for entry in entries)
     except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(
+        raise ValueError(
             f"{folder}: auto_map or custom_pipelines of config.json is not as transformers writes it; load the model "
             "with reluformers and save it again"
         ) from error
     names = []
     for module in dict.fromkeys(modules):
         if not module.isidentifier():
-            raise UserError(f"{folder}: config.json names {module!r}, which is no module in the folder")
+            raise ValueError(f"{folder}: config.json names {module!r}, which is no module in the folder")
         name = f"{module}.py"
         names.append(name)
         try:
@@ -259,7 +259,9 @@ def _code(folder: Path, config: dict[str, Any]) -> list[str]:
         except FileNotFoundError as error:
             names.append(Path(error.filename).name)
         except UnicodeDecodeError as error:
-            raise UserError(f"{folder}: {name}, or what it imports, is no UTF-8 text; save the model again") from error
+            raise ValueError(
+                f"{folder}: {name}, or what it imports, is no UTF-8 text; save the model again"
+            ) from error
     return names
 
 
@@ -274,7 +276,7 @@ def _card_files(folder: Path) -> Iterator[str]:
             continue
         if Path(name).suffix.lower() not in PICTURES or Path(name).is_absolute() or ".." in Path(name).parts:
             kinds = ", ".join(PICTURES)
-            raise UserError(f"{folder / CARD_FILE}: shows {name}, which is no picture ({kinds}) of the folder")
+            raise ValueError(f"{folder / CARD_FILE}: shows {name}, which is no picture ({kinds}) of the folder")
         yield name.removeprefix("./")
 
 
@@ -282,7 +284,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text ({error}); write it again") from error
+        raise ValueError(f"{path}: is not UTF-8 text ({error}); write it again") from error
 
 
 def _copy_record(source: Path, target: Path) -> None:
@@ -291,10 +293,8 @@ def _copy_record(source: Path, target: Path) -> None:
     is_yaml = source.suffix == ".yaml"
     try:
         content = parse_yaml(text) if is_yaml else read_json(source, object)
-    except UserError:
-        raise
     except ValueError as error:
-        raise UserError(f"{source}: cannot be read ({describe_error(error)}); write it again") from error
+        raise ValueError(f"{source}: cannot be read ({describe_error(error)}); write it again") from error
     reduced = _without_paths(content)
     if reduced != content:
         dump = to_yaml(reduced)

@@ -7,8 +7,6 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from reluformers.errors import UserError
-
 # there from the creation of a repository until it becomes public, so that a second call knows that it was to
 UNFINISHED = "unfinished-release"
 _ANY_REPOSITORY_HAS = {".gitattributes", "README.md", "LICENSE"}
@@ -54,11 +52,11 @@ class Repository:
         """Refuse to write over another model.
 
         Raises:
-            UserError: the repository holds something else than this kind of model.
+            ValueError: the repository holds something else than this kind of model.
         """
         if not self.is_blank and self.model_type != model_type:
             held = f"a model of type {self.model_type}" if self.model_type else "something else"
-            raise UserError(f"{self.repo_id}: the name is taken, it already holds {held}; choose another name")
+            raise ValueError(f"{self.repo_id}: the name is taken, it already holds {held}; choose another name")
 
     @property
     def is_blank(self) -> bool:
@@ -69,10 +67,10 @@ class Repository:
         """Refuse to publish what is to be private.
 
         Raises:
-            UserError: the repository is public and `private` is asked for.
+            ValueError: the repository is public and `private` is asked for.
         """
         if self.exists and private and not self.private:
-            raise UserError(
+            raise ValueError(
                 f"{self.repo_id}: is public already; leave --private out, choose another name, or make it private "
                 f"first: hf repos settings {self.repo_id} --private"
             )

@@ -7,7 +7,6 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from reluformers.app import MARK, space_files
-from reluformers.errors import UserError
 
 from .hub_errors import hub_errors
 from .push import open_repository
@@ -30,7 +29,7 @@ def push_space(
         Address of the Space.
 
     Raises:
-        UserError: the Hub cannot be reached or refuses, the Space is somebody's own, or it is public and the
+        ValueError: the Hub cannot be reached or refuses, the Space is somebody's own, or it is public and the
             model is private.
     """
 
@@ -60,7 +59,7 @@ def push_static_space(
         Address of the Space.
 
     Raises:
-        UserError: as `push_space` and `export_page`.
+        ValueError: as `push_space` and `export_page`.
     """
     from reluformers.export.page import MARK, export_page  # its packages are an extra
 
@@ -84,7 +83,7 @@ def _push(
     with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
         repository = open_repository(api, space_id, private, "space")
         if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id, mark):
-            raise UserError(
+            raise ValueError(
                 f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
                 f"or delete that Space, or leave --{'static_' if sdk == 'static' else ''}space out"
             )

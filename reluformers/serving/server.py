@@ -17,7 +17,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from reluformers.errors import UserError
 from reluformers.saved_models import opening
 
 from .batching import Batcher
@@ -42,11 +41,11 @@ def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
         Its handler.py as a module, and `EndpointHandler` with the model.
 
     Raises:
-        UserError: there is no handler.py, or the model cannot be opened.
+        ValueError: there is no handler.py, or the model cannot be opened.
     """
     path = Path(folder, HANDLER)
     if not path.is_file():
-        raise UserError(f"{folder}: has no {HANDLER}; `save_pretrained` of a model of this library writes it")
+        raise ValueError(f"{folder}: has no {HANDLER}; `save_pretrained` of a model of this library writes it")
     spec = importlib.util.spec_from_file_location("handler", path)
     module = importlib.util.module_from_spec(spec)
     with opening(folder, "its handler"):
@@ -180,17 +179,17 @@ def bind(host: str, port: int) -> socket.socket:
     """Reserve an address, before a model is loaded for it.
 
     Raises:
-        UserError: it is taken, or none of this machine.
+        ValueError: it is taken, or none of this machine.
     """
     if not 0 <= port <= 65535:
-        raise UserError(f"the port is {port}, but must be from 0 to 65535")
+        raise ValueError(f"the port is {port}, but must be from 0 to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; name another --port") from error
+        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; name another --port") from error
     return bound
 
 

@@ -14,7 +14,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import check_no_adapter, load_config, read_index
 
@@ -30,14 +29,14 @@ def last_checkpoints(run_folder: str | Path, count: int) -> list[Path]:
     """Return the last `count` folders `checkpoint-<step>` of a run, oldest first, sorted by step.
 
     Raises:
-        UserError: the folder is missing or holds fewer checkpoints.
+        ValueError: the folder is missing or holds fewer checkpoints.
     """
     run_folder = Path(run_folder)
     if not run_folder.is_dir():
-        raise UserError(f"{run_folder}: no such folder; give the folder that holds checkpoint-<step> folders.")
+        raise ValueError(f"{run_folder}: no such folder; give the folder that holds checkpoint-<step> folders.")
     folders = checkpoints_of(run_folder)
     if len(folders) < count:
-        raise UserError(
+        raise ValueError(
             f"{run_folder}: holds {len(folders)} checkpoint-<step> folders, but {count} are to be averaged."
         )
     return folders[-count:]
@@ -59,7 +58,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path, *, ov
         Path of the written folder.
 
     Raises:
-        UserError: a file is missing or not what a manifest says, the checkpoints hold different tensors, ones that
+        ValueError: a file is missing or not what a manifest says, the checkpoints hold different tensors, ones that
             are not finite or one step twice, or `output` is, holds or lies in a checkpoint.
 
     Source: Vaswani et al. 2017, §6.1 (last 5 checkpoints); ReLA's recipe averages the last 5 as well.
@@ -93,12 +92,12 @@ def _check_distinct(folders: list[Path]) -> None:
         manifest, state = folder / MANIFEST_FILE, folder / TRAINER_STATE_NAME
         same = first.setdefault(manifest.read_bytes() if manifest.is_file() else folder.resolve(), folder)
         if same is not folder:
-            raise UserError(f"{folder}: is the same as {same}; leave one out.")
+            raise ValueError(f"{folder}: is the same as {same}; leave one out.")
         step = step_of(folder)
         with suppress(OSError, ValueError, TypeError, KeyError):  # what is no state of the Trainer tells nothing
             step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
         if step_of(folder) not in (None, step):
-            raise UserError(f"{folder}: is a copy of {PREFIX_CHECKPOINT_DIR}-{step}; leave one out.")
+            raise ValueError(f"{folder}: is a copy of {PREFIX_CHECKPOINT_DIR}-{step}; leave one out.")
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -107,11 +106,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / SAFE_WEIGHTS_NAME).is_file():
         return [folder / SAFE_WEIGHTS_NAME]
     if not index.is_file():
-        raise UserError(f"{folder}: holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}.")
+        raise ValueError(f"{folder}: holds neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}.")
     names = read_index(index)
     for name in names:
         if not (folder / name).is_file():
-            raise UserError(f"{folder / name}: is named in {SAFE_WEIGHTS_INDEX_NAME} but missing.")
+            raise ValueError(f"{folder / name}: is named in {SAFE_WEIGHTS_INDEX_NAME} but missing.")
     return [folder / name for name in names]
 
 
@@ -122,10 +121,10 @@ def _open_all(stack: ExitStack, paths: list[Path]) -> dict[str, tuple[Path, safe
         try:
             reader = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: is damaged or cut short ({error}); leave this checkpoint out.") from error
+            raise ValueError(f"{path}: is damaged or cut short ({error}); leave this checkpoint out.") from error
         tensors.update((key, (path, reader)) for key in reader.keys())  # noqa: SIM118 (not a dict)
     if not tensors:
-        raise UserError(f"{paths[0]}: holds no tensors; leave this checkpoint out.")
+        raise ValueError(f"{paths[0]}: holds no tensors; leave this checkpoint out.")
     return tensors
 
 
@@ -136,7 +135,7 @@ def _check_same_tensors(readers: list[dict[str, tuple[Path, safe_open]]]) -> Non
     for tensors in readers[:-1]:
         file = next(iter(tensors.values()))[0]
         if different := sorted(tensors.keys() ^ last.keys()):
-            raise UserError(
+            raise ValueError(
                 f"{file}: does not hold the same tensors as {last_file}, first difference {different[0]!r}."
             )
         for key, (path, reader) in tensors.items():
@@ -144,7 +143,7 @@ def _check_same_tensors(readers: list[dict[str, tuple[Path, safe_open]]]) -> Non
             for what in ("shape", "dtype"):
                 got, expected = (getattr(view, f"get_{what}")() for view in (mine, wanted))
                 if got != expected:
-                    raise UserError(f"{path}: {key} has {what} {got}, but {expected} in {last[key][0]}.")
+                    raise ValueError(f"{path}: {key} has {what} {got}, but {expected} in {last[key][0]}.")
 
 
 def _write_average(path: Path, readers: list[dict[str, tuple[Path, safe_open]]], output: Path) -> None:

@@ -19,7 +19,6 @@ from huggingface_hub.utils.sha import sha_fileobj
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from reluformers.errors import UserError
 from reluformers.files import replace_directory, sync, write_text
 from reluformers.saved_models import TOKENIZER_FILES
 
@@ -113,7 +112,7 @@ def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[s
         The record of its run.
 
     Raises:
-        UserError: a file is missing, cut short or changed; names it and the fault.
+        ValueError: a file is missing, cut short or changed; names it and the fault.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -139,7 +138,7 @@ def check_model(place: str | Path) -> None:
     Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over.
 
     Raises:
-        UserError: a file of the model is missing, or one is not as it was written.
+        ValueError: a file of the model is missing, or one is not as it was written.
     """
     for folder in (Path(place), Path(os.path.realpath(place))):
         if step_of(folder) is not None and (folder / MANIFEST_FILE).is_file():
@@ -155,18 +154,18 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
         place: where they come from, for the error.
 
     Raises:
-        UserError: names the first one.
+        ValueError: names the first one.
     """
     for name, weight in weights.items():
         if not weight.isfinite().all():
-            raise UserError(f"{place}: {name} holds weights that are not finite; take another checkpoint")
+            raise ValueError(f"{place}: {name} holds weights that are not finite; take another checkpoint")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `step`, `run` (what `TaskRun.record` says), and `files` with size and SHA-256.
 
     Raises:
-        UserError: it is missing, damaged or of a later version.
+        ValueError: it is missing, damaged or of a later version.
     """
     if not folder.is_dir():
         raise _damaged(folder, f"is a link to {os.path.realpath(folder)}, which is no folder")
@@ -194,7 +193,7 @@ def last_intact_checkpoint(output_dir: str | Path) -> Path | None:
     for folder in reversed(checkpoints_of(output_dir)):
         try:
             check_checkpoint(folder)
-        except UserError as error:
+        except ValueError as error:
             logger.warning("passing over a damaged checkpoint: %s", error)
         else:
             return folder
@@ -214,19 +213,19 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         Folder of the checkpoint; None to start anew.
 
     Raises:
-        UserError: the folder is not empty, holds no whole checkpoint, or the given one is none or damaged.
+        ValueError: the folder is not empty, holds no whole checkpoint, or the given one is none or damaged.
     """
     output_dir = Path(output_dir)
     if resume is None:
         if output_dir.exists() and any(path.name not in _WRITTEN_AT_START for path in output_dir.iterdir()):
-            raise UserError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
+            raise ValueError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
     if str(resume) not in ("last", "auto"):
         path = Path(resume)
         if path.is_symlink() and step_of(path) is None:
             path = Path(os.path.realpath(path))
         if not path.is_dir() or step_of(path) is None:
-            raise UserError(
+            raise ValueError(
                 f"{resume}: is no checkpoint; --resume takes a folder checkpoint-<step> of a run, or no value for the "
                 "last one, at the end of the command"
             )
@@ -238,7 +237,7 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
         shown = textwrap.shorten(", ".join(str(path.relative_to(output_dir)) for path in left), 200)
         if resume == "last":
             others = f", but {shown}" if left else ""
-            raise UserError(f"{output_dir}: holds no complete checkpoint to resume from{others}")
+            raise ValueError(f"{output_dir}: holds no complete checkpoint to resume from{others}")
         if left:
             logger.warning("%s: training starts anew, though there are checkpoints: %s", output_dir, shown)
     return found
@@ -284,5 +283,5 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: {what}; take another checkpoint; --resume alone goes on from the newest whole one")
+def _damaged(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path}: {what}; take another checkpoint; --resume alone goes on from the newest whole one")

@@ -49,7 +49,7 @@ def estimate(
         the first process or its GPU), and `…_per_second` of what the training log gives, of all processes.
 
     Raises:
-        UserError: the recipe or the data are not usable.
+        ValueError: the recipe or the data are not usable.
     """
     with TemporaryDirectory() as folder:
         run = run_class(recipe, folder, report)

@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from reluformers.errors import UserError
-
 from .arguments import TaskTrainingArguments
 from .recipe import Recipe
 
@@ -78,7 +76,7 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
         owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
 
     Raises:
-        UserError: names the first difference.
+        ValueError: names the first difference.
     """
     before = {"mixed_precision": now["mixed_precision"], **before}  # which older checkpoints do not say
     earlier, asked = _flat(before, owner), _flat(now, owner)
@@ -92,7 +90,7 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
         was, wanted = (values.get(key, _default(owner, key)) for values in (earlier, asked))
         if was != wanted:
             was, wanted = (textwrap.shorten(repr(value), 100) for value in (was, wanted))
-            raise UserError(
+            raise ValueError(
                 f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for; go on with the same, or "
                 "choose another output folder"
             )

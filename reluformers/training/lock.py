@@ -9,8 +9,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from reluformers.errors import UserError
-
 LOCK_FILE = ".lock"
 OWNER_FILE = ".owner"
 # the workers of a killed run hold its lock until they notice
@@ -28,11 +26,11 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
         patience: how long to wait for another run to end, in seconds.
 
     Raises:
-        UserError: another run is there; names its process and machine.
+        ValueError: another run is there; names its process and machine.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         what = "a file" if folder.exists() else f"a link to {os.path.realpath(folder)}, which is not there"
-        raise UserError(f"{folder}: is {what}, but the output must be a folder")
+        raise ValueError(f"{folder}: is {what}, but the output must be a folder")
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     owner = folder / OWNER_FILE
@@ -40,7 +38,7 @@ def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
         lock = FileLock(folder / LOCK_FILE).acquire(timeout=patience)
     except Timeout:
         name = owner.read_text(encoding="utf-8").strip() if owner.is_file() else "another process"
-        raise UserError(
+        raise ValueError(
             f"{folder}: {name} is training here; wait for it or end it, or choose another --output_dir"
         ) from None
     with lock:

@@ -19,7 +19,7 @@ from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config
 from reluformers.conversion.start import open_start
 from reluformers.data.checked_fields import check_fields, check_name
 from reluformers.data.names import marked_as_local
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.files import write_text
 
 from .arguments import TaskTrainingArguments
@@ -59,12 +59,12 @@ def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
     """Numbers of a section must be at least so much, or None.
 
     Raises:
-        UserError: one is less.
+        ValueError: one is less.
     """
     for name, minimum in least.items():
         value = getattr(owner, name)
         if value is not None and not value >= minimum:  # .nan is not
-            raise UserError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
+            raise ValueError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
 
 
 class Recipe(ABC):
@@ -105,16 +105,16 @@ class Recipe(ABC):
         """Configuration of the model, with further fields (those that the data decide on).
 
         Raises:
-            UserError: a field has a value that is not allowed.
+            ValueError: a field has a value that is not allowed.
         """
         values = {**self.model, **fields}
         if values.get("return_dict") is False:
-            raise UserError("model.return_dict is False, but training reads outputs by their names: leave it out")
+            raise ValueError("model.return_dict is False, but training reads outputs by their names: leave it out")
         if self.start is not None:
             config_fields = {name: value for name, value in values.items() if name not in self.model_options}
             opened = open_start(self.start)
             if PIPELINE_TAGS[opened.auto_class] != self.task:
-                raise UserError(
+                raise ValueError(
                     f"model.start is {self.start}, a model of {PIPELINE_TAGS[opened.auto_class]}, but this is a "
                     f"recipe of {self.task}"
                 )
@@ -122,7 +122,7 @@ class Recipe(ABC):
         try:
             return self.make_config(values.pop("preset", "softmax"), **values)
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"model: {describe_error(error)}") from error
+            raise ValueError(f"model: {describe_error(error)}") from error
 
     @property
     def start(self) -> str | None:
@@ -149,15 +149,15 @@ class Recipe(ABC):
         """Arguments of the trainer, for an output folder.
 
         Raises:
-            UserError: a field has a value that is not allowed.
+            ValueError: a field has a value that is not allowed.
         """
         try:
             args = self.arguments_class(output_dir=str(output_dir), **self.training)
         except (TypeError, ValueError, ImportError) as error:
-            raise UserError(f"training: {describe_error(error)}") from error
+            raise ValueError(f"training: {describe_error(error)}") from error
         metrics = self.metrics(args)
         if args.metric_for_best_model not in (None, *metrics, *(f"eval_{name}" for name in metrics)):
-            raise UserError(
+            raise ValueError(
                 f"training.metric_for_best_model is {args.metric_for_best_model!r}, but evaluations measure "
                 f"{' and '.join(metrics)}"
             )
@@ -188,7 +188,7 @@ class Recipe(ABC):
                 `section.key.inner=value` sets one entry of a mapping.
 
         Raises:
-            UserError: the file is not a recipe, a section or key is not known, or a value is not allowed.
+            ValueError: the file is not a recipe, a section or key is not known, or a value is not allowed.
         """
         return cls.from_sections(read_sections(path, overrides), path)
 
@@ -197,30 +197,30 @@ class Recipe(ABC):
         """The recipe of sections that were read from a file; see `from_dict`.
 
         Raises:
-            UserError: as there; the message names the file.
+            ValueError: as there; the message names the file.
         """
         try:
             return cls.from_dict(sections)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> "Recipe":
         """Check names and types of every key and build the recipe.
 
         Raises:
-            UserError: a section or key is not known, or a value has the wrong type.
+            ValueError: a section or key is not known, or a value has the wrong type.
         """
         allowed = {item.name: item for item in dataclasses.fields(cls)}
         checked = {}
         for name, values in sections.items():
             if name == "task":
                 if values != cls.task:
-                    raise UserError(f"task is {values!r}, but this is a recipe of {cls.task}")
+                    raise ValueError(f"task is {values!r}, but this is a recipe of {cls.task}")
                 continue
             check_name(name, allowed, "section")
             if not isinstance(values, dict | None):
-                raise UserError(f"{name} is {values!r}, but must be a section of keys and values")
+                raise ValueError(f"{name} is {values!r}, but must be a section of keys and values")
             checked[name] = cls._check_section(name, values or {})
         recipe = cls(**checked)
         recipe.model_config()
@@ -233,28 +233,27 @@ class Recipe(ABC):
         if name == "training":
             for key, reason in (_IDLE_ARGUMENTS | cls.idle_arguments).items():
                 if key in values:
-                    raise UserError(f"training.{key} does nothing here: {reason}")
+                    raise ValueError(f"training.{key} does nothing here: {reason}")
             return check_fields(name, values, cls.arguments_class, excluded=["output_dir"])
         owner = typing.get_type_hints(cls)[name]
         try:
             return owner(**check_fields(name, values, owner))
-        except UserError:
-            raise
         except ValueError as error:
-            raise UserError(f"{name}: {describe_error(error)}") from error
+            message = describe_error(error)
+            raise ValueError(message if name in message else f"{name}: {message}") from error
 
     @classmethod
     def _check_model(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The model section; the values themselves are checked by the configuration class."""
         preset = values.get("preset", "softmax")
         if preset not in list(ATTENTION_PRESETS):
-            raise UserError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
+            raise ValueError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
         cls._check_start(values)
         if not isinstance(values.get("dtype"), str | None):
-            raise UserError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
+            raise ValueError(f"model.dtype is {values['dtype']!r}, but must be the name of a type, such as bfloat16")
         for name, reason in (_DECIDED_FIELDS | cls.decided_fields).items():
             if name in values:
-                raise UserError(f"model.{name} {reason}")
+                raise ValueError(f"model.{name} {reason}")
         fields = [item.name for item in dataclasses.fields(cls.make_config(preset))]
         for name in values:
             check_name(f"model.{name}", [f"model.{key}" for key in (*fields, *cls.model_options)], "key")
@@ -265,31 +264,33 @@ class Recipe(ABC):
         """The keys of a warm start: their types, and that there is one."""
         rows, sites = values.get("calibration_rows", 0), values.get("sites")
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
-            raise UserError(f"model.calibration_rows is {rows!r}, but must be an integer of 0 or more")
+            raise ValueError(f"model.calibration_rows is {rows!r}, but must be an integer of 0 or more")
         if sites is not None and (not isinstance(sites, list) or not all(isinstance(site, str) for site in sites)):
-            raise UserError(f"model.sites is {sites!r}, but must be a list of names, such as [cross]")
+            raise ValueError(f"model.sites is {sites!r}, but must be a list of names, such as [cross]")
         if not isinstance(values.get("start"), str | None):
-            raise UserError(f"model.start is {values['start']!r}, but must be a folder or Hub id")
+            raise ValueError(f"model.start is {values['start']!r}, but must be a folder or Hub id")
         given = {name: values[name] for name in _TRANSFER if name in values}
         transfer = TransferOptions(**check_fields("model", given, TransferOptions))
         if values.get("start") is None:
             for name in ("sites", "calibration_rows", *given):
                 if name in values:
-                    raise UserError(f"model.{name} is given, but there is no model.start to exchange the attention of")
+                    raise ValueError(
+                        f"model.{name} is given, but there is no model.start to exchange the attention of"
+                    )
         elif sites is not None and "preset" not in values:
-            raise UserError("model.sites says where, but there is no model.preset to say what comes there")
+            raise ValueError("model.sites says where, but there is no model.preset to say what comes there")
         elif (transfer.is_gradual or transfer.attention_distillation > 0) and values.get("preset") is None:
             name = "schedule" if transfer.is_gradual else "attention_distillation"
-            raise UserError(f"model.{name} is of the attention that is exchanged, but there is no model.preset")
+            raise ValueError(f"model.{name} is of the attention that is exchanged, but there is no model.preset")
         elif "size" in values:
-            raise UserError("model.size is given, but sizes follow from model.start: leave it out")
+            raise ValueError("model.size is given, but sizes follow from model.start: leave it out")
 
 
 def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read what a recipe says, over what its base says, with some values changed; see `Recipe.load`.
 
     Raises:
-        UserError: the file is not YAML with sections, or an override is not of the form `section.key=value`.
+        ValueError: the file is not YAML with sections, or an override is not of the form `section.key=value`.
     """
     sections = _read_with_base(Path(path))
     for text in overrides:
@@ -300,15 +301,15 @@ def read_sections(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, 
 def _read_with_base(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The sections of a recipe over those of its base."""
     if path in seen:
-        raise UserError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
+        raise ValueError(f"{path}: is its own base ({' → '.join(str(one) for one in (*seen, path))})")
     sections = read_yaml(path) or {}
     if not isinstance(sections, dict):
-        raise UserError(f"{path}: a recipe has sections, such as model and data, but this file holds {sections!r}")
+        raise ValueError(f"{path}: a recipe has sections, such as model and data, but this file holds {sections!r}")
     base = sections.pop("base", None)
     if base is None:
         return sections
     if not isinstance(base, str):
-        raise UserError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
+        raise ValueError(f"{path}: base is {base!r}, but must be the name of a recipe beside this one")
     merged = _read_with_base(path.parent / base, (*seen, path))
     for name, values in sections.items():
         both_are_maps = isinstance(values, dict) and isinstance(merged.get(name), dict)
@@ -320,12 +321,12 @@ def read_yaml(path: Path) -> Any:
     """What a file holds, read as YAML 1.2.
 
     Raises:
-        UserError: it cannot be read, or is not YAML.
+        ValueError: it cannot be read, or is not YAML.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe ({describe_error(error, path)})") from error
+        raise ValueError(f"{path}: cannot be read as a recipe ({describe_error(error, path)})") from error
     return _parse_yaml(text, str(path))
 
 
@@ -383,9 +384,9 @@ def _parse_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        raise UserError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
+        raise ValueError(f"{name}: not valid YAML, line {error.problem_mark.line + 1}: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # of numbers of thousands of digits, and of nests
-        raise UserError(f"{name}: not valid YAML ({describe_error(error)})") from error
+        raise ValueError(f"{name}: not valid YAML ({describe_error(error)})") from error
 
 
 def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
@@ -396,13 +397,13 @@ def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
         form: what messages call their form, such as "FIELD=VALUE".
 
     Raises:
-        UserError: one is not of that form.
+        ValueError: one is not of that form.
     """
     fields: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UserError(f"{text!r} is not of the form {form}")
+            raise ValueError(f"{text!r} is not of the form {form}")
         _set_value(fields, name.split("."), value, text)
     return fields
 
@@ -415,12 +416,12 @@ def override(sections: dict[str, Any], text: str) -> None:
         text: "section.key=value", the value as YAML.
 
     Raises:
-        UserError: it is not of that form, or a section is no mapping.
+        ValueError: it is not of that form, or a section is no mapping.
     """
     name, equals, value = text.partition("=")
     keys = name.split(".")
     if not equals or len(keys) < 2:
-        raise UserError(f"{text!r} is not of the form section.key=value")
+        raise ValueError(f"{text!r} is not of the form section.key=value")
     _set_value(sections, keys, value, text)
 
 
@@ -432,5 +433,5 @@ def _set_value(target: dict[str, Any], keys: Sequence[str], value: str, text: st
             target[parent] = {}
         target = target[parent]
         if not isinstance(target, dict):
-            raise UserError(f"{text!r}: {parent} is {target!r}, so it has no keys of its own")
+            raise ValueError(f"{text!r}: {parent} is {target!r}, so it has no keys of its own")
     target[last] = _parse_yaml(value, text)

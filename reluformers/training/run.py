@@ -21,7 +21,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from reluformers.conversion.convert import build_model, origin
 from reluformers.conversion.start import open_start
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
@@ -65,7 +65,7 @@ class TaskRun(ABC):
         report: takes lines for the user.
 
     Raises:
-        UserError: training arguments of the recipe are not usable.
+        ValueError: training arguments of the recipe are not usable.
     """
 
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
@@ -118,13 +118,13 @@ class TaskRun(ABC):
         """The trainer, in which the model that the run starts from takes part as the recipe says.
 
         Raises:
-            UserError: it cannot.
+            ValueError: it cannot.
         """
         trainer, options = self.build_trainer(model), self.recipe.transfer
         if not (options.is_gradual or options.is_distilled):
             return trainer
         if options.distillation > 0 and self.has_new_head:
-            raise UserError(
+            raise ValueError(
                 f"model.distillation is {options.distillation}, but must be 0 here: the classes of model.start are "
                 "others than those of the data"
             )
@@ -146,7 +146,7 @@ class TaskRun(ABC):
             The content of `results.json`.
 
         Raises:
-            UserError: the data, the folder or the checkpoint is not usable; the message says why.
+            ValueError: the data, the folder or the checkpoint is not usable; the message says why.
         """
         with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext(), _naming_lost_processes():
             return self._run(resume)
@@ -197,7 +197,7 @@ class TaskRun(ABC):
             _load_finished(trainer, checkpoint)
             return _earlier_seconds(self.output_dir)
         if checkpoint is not None and self.args.save_only_model:
-            raise UserError(
+            raise ValueError(
                 f"{checkpoint}: training cannot go on from it, as training.save_only_model leaves out what the "
                 "optimizer knows; train anew in another output folder"
             )
@@ -221,7 +221,7 @@ class TaskRun(ABC):
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         *_, max_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
         if state.global_step > max_steps:
-            raise UserError(
+            raise ValueError(
                 f"{checkpoint}: has {state.global_step} updates, but training.max_steps or num_train_epochs "
                 f"ask for {max_steps}: set more, or --resume an earlier checkpoint"
             )
@@ -268,7 +268,7 @@ def _naming_packages(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (ImportError, *kinds) as error:
-        raise UserError(f"training: {describe_error(error)}") from error
+        raise ValueError(f"training: {describe_error(error)}") from error
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def _naming_lost_processes() -> Iterator[None]:
         is_of_gloo = any(words in str(error).lower() for words in ("gloo", "pair closure"))
         if not (is_of_gloo or isinstance(error, DistError)):
             raise
-        raise UserError(
+        raise ValueError(
             f"process {PartialState().process_index} has lost the others ({describe_error(error)}); when all machines "
             "are well, start every process again with --resume auto"
         ) from error
@@ -291,10 +291,10 @@ def _check_launch() -> None:
     """Refuse to train in one process where several were asked for.
 
     Raises:
-        UserError: `accelerate launch --cpu` was told of several processes, of which it starts one.
+        ValueError: `accelerate launch --cpu` was told of several processes, of which it starts one.
     """
     if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise UserError(
+        raise ValueError(
             "accelerate launch was asked for several processes, but starts one on the CPU: use "
             "ACCELERATE_USE_CPU=true torchrun --nproc_per_node N scripts/train.py …"
         )

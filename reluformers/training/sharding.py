@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, filesystem, metadata
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory, check_output_folder
 from reluformers.saved_models import check_size, load_config, opening
 
@@ -47,12 +46,12 @@ def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> Non
     """Refuse what does not go with weights in pieces, and attention in pieces altogether.
 
     Raises:
-        UserError: names the setting.
+        ValueError: names the setting.
     """
     parallelism = accelerator.parallelism_config
     for name in ("cp", "sp", "tp"):
         if parallelism is not None and (size := getattr(parallelism, f"{name}_size", 1)) > 1:
-            raise UserError(
+            raise ValueError(
                 f"parallelism_config_{name}_size is {size}, but must be 1: context, sequence and tensor parallelism "
                 "divide softmax attention, and ours may be another; take dp_shard_size and dp_replicate_size"
             )
@@ -60,11 +59,11 @@ def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> Non
     if plugin is None:
         return
     if plugin.fsdp_version != 2:
-        raise UserError("fsdp_version is 1, but must be 2: the first one cannot share embeddings")
+        raise ValueError("fsdp_version is 1, but must be 2: the first one cannot share embeddings")
     if plugin.cpu_ram_efficient_loading:
-        raise UserError("fsdp_cpu_ram_efficient_loading is true, but must be false: a new model has no file to load")
+        raise ValueError("fsdp_cpu_ram_efficient_loading is true, but must be false: a new model has no file to load")
     for name in args.final_weights:
-        raise UserError(
+        raise ValueError(
             f"training.{name} needs whole weights, but FSDP has them in pieces: leave it out, and average folders "
             "of `reluformers merge` afterwards"
         )
@@ -103,7 +102,7 @@ class _RecordUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _PARTS_OF_RECORD.get(module, ()):
-            raise UserError(f".metadata names {module}.{name}, which is no part of a record of pieces")
+            raise ValueError(f".metadata names {module}.{name}, which is no part of a record of pieces")
         return super().find_class(module, name)
 
 
@@ -111,19 +110,19 @@ def _sizes_of_pieces(folder: Path) -> list[int]:
     """Numbers in each tensor of a folder of pieces, which torch may then read: its record brings no code.
 
     Raises:
-        UserError: there is something else in it, elsewhere, or more than its files can hold.
+        ValueError: there is something else in it, elsewhere, or more than its files can hold.
     """
     with open(folder / ".metadata", "rb") as file:
         record = _RecordUnpickler(file).load()
     for name, entry in record.state_dict_metadata.items():
         if not isinstance(entry, metadata.TensorStorageMetadata):
-            raise UserError(f".metadata has {name}, which is no tensor")
+            raise ValueError(f".metadata has {name}, which is no tensor")
     for place in record.storage_data.values():
         if Path(place.relative_path).name != place.relative_path or not (folder / place.relative_path).is_file():
-            raise UserError(f".metadata names {place.relative_path!r}, which is no file beside it")
+            raise ValueError(f".metadata names {place.relative_path!r}, which is no file beside it")
     sizes = [prod(entry.size) for entry in record.state_dict_metadata.values()]
     if sum(sizes) > sum(path.stat().st_size for path in folder.iterdir()):
-        raise UserError(f".metadata names {sum(sizes)} numbers, more than the files beside it can hold")
+        raise ValueError(f".metadata names {sum(sizes)} numbers, more than the files beside it can hold")
     return sizes
 
 
@@ -131,14 +130,14 @@ def read_sharded_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """All weights of a checkpoint that was written in pieces, on the CPU.
 
     Raises:
-        UserError: the pieces are damaged, or their record is none.
+        ValueError: the pieces are damaged, or their record is none.
     """
     with opening(checkpoint, SHARDED_WEIGHTS), TemporaryDirectory() as folder:
         _sizes_of_pieces(Path(checkpoint, SHARDED_WEIGHTS))
         try:
             merge_fsdp_weights(str(Path(checkpoint, SHARDED_WEIGHTS)), folder)
         except CheckpointException as error:  # which is no Exception
-            raise UserError(f"its files are not those of .metadata ({error.failures})") from error
+            raise ValueError(f"its files are not those of .metadata ({error.failures})") from error
         return load_file(Path(folder, SAFE_WEIGHTS_NAME))
 
 
@@ -155,11 +154,11 @@ def merge_checkpoint(checkpoint: str | Path, output: str | Path, auto_class: typ
         Path of the written folder.
 
     Raises:
-        UserError: the checkpoint is damaged, not finite or not in pieces, or `output` is, holds or lies in one.
+        ValueError: the checkpoint is damaged, not finite or not in pieces, or `output` is, holds or lies in one.
     """
     checkpoint = Path(checkpoint)
     if not (checkpoint / SHARDED_WEIGHTS).is_dir():
-        raise UserError(f"{checkpoint}: holds no {SHARDED_WEIGHTS}; whole checkpoints open as they are")
+        raise ValueError(f"{checkpoint}: holds no {SHARDED_WEIGHTS}; whole checkpoints open as they are")
     check_output_folder(output, checkpoint)
     check_checkpoint(checkpoint)
     config = load_config(checkpoint)

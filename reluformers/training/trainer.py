@@ -29,7 +29,7 @@ from transformers.trainer_utils import (
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from reluformers.data.streaming import BatchStream, load_position, save_position
-from reluformers.errors import DivergenceError, UserError, describe_error
+from reluformers.errors import DivergenceError, describe_error
 from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
@@ -119,7 +119,7 @@ class TaskTrainer(Trainer):
         """Make the schedule; a warm-up that training never leaves is a warning.
 
         Raises:
-            UserError: the options do not go with the schedule.
+            ValueError: the options do not go with the schedule.
         """
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.lr_scheduler is None and warmup_steps > num_training_steps:
@@ -131,7 +131,7 @@ class TaskTrainer(Trainer):
         try:
             return self.make_scheduler(num_training_steps, optimizer)
         except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-            raise UserError(
+            raise ValueError(
                 f"training.lr_scheduler_type or its lr_scheduler_kwargs: {describe_error(error)}"
             ) from error
 

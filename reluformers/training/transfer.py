@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
 from reluformers.conversion.calibration import Call, exchanged_modules, recording
-from reluformers.errors import UserError
 
 from .arguments import TaskTrainingArguments
 
@@ -31,7 +30,7 @@ class TransferOptions:
         schedule_updates: over how many updates; 0 with `at_once`.
 
     Raises:
-        UserError: a value is not allowed, alone or beside the others.
+        ValueError: a value is not allowed, alone or beside the others.
     """
 
     distillation: float = 0.0
@@ -41,18 +40,18 @@ class TransferOptions:
 
     def __post_init__(self):
         if not 0 <= self.distillation <= 1:
-            raise UserError(f"model.distillation is {self.distillation}, but must be in [0, 1]")
+            raise ValueError(f"model.distillation is {self.distillation}, but must be in [0, 1]")
         if not 0 <= self.attention_distillation < float("inf"):
-            raise UserError(
+            raise ValueError(
                 f"model.attention_distillation is {self.attention_distillation}, but must be 0 or more, and finite"
             )
         if self.is_gradual and self.schedule_updates < 1:
-            raise UserError(
+            raise ValueError(
                 f"model.schedule_updates is {self.schedule_updates}, but must be 1 or more with model.schedule "
                 f"{self.schedule!r}"
             )
         if not self.is_gradual and self.schedule_updates != 0:
-            raise UserError(
+            raise ValueError(
                 f"model.schedule_updates is {self.schedule_updates}, but must be 0 with model.schedule 'at_once'; "
                 "the others are layer_by_layer and mixed"
             )
@@ -124,7 +123,7 @@ class Transfer(TrainerCallback):
         args: of the training.
 
     Raises:
-        UserError: it does not go with the model or the arguments.
+        ValueError: it does not go with the model or the arguments.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Transfer(TrainerCallback):
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
         if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
-            raise UserError(
+            raise ValueError(
                 "model.preset is the attention that model.start has, so there is nothing that model.schedule could "
                 "exchange or model.attention_distillation compare"
             )
@@ -252,7 +251,7 @@ def _check(
     """Refuse what was not made for it.
 
     Raises:
-        UserError: names the setting.
+        ValueError: names the setting.
     """
     settings = {
         "training.torch_compile": args.torch_compile,
@@ -266,13 +265,13 @@ def _check(
     }
     for name, is_set in settings.items():
         if is_set:
-            raise UserError(
+            raise ValueError(
                 f"{name} does not go with model.distillation, model.attention_distillation and model.schedule, which "
                 "change modules while they are trained: leave one of them out"
             )
     problem = getattr(model.config, "problem_type", None)
     if options.distillation > 0 and problem not in (None, "single_label_classification"):
-        raise UserError(
+        raise ValueError(
             f"model.distillation is {options.distillation}, but must be 0 with problem_type {problem!r}, whose "
             "outputs are no distribution over classes"
         )

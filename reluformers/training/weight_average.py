@@ -9,8 +9,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
-from reluformers.errors import UserError
-
 WEIGHT_AVERAGE_FILE = "weight_average.pt"
 
 
@@ -65,11 +63,11 @@ class WeightAverage(TrainerCallback):
         """Go on from the average of a checkpoint.
 
         Raises:
-            UserError: the checkpoint has none.
+            ValueError: the checkpoint has none.
         """
         path = Path(folder, WEIGHT_AVERAGE_FILE)
         if not path.exists():
-            raise UserError(
+            raise ValueError(
                 f"{path}: is missing, so the checkpoint was trained without training.ema_decay; leave that out, or "
                 "start anew in another output folder"
             )

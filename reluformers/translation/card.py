@@ -9,7 +9,6 @@ from datasets import Dataset
 from transformers import PreTrainedConfig
 
 from reluformers.data.sources import load_held_out
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_report import attention_report
 from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.examples import Example, read_examples
@@ -106,14 +105,14 @@ def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: st
         An example of each.
 
     Raises:
-        UserError: the model cannot be loaded, or a text is empty.
+        ValueError: the model cannot be loaded, or a text is empty.
     """
     texts = [str(text) for text in inputs]
     if not texts:
         return []
     for number, text in enumerate(texts, start=1):
         if not text.strip():
-            raise UserError(f"example {number} is empty; give a text")
+            raise ValueError(f"example {number} is empty; give a text")
     model, tokenizers = load_translation_model(folder)
     answers = translate(model, tokenizers, texts, **saved_search(model.generation_config))
     return [
@@ -134,7 +133,7 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
         At most three examples; none where there is nothing held out that can be read here.
 
     Raises:
-        UserError: the model cannot be loaded.
+        ValueError: the model cannot be loaded.
     """
     known = read_examples(run.results, *_PARTS) or _translate_held_out(folder, run)
     known = sorted(known, key=lambda row: row["output"].strip() != row["reference"].strip())

@@ -6,8 +6,6 @@ import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from reluformers.errors import UserError
-
 from .tokenization import ROWS_PER_BLOCK, token_lengths
 
 
@@ -63,7 +61,7 @@ def clean(
         The rows that are kept, in their order, and the counts.
 
     Raises:
-        UserError: If no row is left, unless `may_be_empty`.
+        ValueError: If no row is left, unless `may_be_empty`.
     """
     source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
@@ -82,7 +80,7 @@ def clean(
         max_length_ratio=max_length_ratio,
     )
     if not report.kept and not may_be_empty:
-        raise UserError(
+        raise ValueError(
             f"cleaning leaves no pair: {report}; raise data.max_length or data.max_length_ratio of the recipe, or "
             "check the data"
         )

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from reluformers.data.batches import length_batches
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.modeling.pipeline_translation import longest_translation
 from reluformers.saved_models import load_model, opening, set_precision, to_accelerator
 
@@ -46,7 +46,7 @@ def load_translation_model(
         The model in evaluation mode, on the accelerator if there is one, and (source tokenizer, target tokenizer).
 
     Raises:
-        UserError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
+        ValueError: the folder, its weights or its tokenizer are missing or damaged, or do not fit each other.
     """
     options = {} if dtype is None else {"dtype": "float32" if dtype == "int8" else dtype}
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **options)
@@ -210,7 +210,7 @@ def _generate(
         finally:
             model.generation_config = saved
         # a fault that is gone without the saved settings is theirs
-        raise UserError(
+        raise ValueError(
             f"generation_config.json of {model.name_or_path}: generate cannot do what it says "
             f"({type(error).__name__}: {describe_error(error)})"
         ) from error

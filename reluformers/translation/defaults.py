@@ -30,7 +30,7 @@ def default_recipe(
         validation: as `train`.
 
     Raises:
-        UserError: the training set cannot be read.
+        ValueError: the training set cannot be read.
     """
     rows = load_translation_split({"train": train}, "train", source_lang=source_lang, target_lang=target_lang)
     words = longer = 0

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
-from reluformers.errors import UserError
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
@@ -88,16 +87,16 @@ class TranslationScoring(ScoringOptions):
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
         for name in _LANGUAGES:
             if getattr(self, name) is None:
-                raise UserError(f"--{name} is needed, as the model's folder does not say it: such as --{name} en")
+                raise ValueError(f"--{name} is needed, as the model's folder does not say it: such as --{name} en")
         check_search(num_beams=self.num_beams, length_penalty=self.length_penalty, max_tokens=self.max_tokens)
         check_at_least(self, min_new_tokens=0, document_tokens=1)
         if self.document_tokens is None and self.document_column is not None:
-            raise UserError("--document_column is of documents that are joined: give --document_tokens too")
+            raise ValueError("--document_column is of documents that are joined: give --document_tokens too")
         if self.document_tokens is not None and self.document_column is None:
-            raise UserError("--document_tokens joins sentences of a document: name --document_column too")
+            raise ValueError("--document_tokens joins sentences of a document: name --document_column too")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
         if self.comet is not None and importlib.util.find_spec("comet") is None:
-            raise UserError(
+            raise ValueError(
                 "--comet needs the package unbabel-comet; where that does not go with this version of transformers, "
                 "write --predictions and give these to its comet-score in an environment of its own"
             )
@@ -225,7 +224,7 @@ def comet_score(model: str, sources: Sequence[str], outputs: Sequence[str], refe
         sources, outputs, references: texts, row by row.
 
     Raises:
-        UserError: the model cannot be had.
+        ValueError: the model cannot be had.
     """
     from comet import download_model, load_from_checkpoint
 

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from reluformers.errors import UserError
 from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
 from reluformers.modeling.pipeline_translation import TranslationPipeline, most_positions
 from reluformers.saved_models import opening
@@ -176,18 +175,18 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
         column: of a table: key or column of the texts, in the rows or in their dict "translation".
 
     Raises:
-        UserError: a row cannot be read, or has no text there; or there is a column too many or too few.
+        ValueError: a row cannot be read, or has no text there; or there is a column too many or too few.
     """
     is_table = source.removesuffix(".gz").endswith(TABLES)
     if is_table != (column is not None):
-        raise UserError(
+        raise ValueError(
             f"{source}: name the column of the texts with --column"
             if is_table
             else f"{source}: is no table, so that it has no column {column!r}"
         )
     if source == "-":
         if sys.stdin is None:
-            raise UserError("the standard input is closed; give a text or a file")
+            raise ValueError("the standard input is closed; give a text or a file")
         # in UTF-8 as files are, whatever the locale says
         yield from decode_lines(sys.stdin.buffer, "the standard input")
     elif not is_table:
@@ -197,7 +196,7 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
             place = f"{source}, row {number}"
             sentences = row.get("translation") if isinstance(row.get("translation"), dict) else row
             if column not in sentences:
-                raise UserError(f"{place}: no column {column!r}; found {', '.join(map(repr, sentences))}")
+                raise ValueError(f"{place}: no column {column!r}; found {', '.join(map(repr, sentences))}")
             yield check_text(sentences[column], column, place)
 
 
@@ -213,7 +212,7 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
         The file to write to, and how many lines it has already.
 
     Raises:
-        UserError: there are lines that follow from something else, or another call is writing them.
+        ValueError: there are lines that follow from something else, or another call is writing them.
     """
     target = Path(os.path.realpath(path))
     part, record = (target.with_name(f"{target.name}.part{ending}") for ending in ("", ".json"))
@@ -225,12 +224,12 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
         except (BlockingIOError, FileNotFoundError):
             is_moved = True
         if is_moved:
-            raise UserError(f"{part}: another call is writing it; wait for it, or choose another --output")
+            raise ValueError(f"{part}: another call is writing it; wait for it, or choose another --output")
         known = read_json(record) if record.is_file() and os.fstat(file.fileno()).st_size else {}
         differing = [name for name in identity if known.get(name) != identity[name]]
         if differing and os.fstat(file.fileno()).st_size:
             name = differing[0]
-            raise UserError(
+            raise ValueError(
                 f"{part}: was begun with {name} {known.get(name)!r}, not {identity[name]!r}; delete it, or choose "
                 "another --output"
             )

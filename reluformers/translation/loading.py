@@ -22,7 +22,6 @@ from reluformers.data.sources import (
     take_slice,
     take_split,
 )
-from reluformers.errors import UserError
 from reluformers.files import iterate_lines
 
 from .rows import ADVICE, row_pairs
@@ -67,14 +66,14 @@ def load_translation_split(
         Rows with "source" and "target", both str, and "document" if asked for.
 
     Raises:
-        UserError: If files, columns, languages or sentences are missing or unreadable; names file and row.
+        ValueError: If files, columns, languages or sentences are missing or unreadable; names file and row.
     """
     languages = (source_lang, target_lang)
     location, options = _resolve(source, split, languages)
     place = f"{_describe(location)}, split {split!r}"
     if isinstance(location, dict):
         if document_column is not None:
-            raise UserError(f"{place}: plain text has no document ids; use a .jsonl file with them")
+            raise ValueError(f"{place}: plain text has no document ids; use a .jsonl file with them")
         dataset = _read_parallel_text(location, split)
     elif isinstance(location, list) and _kind(location) != "parquet":
         columns = {"translation_column": translation_column, "document_column": document_column}
@@ -105,14 +104,14 @@ def stream_translation_split(
 
     Returns:
         Rows as they lie in the files, each file of them a shard, and what makes of some of them rows with "source" and
-        "target", both str; it raises UserError for rows without them.
+        "target", both str; it raises ValueError for rows without them.
 
     Raises:
-        UserError: If files are missing, or a slice of the split is asked for.
+        ValueError: If files are missing, or a slice of the split is asked for.
     """
     languages = (source_lang, target_lang)
     if split != split_name(split):
-        raise UserError(f"split {split!r}: a stream has no slices; name whole splits or files")
+        raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
     location, options = _resolve(source, split, languages)
     place = f"{_describe(location)}, split {split!r}"
     if isinstance(location, dict):
@@ -138,7 +137,7 @@ def split_files(source: str | os.PathLike | list | dict, split: str, source_lang
     """The files of one split, paths or addresses on the Hub; see `load_translation_split`.
 
     Raises:
-        UserError: If files are missing, or the Hub does not list them.
+        ValueError: If files are missing, or the Hub does not list them.
     """
     location, options = _resolve(source, split, (source_lang, target_lang))
     if isinstance(location, str):
@@ -151,7 +150,7 @@ def _resolve(
 ) -> tuple[str | list[str] | dict[str, str], dict[str, Any]]:
     """Find a Hub id with options, a list of files of rows, or a pair of text files {"source", "target"}."""
     if languages[0] == languages[1]:
-        raise UserError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
+        raise ValueError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
     if isinstance(source, list) or (isinstance(source, dict) and set(source) == {"source", "target"}):
@@ -173,15 +172,15 @@ def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str
     """Bring the files of a split to one form and check that they are there and hold something."""
     if isinstance(files, dict):
         if set(files) != {"source", "target"}:
-            raise UserError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
+            raise ValueError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
         files = {side: check_file(path) for side, path in files.items()}
         if os.path.samefile(*files.values()):
-            raise UserError(f"{files['target']}: is the file of both source and target; name two")
+            raise ValueError(f"{files['target']}: is the file of both source and target; name two")
         return files
     checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
     for path in checked:
         if _format(path) is None:
-            raise UserError(
+            raise ValueError(
                 f"{path}: unknown kind of file; allowed are {', '.join(FORMATS)}, or two text files given as source: "
                 "and target:"
             )
@@ -191,14 +190,14 @@ def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str
 def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> list[str] | dict[str, str]:
     found = sorted(path for path in folder.glob(f"{name}.*") if _format(path.name) and _stem(path) == name)
     if len(found) > 1:
-        raise UserError(f"{folder}: several files for split {name!r} ({', '.join(p.name for p in found)}); name one")
+        raise ValueError(f"{folder}: several files for split {name!r} ({', '.join(p.name for p in found)}); name one")
     if found:
         return _check_files(str(found[0]))
     for ending in ("", ".gz"):
         pair = [folder / f"{name}.{language}{ending}" for language in languages]
         if all(path.is_file() for path in pair):
             return _check_files(dict(zip(("source", "target"), pair, strict=True)))
-    raise UserError(
+    raise ValueError(
         f"{folder}: no file {name} ({', '.join(FORMATS)}, also .gz), nor {name}.{languages[0]} and "
         f"{name}.{languages[1]}; there is {names_in(folder)}"
     )
@@ -218,14 +217,14 @@ def _kind(files: list[str]) -> str:
     """Name the kind of files of rows."""
     kinds = {_format(path) for path in files}
     if len(kinds) > 1:
-        raise UserError(f"{_describe(files)}: different kinds of files in one split; use one kind")
+        raise ValueError(f"{_describe(files)}: different kinds of files in one split; use one kind")
     return kinds.pop()
 
 
 def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
     counts = {side: sum(1 for _ in iterate_lines(path)) for side, path in files.items()}
     if counts["source"] != counts["target"]:
-        raise UserError(
+        raise ValueError(
             f"{files['source']} has {counts['source']} lines, but {files['target']} has {counts['target']}; "
             "line n of the one must be the translation of line n of the other"
         )
@@ -236,7 +235,7 @@ def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
     for number, pair in enumerate(zip_longest(*map(iterate_lines, (files["source"], files["target"]))), start=1):
         if None in pair:  # in a stream, whose lines nobody has counted
             shorter, longer = (files["source"], files["target"])[:: 1 if pair[0] is None else -1]
-            raise UserError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
+            raise ValueError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
         yield dict(zip(("source", "target"), pair, strict=True))
 
 
@@ -247,7 +246,7 @@ def _find_columns(
     found = ", ".join(map(repr, dataset.column_names))
     wanted = [] if document_column is None else [document_column]
     if document_column is not None and document_column not in dataset.column_names:
-        raise UserError(f"{place}: no column {document_column!r} of document ids; found {found}")
+        raise ValueError(f"{place}: no column {document_column!r} of document ids; found {found}")
     if _lists_languages(dataset.features.get(translation_column)):
         dataset = _pick_languages(dataset, place, translation_column, languages, wanted)
     if translation_column in dataset.column_names:
@@ -258,7 +257,7 @@ def _find_columns(
             _fail_on_translation(dataset, place, translation_column, languages)
         for language in languages:
             if language not in keys:
-                raise UserError(
+                raise ValueError(
                     f"{place}: no language {language!r} in column {translation_column!r}; "
                     f"found {', '.join(map(repr, keys))}"
                 )
@@ -266,7 +265,7 @@ def _find_columns(
     else:
         names = list(languages)
         if any(name not in dataset.column_names for name in names):
-            raise UserError(
+            raise ValueError(
                 f"{place}: neither a column {translation_column!r} nor columns {names[0]!r} and {names[1]!r}; "
                 f"found {found}; set the languages to two of the columns"
             )
@@ -291,7 +290,7 @@ def _pick_languages(dataset: Dataset, place: str, column: str, languages: tuple[
 
     picked = dataset.select_columns([column, *kept]).map(pick, batched=True, remove_columns=[column])
     if not len(picked):
-        raise UserError(f"{place}: no row of {column!r} has both {languages[0]!r} and {languages[1]!r}")
+        raise ValueError(f"{place}: no row of {column!r} has both {languages[0]!r} and {languages[1]!r}")
     return picked
 
 
@@ -304,19 +303,19 @@ def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: t
     row, shown = find_value(dataset, column, place, is_wrong, "dicts of sentences")
     value = dataset[row - 1][column]
     if not isinstance(value, dict):
-        raise UserError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
+        raise ValueError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
     missing = next(language for language in languages if language not in value)
-    raise UserError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
+    raise ValueError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
 
 
 def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str]) -> None:
     """Check that every source and target is text."""
     if not len(dataset):
-        raise UserError(f"{place}: there are no rows; check the file and the split")
+        raise ValueError(f"{place}: there are no rows; check the file and the split")
     for column, language in zip(("source", "target"), languages, strict=True):
         if not _is_text(dataset, column):
             row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
-            raise UserError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; {ADVICE}")
+            raise ValueError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; {ADVICE}")
 
 
 def _is_text(dataset: Dataset, column: str) -> bool:

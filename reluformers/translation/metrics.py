@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.base import Score as MetricScore
 
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.evaluation.in_memory_metric import InMemoryMetric
 
 _INPUTS_DESCRIPTION = """
@@ -129,16 +129,16 @@ def bleu_options(language: str | None, tokenize: str | None = None) -> dict[str,
         tokenize: a name of `BLEU.TOKENIZERS`; None for that of the language, 13a of most.
 
     Raises:
-        UserError: there is no such tokenizer, or a package that it needs is not installed.
+        ValueError: there is no such tokenizer, or a package that it needs is not installed.
     """
     options = {"tokenize": tokenize, "trg_lang": re.split("[-_]", language or "")[0].lower()}
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenize {tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
+        raise ValueError(f"tokenize {tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
     try:
         BLEU(**options)
     except (RuntimeError, ImportError, OSError) as error:  # of a package or a file that is not there
         asked = f"tokenize {tokenize!r}" if tokenize else f"sacreBLEU's tokenizer of {options['trg_lang']!r}"
-        raise UserError(f"{asked} cannot be used: {describe_error(error)}") from error
+        raise ValueError(f"{asked} cannot be used: {describe_error(error)}") from error
     return options
 
 

@@ -86,7 +86,7 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
             precision: one of `SUFFIXES`; None for the finest that is there.
 
         Raises:
-            UserError: it is none, lacks that precision, or is damaged.
+            ValueError: it is none, lacks that precision, or is damaged.
         """
         sessions = [Session(folder, name, precision) for name in (ENCODER, DECODER)]
         with opening(folder, "its configuration"):

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from reluformers.errors import UserError
-
 ROWS_PER_CALL = 1_000
 
 
@@ -34,7 +32,7 @@ def pack_documents(
         Rows with "source", "target", "document" and "sentences", the number of sentences joined.
 
     Raises:
-        UserError: If an id is None, or a document is in several pieces.
+        ValueError: If an id is None, or a document is in several pieces.
     """
     documents = dataset["document"][:]
     _check_documents(documents)
@@ -84,9 +82,9 @@ def _check_documents(documents: list) -> None:
     last_row: dict = {}
     for row, document in enumerate(documents):
         if document is None:
-            raise UserError(f"row {row + 1} has no document id; give every row one, or do not pack")
+            raise ValueError(f"row {row + 1} has no document id; give every row one, or do not pack")
         if last_row.get(document, row - 1) != row - 1:
-            raise UserError(
+            raise ValueError(
                 f"document {document!r} is in several pieces (rows {last_row[document] + 1} and {row + 1}); "
                 "keep the sentences of a document together and in order"
             )

@@ -23,7 +23,6 @@ from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerCo
 from reluformers.conversion.start import spread_batches, start_model
 from reluformers.data.batches import PairCollator
 from reluformers.data.sources import check_apart, naming
-from reluformers.errors import UserError
 
 from .arguments import TranslationTrainingArguments
 from .cleaning import clean
@@ -69,15 +68,15 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
     """Read the splits that a recipe names: `train`, which may be a stream, `validation` and perhaps `test`.
 
     Raises:
-        UserError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
+        ValueError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
     """
     for name in ("source_lang", "target_lang"):
         if getattr(data, name) is None:
-            raise UserError(f"data.{name} is not given; set it to the language's key in the data, such as de")
+            raise ValueError(f"data.{name} is not given; set it to the language's key in the data, such as de")
     sources = data.sources()
     for split in ("train", "validation"):
         if split not in sources and (split == "train" or data.held_out is None):
-            raise UserError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
+            raise ValueError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
     check_apart(data.path, sources)
     splits = {}
     for split, source in sources.items():
@@ -100,7 +99,7 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
         The rows whose source is not among those taken, and those taken, both in their order.
 
     Raises:
-        UserError: nothing would be left to train on.
+        ValueError: nothing would be left to train on.
     """
     sources = rows["source"][:]
     whole = [row for row, pair in enumerate(zip(sources, rows["target"], strict=True)) if all(map(str.strip, pair))]
@@ -109,7 +108,7 @@ def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
     taken = {sources[row] for row in drawn}
     left = [row for row, source in enumerate(sources) if source not in taken]
     if count_left <= 0 or not left:
-        raise UserError(f"data.held_out is {count}, which leaves nothing of {len(whole)} pairs to train on")
+        raise ValueError(f"data.held_out is {count}, which leaves nothing of {len(whole)} pairs to train on")
     return rows.select(left), rows.select(sorted(drawn))
 
 
@@ -181,7 +180,7 @@ def prepare_data(
         report: takes one line about what was dropped.
 
     Raises:
-        UserError: the data cannot be read, or nothing is left of them.
+        ValueError: the data cannot be read, or nothing is left of them.
     """
     data, max_length = recipe.data, recipe.model_config().max_position_embeddings
     splits = load_splits(data)
@@ -200,7 +199,7 @@ def prepare_data(
     if isinstance(train, PairStream):
         budget = recipe.training.get("max_tokens", TranslationTrainingArguments.max_tokens)
         if limits["max_tokens"] > budget:
-            raise UserError(
+            raise ValueError(
                 f"a row of the stream may have {limits['max_tokens']} tokens, but a batch has training.max_tokens, "
                 f"{budget}: set data.max_length to {budget} or less"
             )
@@ -239,7 +238,7 @@ def build_model(
         report: takes a line on how near an exchanged attention is to the one before.
 
     Raises:
-        UserError: the model and the tokenizers do not fit.
+        ValueError: the model and the tokenizers do not fit.
     """
     if recipe.start is not None:
         return _start_model(recipe, prepared, checkpoint, report)
@@ -250,7 +249,7 @@ def build_model(
     fields["vocab_size"] = len(source)
     if target is not source:
         if recipe.model_config().tying == "all":
-            raise UserError(
+            raise ValueError(
                 "model.tying is 'all', one matrix for both sides, but the tokenizers are two: set model.tying=decoder"
             )
         fields["decoder_vocab_size"] = len(target)
@@ -274,7 +273,7 @@ def _start_model(
     # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
     count = recipe.calibration_rows if checkpoint is None else 0
     if count and isinstance(prepared.train, PairStream):
-        raise UserError(
+        raise ValueError(
             f"model.calibration_rows is {count}, but must be 0 with data.streaming: streams have no length"
         )
     batches = []

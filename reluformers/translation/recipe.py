@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 from transformers.trainer_utils import IntervalStrategy
 
-from reluformers.errors import UserError
 from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe, check_least
 
@@ -39,7 +38,7 @@ class TokenizerSection:
         check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0, "max_digits": 1})
         for name in ("byte_fallback", "max_digits"):
             if self.path is not None and getattr(self, name):
-                raise UserError(f"tokenizer.{name} is of a tokenizer that is trained: leave it or tokenizer.path out")
+                raise ValueError(f"tokenizer.{name} is of a tokenizer that is trained: leave it or tokenizer.path out")
 
 
 @dataclass
@@ -92,28 +91,28 @@ class TranslationDataSection:
         counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
         check_least(self, "data", {**counts, "held_out": 1, "held_out_seed": 0})
         if self.held_out is None and self.held_out_seed is not None:
-            raise UserError("data.held_out_seed draws the rows of data.held_out, which is not given")
+            raise ValueError("data.held_out_seed draws the rows of data.held_out, which is not given")
         if self.held_out is not None:
             for name in ("validation", "streaming", "document_tokens"):
                 if getattr(self, name):
-                    raise UserError(f"data.held_out takes single pairs of the training set: leave data.{name} out")
+                    raise ValueError(f"data.held_out takes single pairs of the training set: leave data.{name} out")
         if self.document_tokens is not None and self.document_column is None:
-            raise UserError("data.document_tokens joins sentences of a document: name data.document_column too")
+            raise ValueError("data.document_tokens joins sentences of a document: name data.document_column too")
         if self.document_column is not None and self.document_tokens is None:
-            raise UserError("data.document_column is of documents that are joined: give data.document_tokens too")
+            raise ValueError("data.document_column is of documents that are joined: give data.document_tokens too")
         if self.buffer_rows != type(self).buffer_rows and not self.streaming:
-            raise UserError("data.buffer_rows is of a stream: set data.streaming too")
+            raise ValueError("data.buffer_rows is of a stream: set data.streaming too")
         if self.streaming and self.document_tokens is not None:
-            raise UserError("data.streaming reads single sentences: leave data.document_tokens out")
+            raise ValueError("data.streaming reads single sentences: leave data.document_tokens out")
         if not 0 < self.scale_length_percentile <= 100:
-            raise UserError(
+            raise ValueError(
                 f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
             )
         for name, source in self.sources().items():
             if source in ([], {}):
-                raise UserError(f"data.{name} is {source!r}, but must name a file or split")
+                raise ValueError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and not isinstance(source, str):
-                raise UserError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+                raise ValueError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
@@ -139,7 +138,7 @@ class DecodingSection:
             `longest_translation`.
 
     Raises:
-        UserError: a number is too small, or α is not finite.
+        ValueError: a number is too small, or α is not finite.
     """
 
     num_beams: int = 5
@@ -152,7 +151,7 @@ class DecodingSection:
     def __post_init__(self):
         check_least(self, "decoding", {"num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 1})
         if not math.isfinite(self.length_penalty):
-            raise UserError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
+            raise ValueError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
 
     def search_options(self) -> dict[str, Any]:
         """What `generate` and a `GenerationConfig` need of it."""
@@ -201,16 +200,16 @@ class TranslationRecipe(Recipe):
         """Arguments of the trainer; a stream goes by updates, since it has no known end.
 
         Raises:
-            UserError: a field has a value that is not allowed.
+            ValueError: a field has a value that is not allowed.
         """
         args = super().training_arguments(output_dir)
         if not self.data.streaming:
             return args
         if args.max_steps < 1:
-            raise UserError("data.streaming needs training.max_steps, as nobody knows how many rows there are")
+            raise ValueError("data.streaming needs training.max_steps, as nobody knows how many rows there are")
         for name in ("eval_strategy", "logging_strategy", "save_strategy"):
             if getattr(args, name) == IntervalStrategy.EPOCH:
-                raise UserError(f"training.{name} is epoch, but with data.streaming it must be steps or no")
+                raise ValueError(f"training.{name} is epoch, but with data.streaming it must be steps or no")
         # the stream itself knows where it stands
         args.ignore_data_skip = True
         return args

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.files import check_text, iterate_lines
 
 ADVICE = "correct or remove the row"
@@ -38,7 +37,7 @@ def row_pairs(
         both.
 
     Raises:
-        UserError: a row cannot be read, or a cell of it is no text; names file, row and column.
+        ValueError: a row cannot be read, or a cell of it is no text; names file, row and column.
     """
     pairs = incomplete = 0
     kind = None
@@ -59,7 +58,7 @@ def row_pairs(
                 kind = type(pair["document"])
             yield pair
     if incomplete and not pairs:
-        raise UserError(
+        raise ValueError(
             f"{', '.join(files)}: no row of {translation_column!r} has both {languages[0]!r} and {languages[1]!r}"
         )
 
@@ -71,18 +70,18 @@ def _sentences(
     sentences = row.get(translation_column, row)
     if not isinstance(sentences, dict):
         shown = textwrap.shorten(repr(sentences), 60)
-        raise UserError(f"{place}: {translation_column!r} holds {shown}, not a dict of sentences; {ADVICE}")
+        raise ValueError(f"{place}: {translation_column!r} holds {shown}, not a dict of sentences; {ADVICE}")
     names, texts = sentences.get("language"), sentences.get("translation")
     if sentences is not row and isinstance(names, list) and isinstance(texts, list):
         if len(names) != len(texts):
-            raise UserError(f"{place}: {len(names)} languages, but {len(texts)} translations; {ADVICE}")
+            raise ValueError(f"{place}: {len(names)} languages, but {len(texts)} translations; {ADVICE}")
         sentences = dict(zip(names, texts, strict=True))
         return sentences if all(sentences.get(language) for language in languages) else None
     for language in languages:
         if language not in sentences:
             found = ", ".join(map(repr, sentences)) or "nothing"
             where = "" if sentences is row else f" in {translation_column!r}"
-            raise UserError(
+            raise ValueError(
                 f"{place}: lacks the key {language!r}{where}; found {found}; {ADVICE}, or set the languages "
                 "to two of them"
             )
@@ -91,12 +90,12 @@ def _sentences(
 
 def _document(row: dict[str, Any], place: str, column: str, kind: type | None) -> str | int:
     if column not in row:
-        raise UserError(f"{place}: no column {column!r} of document ids; found {', '.join(map(repr, row))}")
+        raise ValueError(f"{place}: no column {column!r} of document ids; found {', '.join(map(repr, row))}")
     value = row[column]
     if type(value) not in (str, int) or kind not in (None, type(value)):
         shown = textwrap.shorten(repr(value), 60)
         allowed = {None: "a string or an integer", str: "a string", int: "an integer"}[kind]
-        raise UserError(f"{place}: {column!r} holds {shown}, but the id of a document must be {allowed}; {ADVICE}")
+        raise ValueError(f"{place}: {column!r} holds {shown}, but the id of a document must be {allowed}; {ADVICE}")
     return check_text(value, column, place) if isinstance(value, str) else value
 
 
@@ -104,7 +103,7 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
     """Rows of a .json, .jsonl, .csv or .tsv file, also .gz; cells of the latter two are text.
 
     Raises:
-        UserError: one cannot be read; names file and line.
+        ValueError: one cannot be read; names file and line.
     """
     name = path.removesuffix(".gz")
     return _csv_rows(path) if name.endswith(".csv") else (_tsv_rows if name.endswith(".tsv") else _json_rows)(path)
@@ -128,14 +127,14 @@ def _parse(text: str, path: str, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"{path}, line {line + error.lineno - 1}, character {error.colno}"
-        raise UserError(f"{place}: not JSON ({error.msg}); write one object per line") from error
+        raise ValueError(f"{place}: not JSON ({error.msg}); write one object per line") from error
     except ValueError as error:  # of a number with too many digits
-        raise UserError(f"{path}, line {line}: {error}") from error
+        raise ValueError(f"{path}, line {line}: {error}") from error
 
 
 def _check_object(row: Any, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise UserError(f"{place}: not a JSON object; write one object per line")
+        raise ValueError(f"{place}: not a JSON object; write one object per line")
     return row
 
 
@@ -144,7 +143,7 @@ def _csv_rows(path: str) -> Iterator[dict[str, str]]:
     try:
         yield from _name_fields(path, ((reader.line_num, fields) for fields in reader if fields))
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error}); correct the row") from error
+        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error}); correct the row") from error
 
 
 def _tsv_rows(path: str) -> Iterator[dict[str, str]]:
@@ -159,11 +158,11 @@ def _name_fields(path: str, records: Iterable[tuple[int, list[str]]]) -> Iterato
     _, header = next(records, (1, []))
     for name in header:
         if name and header.count(name) > 1:
-            raise UserError(f"{path}: the header has several columns {name!r}; give each a name of its own")
+            raise ValueError(f"{path}: the header has several columns {name!r}; give each a name of its own")
     for line, fields in records:
         if len(fields) != len(header):
             many = "more" if len(fields) > len(header) else "fewer"
-            raise UserError(
+            raise ValueError(
                 f"{path}, line {line}: the row has {many} fields than the header, {len(fields)} for {len(header)}; "
                 "in .csv files, quote sentences that hold a comma or a line break"
             )

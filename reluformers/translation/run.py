@@ -58,7 +58,7 @@ def train_translation(
         `training_seconds`.
 
     Raises:
-        UserError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
+        ValueError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
     if dry_run:
         return estimate(_TranslationRun, recipe, report)

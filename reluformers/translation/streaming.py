@@ -10,7 +10,6 @@ from datasets import Dataset, IterableDataset
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.sources import describe_file
 from reluformers.data.streaming import BatchStream, BlockStream
-from reluformers.errors import UserError
 from reluformers.training.identity import FILES, describe_tokens
 
 from .tokenization import token_lengths
@@ -68,11 +67,11 @@ class PairStream:
         """Token ids of the first block.
 
         Raises:
-            UserError: cleaning leaves nothing of it.
+            ValueError: cleaning leaves nothing of it.
         """
         rows = self.tokenise(next(self.texts(self.buffer_rows)))
         if not len(rows):
-            raise UserError("cleaning leaves nothing of the first rows of data.train; check the data and its limits")
+            raise ValueError("cleaning leaves nothing of the first rows of data.train; check the data and its limits")
         return rows
 
     def describe(self) -> dict[str, Any]:

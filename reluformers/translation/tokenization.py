@@ -21,7 +21,6 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from transformers.utils import has_file
 
 from reluformers.configuration.configuration_base import MOST_TOKENS
-from reluformers.errors import UserError
 from reluformers.saved_models import opening
 
 logger = logging.getLogger(__name__)
@@ -66,10 +65,10 @@ def train_tokenizer(
         The tokenizer; its size is below `vocab_size` if the texts have no more pairs to merge.
 
     Raises:
-        UserError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
+        ValueError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
     """
     if vocab_size > MOST_TOKENS:  # room for all is taken at once
-        raise UserError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
+        raise ValueError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
     tokenizer = _untrained(max_digits)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
     trainer = trainers.BpeTrainer(
@@ -115,7 +114,7 @@ def load_tokenizers(
         The source and the target tokenizer; one and the same object if the vocabulary is shared.
 
     Raises:
-        UserError: If there is no tokenizer.
+        ValueError: If there is no tokenizer.
     """
     name = str(name_or_path)
     with opening(name, "its tokenizer"):
@@ -146,7 +145,7 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
         side: "source" compares with `vocab_size`, "target" with `decoder_vocab_size` if the model has one.
 
     Raises:
-        UserError: If the vocabulary is bigger than the model's, a special id differs, or the tokenizer has no padding
+        ValueError: If the vocabulary is bigger than the model's, a special id differs, or the tokenizer has no padding
             or no end of a text.
     """
     if side not in ("source", "target"):
@@ -154,7 +153,7 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
     separate = getattr(config, "decoder_vocab_size", None) if side == "target" else None
     name, size = ("vocab_size", config.vocab_size) if separate is None else ("decoder_vocab_size", separate)
     if len(tokenizer) > size:
-        raise UserError(
+        raise ValueError(
             f"the {side} tokenizer has {len(tokenizer)} tokens, but the model's {name} is {size}; "
             f"set {name} to {len(tokenizer)} or more, or use the tokenizer that the model was trained with"
         )
@@ -162,15 +161,15 @@ def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, sid
         key = f"{token}_id"
         ours, theirs = getattr(tokenizer, key, None), getattr(config, key, None)
         if None not in (ours, theirs) and ours != theirs:
-            raise UserError(
+            raise ValueError(
                 f"the {side} tokenizer has {key} {ours}, but the model has {key} {theirs}; "
                 "set both alike, or use the tokenizer that the model was trained with"
             )
     if tokenizer.pad_token_id is None:
-        raise UserError(f"the {side} tokenizer has no padding token; set its pad_token and save it again")
+        raise ValueError(f"the {side} tokenizer has no padding token; set its pad_token and save it again")
     ends = {tokenizer.eos_token_id, getattr(config, "eos_token_id", None)}
     if ends.isdisjoint(tokenizer(**{"text" if side == "source" else "text_target": ""})["input_ids"]):
-        raise UserError(
+        raise ValueError(
             f"the {side} tokenizer ends no text in {tokenizer.eos_token!r}, so the model would never learn to stop; "
             "give it a post-processor that does, and save it again"
         )
@@ -340,9 +339,9 @@ def describe_unknown(characters: list[str]) -> str:
 
 def _check_size(size: int, vocab_size: int, reserved: int) -> None:
     if size <= reserved:
-        raise UserError("no text to train the tokenizer on; check the data files and their languages")
+        raise ValueError("no text to train the tokenizer on; check the data files and their languages")
     if size > vocab_size:
-        raise UserError(
+        raise ValueError(
             f"vocab_size {vocab_size} is too small for {reserved} reserved tokens and {size - reserved} characters; "
             f"raise vocab_size above {size}, or limit the alphabet"
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.evaluation.results import markdown_table
 from reluformers.modeling.attention import AttentionVariant
 from reluformers_research.causal.rows import load_stream, load_tokenizer, windows
@@ -58,7 +58,7 @@ def shares(model: torch.nn.Module, rows: Tensor, page: int) -> list[dict[str, fl
 
     def noting(self, formula, query, key, value, mask, *arguments, **options):
         if self.attention.activation not in _WITH_ZEROS:
-            raise UserError(f"the attention has {self.attention.activation}, but must have one of {_WITH_ZEROS}")
+            raise ValueError(f"the attention has {self.attention.activation}, but must have one of {_WITH_ZEROS}")
         own = found[len(calls)]
         calls.append(own)
         threshold = torch.as_tensor(formula.current_threshold(mask, query)).expand(1, 1, query.shape[2], 1)

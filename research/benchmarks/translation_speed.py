@@ -43,7 +43,7 @@ from transformers import (
 )
 
 from reluformers import ATTENTION_PRESETS, seq2seq_config
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.onnx.precision import SUFFIXES
 from reluformers.saved_models import DTYPES, set_precision
@@ -138,7 +138,7 @@ class CTranslate2Model:
     """Marian's weights in CTranslate2, with as much of `generate` as is timed here.
 
     Raises:
-        UserError: ctranslate2 is not installed, or writes other tokens than the model whose weights it has.
+        ValueError: ctranslate2 is not installed, or writes other tokens than the model whose weights it has.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CTranslate2Model:
             from ctranslate2.converters import Converter
             from ctranslate2.converters.transformers import BartLoader
         except ImportError as error:
-            raise UserError("--ctranslate2 needs ctranslate2: pip install 'reluformers[benchmark]'") from error
+            raise ValueError("--ctranslate2 needs ctranslate2: pip install 'reluformers[benchmark]'") from error
 
         class LoadedMarianConverter(Converter):
             def _load(self):
@@ -168,7 +168,7 @@ class CTranslate2Model:
         steps = {"num_beams": 1, "max_new_tokens": 20, "eos_token_id": None}
         theirs = marian.generate(**batch, **steps, suppress_tokens=[tokenizer.eos_token_id])[:, 1:].cpu()
         if not torch.equal(self.generate(**batch, **steps), theirs):
-            raise UserError("ctranslate2 writes other tokens than Marian with the same weights")
+            raise ValueError("ctranslate2 writes other tokens than Marian with the same weights")
 
     def generate(
         self, input_ids: Tensor, attention_mask: Tensor, num_beams: int, max_new_tokens: int, eos_token_id: None

@@ -42,7 +42,7 @@ class Evidence:
         """Read the records of a folder.
 
         Raises:
-            UserError: one cannot be read, or is of a recipe that this version does not know.
+            ValueError: one cannot be read, or is of a recipe that this version does not know.
         """
         return cls(load_records(folder))
 

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from reluformers.errors import UserError
 from reluformers.evaluation.plotting import check_picture_path
 from reluformers.files import atomic_write
 
@@ -36,7 +35,7 @@ def plot_claims(reports: Sequence[TableReport], path: str | Path) -> Path:
 
     Raises:
         ValueError: the suffix is another one.
-        UserError: no claim has runs.
+        ValueError: no claim has runs.
     """
     path = check_picture_path(path)
     lines: list[tuple[TableReport, Claim | None, dict[str, Verdict]]] = []
@@ -44,7 +43,7 @@ def plot_claims(reports: Sequence[TableReport], path: str | Path) -> Path:
         if found := judged(report):
             lines += [(report, None, {}), *((report, claim, verdicts) for claim, verdicts in found.items())]
     if not lines:
-        raise UserError("no claim has runs of both its rows, so there is nothing to draw")
+        raise ValueError("no claim has runs of both its rows, so there is nothing to draw")
     columns = max((report.measures for report, _, _ in lines), key=len)
     with rc_context({"font.size": 7, "svg.hashsalt": "reluformers", "axes.spines.top": False}):
         figure = Figure(figsize=(9.5, 1.2 + _LINE_INCHES * len(lines)), layout="constrained")

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.results import markdown_table
 
@@ -34,14 +33,18 @@ def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
         tables: (name, setting) → Markdown; blocks of others stay as they are.
 
     Raises:
-        UserError: the page has no block for one of `tables`, or one that is not as above.
+        ValueError: the page has no block for one of `tables`, or one that is not as above.
     """
     blocks = tables_in(text)
     if text.count(_BEGIN) != len(blocks):
-        raise UserError(f"the page has a line with {_BEGIN!r}, but not NAME SETTING --> behind it and an end below it")
+        raise ValueError(
+            f"the page has a line with {_BEGIN!r}, but not NAME SETTING --> behind it and an end below it"
+        )
     missing = tables.keys() - set(blocks)
     if missing:
-        raise UserError(f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it")
+        raise ValueError(
+            f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it"
+        )
 
     def written(found: re.Match) -> str:
         markdown = tables.get((found[2], found[3]))

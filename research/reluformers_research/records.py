@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from reluformers import tasks as library
 from reluformers.data.checked_fields import check_fields, check_mapping
-from reluformers.errors import UserError, describe_error
+from reluformers.errors import describe_error
 from reluformers.evaluation.results import Evaluation
 from reluformers.files import atomic_write, write_json
 from reluformers.training.recipe import Recipe
@@ -82,7 +82,7 @@ class RunRecord:
         """The recipe, whose places of data are names.
 
         Raises:
-            UserError: this version does not know one of its fields.
+            ValueError: this version does not know one of its fields.
         """
         task = check_mapping("recipe", self.recipe).get("task")
         return task_named(task).recipe_class.from_sections(self.recipe, self.name)
@@ -136,14 +136,14 @@ class RunRecord:
             path: of its JSON file, or FOLDER/NAME, wherever in FOLDER it is kept.
 
         Raises:
-            UserError: it is missing, damaged or of a newer version.
+            ValueError: it is missing, damaged or of a newer version.
         """
         path = Path(path).with_suffix(".json")
         if not path.exists():
             try:
                 run = next(_gathered_runs(path.parent, [("name", "==", path.stem)]), None)
-            except UserError as error:  # of another file of that folder
-                raise UserError(f"{path}: no such file, and no record of that name beside it: {error}") from error
+            except ValueError as error:  # of another file of that folder
+                raise ValueError(f"{path}: no such file, and no record of that name beside it: {error}") from error
             if run is not None:
                 return cls._of(run, path.with_suffix(""))
         return cls._of(_run_of_files(path), path)
@@ -153,7 +153,7 @@ class RunRecord:
         try:
             values = dict(check_mapping("the record", run.values))
             if values.pop("format_version", None) != FORMAT_VERSION:
-                raise UserError("is no record of a run, or one of a newer reluformers")
+                raise ValueError("is no record of a run, or one of a newer reluformers")
             evaluation = values.pop("evaluation", None)
             record = cls(
                 **check_fields("record", values, cls, excluded=("evaluation", *_Run._fields)),
@@ -162,17 +162,15 @@ class RunRecord:
                 translations=run.translations,
             )
             if "seed" not in record.to_recipe().training:
-                raise UserError("lacks training.seed")
+                raise ValueError("lacks training.seed")
             if record.evaluation is not None:
                 if missing := record.metrics - record.evaluation.scores.keys():
-                    raise UserError(f"lacks the score {min(missing)}")
+                    raise ValueError(f"lacks the score {min(missing)}")
                 if missing := record.metrics - record.counts.keys():
-                    raise UserError(f"lacks the counts of {min(missing)}")
+                    raise ValueError(f"lacks the counts of {min(missing)}")
             return record
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from error
         except (ValueError, TypeError) as error:
-            raise UserError(f"{place}: cannot be read as a record ({describe_error(error, place)})") from error
+            raise ValueError(f"{place}: {describe_error(error, place)}") from error
 
 
 class _Run(NamedTuple):
@@ -206,7 +204,7 @@ def load_records(folder: Path) -> list[RunRecord]:
     """All records of a folder, by name.
 
     Raises:
-        UserError: one cannot be read, or two of a name differ.
+        ValueError: one cannot be read, or two of a name differ.
     """
     return [RunRecord._of(run, folder / name) for name, run in _runs(folder).items()]
 
@@ -221,10 +219,10 @@ def gather(source: Path, folder: Path) -> int:
         How many runs `folder` holds then.
 
     Raises:
-        UserError: there is no record, one cannot be read or has another name than its file, or two of a name differ.
+        ValueError: there is no record, one cannot be read or has another name than its file, or two of a name differ.
     """
     if not _runs(source):
-        raise UserError(f"{source}: holds no record of a run")
+        raise ValueError(f"{source}: holds no record of a run")
     runs = _runs(folder, source)
     places: dict[str, list[dict[str, str]]] = {}
     for table in map(Table.load, list_tables()):
@@ -236,7 +234,7 @@ def gather(source: Path, folder: Path) -> int:
     for name, run in runs.items():
         record = RunRecord._of(run, folder / name)
         if record.name != name:
-            raise UserError(f"{name}.json: holds the run {record.name}; name the file by it")
+            raise ValueError(f"{name}.json: holds the run {record.name}; name the file by it")
         row = _row(record, run, places.get(row_key(record.to_recipe()), []))
         rows.setdefault(row["task"], []).append(row)
     for task, of_task in rows.items():
@@ -315,14 +313,14 @@ def _runs(*folders: Path) -> dict[str, _Run]:
     """Name → run, of folders, by name.
 
     Raises:
-        UserError: one cannot be read, or two of a name differ.
+        ValueError: one cannot be read, or two of a name differ.
     """
     found: dict[str, _Run] = {}
     for folder in folders:
         own = ((path.stem, _run_of_files(path)) for path in sorted(folder.glob("[!.]*.json")))
         for name, run in (*((run.values["name"], run) for run in _gathered_runs(folder)), *own):
             if not run.equals(found.setdefault(name, run)):
-                raise UserError(f"{folder / name}: there is another run of that name; keep one of them")
+                raise ValueError(f"{folder / name}: there is another run of that name; keep one of them")
     return dict(sorted(found.items()))
 
 
@@ -330,7 +328,7 @@ def _run_of_files(path: Path) -> _Run:
     """A run in files of its own.
 
     Raises:
-        UserError: one of them is missing or damaged.
+        ValueError: one of them is missing or damaged.
     """
     counts, translations, place = {}, None, path
     try:
@@ -344,7 +342,7 @@ def _run_of_files(path: Path) -> _Run:
             translations = gzip.decompress(place.read_bytes()).decode().split("\n")[:-1]
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         hint = "" if place == path else f"; delete {path.name} and run the row again"
-        raise UserError(f"{place}: cannot be read as a record ({describe_error(error, place)}){hint}") from error
+        raise ValueError(f"{place}: cannot be read as a record ({describe_error(error, place)}){hint}") from error
     return _Run(values, counts, translations)
 
 
@@ -352,7 +350,7 @@ def _gathered_runs(folder: Path, filters: list[tuple] | None = None) -> Iterator
     """Runs of the Parquet files of a folder.
 
     Raises:
-        UserError: one cannot be read.
+        ValueError: one cannot be read.
     """
     for path, table in _read_gathered(folder, filters=filters):
         try:
@@ -370,20 +368,20 @@ def _gathered_runs(folder: Path, filters: list[tuple] | None = None) -> Iterator
                 }
                 yield _Run(values, arrays, row["translations"])
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read as records ({describe_error(error, path)})") from error
+            raise ValueError(f"{path}: cannot be read as records ({describe_error(error, path)})") from error
 
 
 def _read_gathered(folder: Path, **options: Any) -> Iterator[tuple[Path, pa.Table]]:
     """The Parquet files of a folder.
 
     Raises:
-        UserError: one is damaged, or holds something else.
+        ValueError: one is damaged, or holds something else.
     """
     for path in sorted(folder.glob("[!.]*.parquet")):
         try:
             names = set(pq.read_schema(path).names)
             if not {"name", "recipe"} <= names <= set(_schema(*TASKS).names):
-                raise UserError(f"{path}: holds no records of runs, or those of a newer reluformers")
+                raise ValueError(f"{path}: holds no records of runs, or those of a newer reluformers")
             yield path, pq.read_table(path, **options)
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path}: cannot be read as records ({describe_error(error, path)})") from error
+            raise ValueError(f"{path}: cannot be read as records ({describe_error(error, path)})") from error

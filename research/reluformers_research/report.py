@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.results import METRICS, listed, markdown_table
 
@@ -114,7 +113,7 @@ class TableReport:
             overrides: changes that all rows were trained with.
 
         Raises:
-            UserError: a row has runs of different data or one seed twice.
+            ValueError: a row has runs of different data or one seed twice.
         """
         runs = []
         for row in table.rows_of(setting, rows):
@@ -125,7 +124,7 @@ class TableReport:
             _check_same_data(f"{table.name}, row {row.name}", scored)
             for earlier, later in pairwise(own):  # sorted by seed
                 if earlier.seed == later.seed:
-                    raise UserError(
+                    raise ValueError(
                         f"{earlier.name} and {later.name} are both the run of {table.name}, row {row.name}, with seed "
                         f"{later.seed}; keep one of them in the folder"
                     )
@@ -136,7 +135,7 @@ class TableReport:
         """Compare two rows; None unless both have two runs that did not diverge.
 
         Raises:
-            UserError: their runs were trained or scored on different data.
+            ValueError: their runs were trained or scored on different data.
         """
         if not {first, second} <= self.runs.keys():
             return None
@@ -329,10 +328,10 @@ def _check_same_data(what: str, records: Sequence[RunRecord]) -> None:
     trained_on = [(record.data.get("train") or {}).get("sha256", [None]) for record in records]
     files = {tuple(sums) for sums in trained_on if None not in sums}
     if len(signatures) > 1:
-        raise UserError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")
+        raise ValueError(f"{what}: there are runs with the signatures {' and '.join(sorted(map(str, signatures)))}")
     for kind, found in (("scored on different test sets", tests), ("trained on different files", files)):
         if len(found) > 1:
-            raise UserError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")
+            raise ValueError(f"{what}: there are runs {kind}; keep the records of one data set in a folder")
 
 
 def _mean_text(values: Sequence[float], form: Callable[[float], str]) -> str:

@@ -17,7 +17,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 from reluformers.commands.terminal import hide_unwatched_progress
 from reluformers.data.names import source_name
 from reluformers.data.sources import check_apart, check_files
-from reluformers.errors import DivergenceError, UserError, run_main
+from reluformers.errors import DivergenceError, run_main
 from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
@@ -66,7 +66,7 @@ def run_job(path: str | Path) -> None:
     """Do a job unless it is done; goes on where an earlier process was stopped.
 
     Raises:
-        UserError: recipe or data are not usable.
+        ValueError: recipe or data are not usable.
         SystemExit: another process is at it.
     """
     hide_unwatched_progress()
@@ -124,7 +124,7 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
     """Options of `reluformers evaluate` for the test set of a recipe.
 
     Raises:
-        UserError: an option is not known.
+        ValueError: an option is not known.
     """
     data = recipe.data
     if data.path is None:
@@ -134,7 +134,7 @@ def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
     usual = task.scorer.options_class.own_fields()
     for name in job.evaluate:
         if name not in usual:
-            raise UserError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
+            raise ValueError(f"evaluate.{name} is no option of {task} in `reluformers evaluate`")
     own = {**task.scorer.recipe_options(recipe), **job.evaluate}
     return task.scorer.options_class(model=job.folder, attention_report=True, **places, **own)
 
@@ -158,7 +158,7 @@ def check_job(job: Job) -> None:
     """Refuse what would stop a run, or spoil its score, only after it has been trained.
 
     Raises:
-        UserError: the recipe does not say what to train and to score on, or trains on what it is scored on; a file is
+        ValueError: the recipe does not say what to train and to score on, or trains on what it is scored on; a file is
             not there; an option of the scoring is not known.
     """
     task = task_named(job.recipe["task"])
@@ -166,9 +166,9 @@ def check_job(job: Job) -> None:
     check_files(job.recipe["data"])
     sources = recipe.data.sources()
     if "test" not in sources:
-        raise UserError("data.test is not given, but rows are compared on it: add data.test=…")
+        raise ValueError("data.test is not given, but rows are compared on it: add data.test=…")
     if "train" not in sources:
-        raise UserError("data.train is not given; add data.train=FILE, or data.path=HUB_ID_OR_FOLDER")
+        raise ValueError("data.train is not given; add data.train=FILE, or data.path=HUB_ID_OR_FOLDER")
     check_apart(recipe.data.path, sources)
     scoring_options(task, recipe, job)
 
@@ -177,19 +177,19 @@ def check_data(job: Job, record: RunRecord) -> None:
     """Refuse to take a finished run for one of other files that have the same names, or that is scored otherwise.
 
     Raises:
-        UserError: a file is not the one that the run was trained or scored on, or an option of the scoring differs.
+        ValueError: a file is not the one that the run was trained or scored on, or an option of the scoring differs.
     """
     task = task_named(job.recipe["task"])
     recipe = task.recipe_class.from_dict(job.recipe)
     path, usual = Path(job.records) / job.name, task.scorer.options_class.own_fields()
     if usual | record.evaluate != usual | job.evaluate:
-        raise UserError(
+        raise ValueError(
             f"{path}: was scored with {record.evaluate}, but {job.evaluate} is asked for; give another --records"
         )
     for split, known in record.data.items():
         sums = [(one or {}).get("sha256", [None]) for one in (known, _source(recipe, split))]
         if sums[0] != sums[1] and None not in (*sums[0], *sums[1]):  # as far as the files are here
-            raise UserError(f"{path}: its data.{split} is another file of that name; give --records another folder")
+            raise ValueError(f"{path}: its data.{split} is another file of that name; give --records another folder")
 
 
 def _files(path: Path) -> tuple[Path, ...]:

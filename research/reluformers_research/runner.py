@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
-
 from .row import RUNS_ELSEWHERE, Job, run_job
 
 _POLL_SECONDS = 0.5
@@ -63,7 +61,7 @@ def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> lis
         Ids of the jobs.
 
     Raises:
-        UserError: there is no Slurm.
+        ValueError: there is no Slurm.
         ModuleNotFoundError: submitit is not installed.
     """
     import submitit
@@ -74,7 +72,7 @@ def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> lis
         waiting = [_write(job, folder) for job in jobs if not job.is_done]
         return [job.job_id for job in executor.map_array(run_job, waiting)]
     except (NameError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"submitit: {' '.join(str(error).split())}") from error
+        raise ValueError(f"submitit: {' '.join(str(error).split())}") from error
 
 
 def _write(job: Job, folder: Path) -> str:

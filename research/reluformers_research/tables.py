@@ -15,7 +15,6 @@ from typing import Any
 
 from reluformers.data.checked_fields import build, check_mapping, check_name
 from reluformers.data.names import source_name
-from reluformers.errors import UserError
 from reluformers.training.recipe import Recipe, override, read_sections, read_yaml
 
 from .tasks import MEASURES, task_named
@@ -50,11 +49,11 @@ class Claim:
         """Read "relu < softmax" or "entropy: softmax > relu".
 
         Raises:
-            UserError: it is not of that form.
+            ValueError: it is not of that form.
         """
         found = _CLAIM.fullmatch(text)
         if not found:
-            raise UserError(f"claim {text!r} is not of the form [measure: ]row >|>=|~|<|<= row")
+            raise ValueError(f"claim {text!r} is not of the form [measure: ]row >|>=|~|<|<= row")
         measure = found["measure"] or SCORE
         check_name(measure, (SCORE, *MEASURES), "measure")
         first, relation, second = found["first"], found["relation"], found["second"]
@@ -133,7 +132,7 @@ class Table:
             name: a file, or SOURCE/TABLE of those in scripts/recipes.
 
         Raises:
-            UserError: there is none, or it is not valid.
+            ValueError: there is none, or it is not valid.
         """
         path = Path(name)
         if path.suffix not in (".yaml", ".yml"):
@@ -141,8 +140,8 @@ class Table:
             path = RECIPES / f"{name}.yaml"
         try:
             return cls._from_dict(path, dict(check_mapping("the table", read_yaml(path))))
-        except UserError as error:
-            raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
     @classmethod
     def _from_dict(cls, path: Path, values: dict[str, Any]) -> "Table":
@@ -151,7 +150,7 @@ class Table:
             check_name(key, allowed, "key")
         for key in ("title", "settings", "margin", "baseline"):
             if key not in values:
-                raise UserError(f"{key} is missing")
+                raise ValueError(f"{key} is missing")
         rows = _rows(values.get("rows") or {}) | _grid(values.get("grid") or {})
         claims = [Claim.parse(text) for text in values.get("claims") or []]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
@@ -182,7 +181,7 @@ class Table:
         """The setting of that name.
 
         Raises:
-            UserError: there is none.
+            ValueError: there is none.
         """
         check_name(name, self.settings, "setting")
         return self.settings[name]
@@ -191,12 +190,12 @@ class Table:
         """Rows of a setting that match one of `patterns`.
 
         Raises:
-            UserError: a pattern fits none.
+            ValueError: a pattern fits none.
         """
         own = [name for name in self.rows if _matches(name, self.setting(setting).rows)]
         for pattern in patterns:
             if not fnmatch.filter(own, pattern):
-                raise UserError(f"no row is called {pattern!r}; there are {', '.join(own)}")
+                raise ValueError(f"no row is called {pattern!r}; there are {', '.join(own)}")
         return [self.rows[name] for name in own if _matches(name, patterns)]
 
     def evaluate_options(self, setting: str) -> dict[str, Any]:
@@ -213,7 +212,7 @@ class Table:
             overrides: "section.key=value" each, of all rows, such as where the data lie.
 
         Raises:
-            UserError: it is not valid.
+            ValueError: it is not valid.
         """
         chosen = self.setting(setting)
         sections = copy.deepcopy(_base_sections(self.path.parent / chosen.recipe))
@@ -230,10 +229,10 @@ def list_tables() -> list[str]:
     """Names of the tables in scripts/recipes.
 
     Raises:
-        UserError: that folder is not there, as in an installed wheel.
+        ValueError: that folder is not there, as in an installed wheel.
     """
     if not RECIPES.is_dir():
-        raise UserError("the papers' tables are in the repository, not in the package: name a table's YAML file")
+        raise ValueError("the papers' tables are in the repository, not in the package: name a table's YAML file")
     return sorted(f"{path.parent.name}/{path.stem}" for path in RECIPES.glob("*/*.yaml"))
 
 

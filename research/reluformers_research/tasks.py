@@ -83,7 +83,7 @@ def task_named(name: Any) -> Task:
     """The task of that name.
 
     Raises:
-        UserError: there is none.
+        ValueError: there is none.
     """
     check_name(name, TASKS, "task")
     return TASKS[name]

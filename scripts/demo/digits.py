@@ -8,7 +8,6 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as pillow
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory
 from reluformers.publish.clean_process import answer_in_clean_process
 
@@ -40,14 +39,14 @@ def write_digits(folder: Path) -> dict[str, Path]:
         Split → file.
 
     Raises:
-        UserError: the folder holds something else.
+        ValueError: the folder holds something else.
     """
     # scipy comes with it, which takes a second that no other command should wait for
     from sklearn.datasets import load_digits
 
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name not in DIGIT_FILES:
-            raise UserError(f"{folder}: holds {path.name}, which is none of the demo's; choose another output folder")
+            raise ValueError(f"{folder}: holds {path.name}, which is none of the demo's; choose another output folder")
     digits = load_digits()
     generator = np.random.default_rng(SEED)
     rows = generator.permutation(len(digits.images))
@@ -107,7 +106,7 @@ def classify_in_clean_process(folder: Path, picture: pillow.Image) -> CleanClass
         picture: the image.
 
     Raises:
-        UserError: there is no model.
+        ValueError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
     file = BytesIO()

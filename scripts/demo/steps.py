@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory
 from reluformers.images import ImageRecipe
 from reluformers.training.run import RECIPE_FILE
@@ -19,10 +18,10 @@ def check_output(folder: Path) -> None:
         folder: where the model is to go.
 
     Raises:
-        UserError: the folder holds something else.
+        ValueError: the folder holds something else.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECIPE_FILE).is_file():
-        raise UserError(f"{folder}: holds something that is no trained model; choose another folder")
+        raise ValueError(f"{folder}: holds something that is no trained model; choose another folder")
 
 
 def train_model(

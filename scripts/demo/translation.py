@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.corpus import KINDS, DemoCorpus, Row
-from reluformers.errors import UserError
 from reluformers.files import atomic_directory, iterate_lines
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
@@ -65,17 +64,17 @@ def check_text(text: str) -> str:
         The line with runs of white space as single blanks.
 
     Raises:
-        UserError: the text is empty, too long or not Unicode.
+        ValueError: the text is empty, too long or not Unicode.
     """
     text = " ".join(text.split())
     if not text:
-        raise UserError('TEXT is empty; give one line, such as make demo TEXT="in 5 days"')
+        raise ValueError('TEXT is empty; give one line, such as make demo TEXT="in 5 days"')
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"TEXT is not valid UTF-8 at character {error.start + 1}; type it again as UTF-8") from error
+        raise ValueError(f"TEXT is not valid UTF-8 at character {error.start + 1}; type it again as UTF-8") from error
     if (length := len(unicodedata.normalize("NFKC", text))) > MAX_TEXT_LENGTH:
-        raise UserError(f"TEXT has {length} characters, at most {MAX_TEXT_LENGTH} are allowed; translate it in parts")
+        raise ValueError(f"TEXT has {length} characters, at most {MAX_TEXT_LENGTH} are allowed; translate it in parts")
     return text
 
 
@@ -90,7 +89,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
         Split → file.
 
     Raises:
-        UserError: the folder holds something else.
+        ValueError: the folder holds something else.
     """
     _check_corpus_folder(folder)
     splits = {"train": corpus.train, "validation": corpus.held_out}
@@ -111,7 +110,7 @@ def _check_corpus_folder(folder: Path) -> None:
         first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
         is_card = path.name == README and path.read_text(encoding="utf-8") == CORPUS_CARD
         if not is_card and not first.startswith('{"kind": '):
-            raise UserError(
+            raise ValueError(
                 f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
             )
 
@@ -170,7 +169,7 @@ def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
         The translation, the model's class and a warning of unknown characters.
 
     Raises:
-        UserError: there is no model.
+        ValueError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
     answer = answer_in_clean_process("translation", folder, text.encode())

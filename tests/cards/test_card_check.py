@@ -9,7 +9,6 @@ import yaml
 
 from builders.finished_runs import translation_run
 from reluformers.data.names import source_name
-from reluformers.errors import UserError
 from reluformers.publish.card import write_card
 from reluformers.publish.card_check import check_card, check_card_text
 
@@ -20,7 +19,7 @@ PINNED = Path(__file__).parent
 def test_damaged_files_are_named(tmp_path, name):
     folder = translation_run(tmp_path / "run")
     (folder / name).write_text("{")
-    with pytest.raises(UserError, match=re.escape(str(folder / name))):
+    with pytest.raises(ValueError, match=re.escape(str(folder / name))):
         write_card(folder, "someone/x")
 
 
@@ -59,7 +58,7 @@ def test_what_a_card_must_not_be(tmp_path, old, new, message):
     check_card_text(VALID, tmp_path / "README.md")
     assert old in VALID
     (tmp_path / "README.md").write_text(VALID.replace(old, new), encoding="utf-8")
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         check_card(tmp_path / "README.md")
     assert "\n" not in str(caught.value)
 
@@ -90,7 +89,7 @@ def test_files_of_another_shape_are_one_line(tmp_path, file, change, message):
     path = folder / ("recipe.yaml" if file == "recipe" else f"{file}.json")
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**content, **change} if isinstance(change, dict) else change))
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         write_card(folder, "someone/en-de")
     assert "\n" not in str(caught.value)
     assert not (folder / "README.md").exists()

@@ -15,7 +15,6 @@ from builders.image_runs import CLASSES, write_images
 from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES, write_pairs
 from reluformers import seq2seq_config, vision_config
-from reluformers.errors import UserError
 from reluformers.images.processing import build_image_processor
 from reluformers.publish.card import known_base_model, known_licence, write_card
 from reluformers.publish.card_check import check_card
@@ -128,7 +127,7 @@ def test_a_tuned_model_says_from_what(tmp_path):
     assert "It was fine-tuned from [acme/base](https://huggingface.co/acme/base)." in text
     assert "It has seen its training set and that of acme/base:" in text
     assert "(https://huggingface.co/spaces/acme/tuned-demo)" in text
-    with pytest.raises(UserError, match=r"the base model 'runs/x\.jsonl' must be its Hub id"):
+    with pytest.raises(ValueError, match=r"the base model 'runs/x\.jsonl' must be its Hub id"):
         write_card(tmp_path / "run", "acme/tuned", base_model="runs/x.jsonl", overwrite=True)
 
 
@@ -155,7 +154,7 @@ def test_licences_are_kept(tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense:\n- cc-by-nc-4.0\n---\n")
     assert known_licence(tmp_path) == "cc-by-nc-4.0"
     (tmp_path / "README.md").write_text("---\nlicense:\n- mit\n- cc-by-nc-4.0\n---\n")
-    with pytest.raises(UserError, match=r"has several licences, mit, cc-by-nc-4\.0; choose one by --licence"):
+    with pytest.raises(ValueError, match=r"has several licences, mit, cc-by-nc-4\.0; choose one by --licence"):
         known_licence(tmp_path)
 
 

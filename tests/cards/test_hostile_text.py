@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from builders.finished_runs import image_run, recipe, translation_evaluation, translation_run
-from reluformers.errors import UserError
 from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
 from reluformers.publish import card
@@ -166,5 +165,5 @@ def test_ordinary_text_stays_as_it_is(text):
 
 @pytest.mark.parametrize("revision", ["v1`", "v1](x)", "<b>", "v1\n", "v1 ", "", "-v1", 'v"1'])
 def test_a_revision_that_is_no_name_is_refused(tmp_path, revision):
-    with pytest.raises(UserError, match="revision"):
+    with pytest.raises(ValueError, match="revision"):
         write_card(image_run(tmp_path / "run"), "someone/name", revision=revision)

@@ -19,7 +19,6 @@ from builders.image_runs import CLASSES
 from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES
 from reluformers import seq2seq_config, vision_config
-from reluformers.errors import UserError
 from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
 from reluformers.images.card import RUN_PICTURES
@@ -148,7 +147,7 @@ class TestWholeCard:
     def test_a_card_that_is_there_stays(self, tmp_path):
         path = write_full_card(tmp_path)
         path.write_text("mine")
-        with pytest.raises(UserError, match="is there already"):
+        with pytest.raises(ValueError, match="is there already"):
             write_full_card(tmp_path)
         assert path.read_text() == "mine"
         write_full_card(tmp_path, overwrite=True)
@@ -164,12 +163,12 @@ class TestWholeCard:
         (written if key == "decoding" else written["data"])[key] = value
         other.write_text(json.dumps(written))
         named = "data" if key == "source" else key
-        with pytest.raises(UserError, match=f"its {named} is .* evaluate both"):
+        with pytest.raises(ValueError, match=f"its {named} is .* evaluate both"):
             write_card(translation_run(tmp_path / "run"), "someone/x", baseline=other)
         assert not (tmp_path / "run" / "README.md").exists()
 
     def test_a_path_in_a_note_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match=r"a path of this machine, /home/someone/x\.log"):
+        with pytest.raises(ValueError, match=r"a path of this machine, /home/someone/x\.log"):
             write_card(translation_run(tmp_path / "run"), "someone/x", notes=["See /home/someone/x.log."])
         assert not (tmp_path / "run" / "README.md").exists()
 
@@ -184,7 +183,7 @@ class TestWholeCard:
         ],
     )
     def test_wrong_options_are_refused(self, tmp_path, options, message):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             write_card(translation_run(tmp_path / "run"), **{"repo_id": "someone/x", **options})
 
     def test_regional_languages_and_names_of_data(self, tmp_path):

@@ -17,7 +17,7 @@ from builders.commands import SCRIPTS, run_command
 from builders.saved_models import save_classifier, save_translator
 from reluformers.commands import build_parser
 from reluformers.data.sources import check_file
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.files import check_output_files
 from reluformers.images.loading import load_image_split
 from reluformers.saved_models import load_config
@@ -226,12 +226,12 @@ def test_files_and_folders_that_are_no_text_are_refused_by_name(capsys, monkeypa
     folder = tmp_path / os.fsdecode(b"m\xff")
     folder.mkdir()
     for read in (load_config, check_file, check_output_files):
-        with pytest.raises(UserError, match=r"m\\xff"):
+        with pytest.raises(ValueError, match=r"m\\xff"):
             read(folder)
     image = tmp_path / "classes" / "cat" / os.fsdecode(b"m\xff.png")
     image.parent.mkdir(parents=True)
     Image.new("RGB", (2, 2)).save(image)
-    with pytest.raises(UserError, match=r"m\\xff\.png"):
+    with pytest.raises(ValueError, match=r"m\\xff\.png"):
         load_image_split(tmp_path / "classes", "train")
     monkeypatch.chdir(folder)
     assert r"m\xff" in fails(capsys, "env")

@@ -30,7 +30,6 @@ from transformers import (
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion.convert import convert, convert_back, origin
 from reluformers.conversion.sources import ACTIVATIONS
-from reluformers.errors import UserError
 
 SEQ2SEQ = {
     "marian": (MarianConfig, MarianMTModel),
@@ -285,7 +284,7 @@ REFUSED = {
 )
 def test_what_cannot_be_expressed_is_refused_by_name(name, message, tmp_path):
     REFUSED[name]().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         convert(tmp_path, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -303,7 +302,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
         (other, r"vit.norm.bias has the shape \[3\] instead of \["),
     ):
         save_file(changed, path, metadata={"format": "pt"})
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(ValueError, match=message):
             convert(tmp_path, tmp_path / "ours")
 
 
@@ -329,7 +328,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
 )  # fmt: skip
 def test_what_others_cannot_compute_does_not_go_back(config, message, tmp_path):
     config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         convert_back(tmp_path, tmp_path / "back")
 
 
@@ -338,7 +337,7 @@ def test_a_folder_that_is_there_stays(tmp_path):
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/mine.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(UserError):
+        with pytest.raises(ValueError):
             convert(tmp_path / "source", tmp_path / "ours", overwrite=overwrite)
     convert(tmp_path / "source", tmp_path / "older")
     (tmp_path / "older/mine.txt").write_text("mine")
@@ -357,17 +356,17 @@ def test_neither_source_nor_checkpoint_is_lost(turn, tmp_path):
     (tmp_path / "link").symlink_to(run)
     before = sorted(tmp_path.rglob("*"))
     for folder in (run, tmp_path, tmp_path / "link", run / "checkpoint-3"):
-        with pytest.raises(UserError, match=r"which is read for it|is or holds the checkpoint"):
+        with pytest.raises(ValueError, match=r"which is read for it|is or holds the checkpoint"):
             turn(run, folder, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_source_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is neither the folder nor the Hub id of a saved model"):
+    with pytest.raises(ValueError, match="is neither the folder nor the Hub id of a saved model"):
         convert(tmp_path, tmp_path / "ours")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(
-        UserError, match="is a model of type 'bert', but must be one of marian, bart, mbart, vit, deit"
+        ValueError, match="is a model of type 'bert', but must be one of marian, bart, mbart, vit, deit"
     ):
         convert(tmp_path, tmp_path / "ours")
 
@@ -386,5 +385,5 @@ def test_damaged_settings_of_generation_are_not_missing_ones(tmp_path):
     random_seq2seq("marian", 0).save_pretrained(tmp_path / "marian")
     path = tmp_path / "marian" / "generation_config.json"
     path.write_text(path.read_text()[:-10])
-    with pytest.raises(UserError, match=r"generation_config\.json"):
+    with pytest.raises(ValueError, match=r"generation_config\.json"):
         convert(tmp_path / "marian", tmp_path / "out")

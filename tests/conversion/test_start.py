@@ -20,7 +20,6 @@ from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
 from builders.models import build_model
 from builders.translation_runs import write_toy_files
 from reluformers.conversion.start import start_model
-from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.run import train_image_classification
 from reluformers.publish.card import known_base_model, known_licence
@@ -127,7 +126,7 @@ def test_a_half_precision_source_is_trained_in_float32(marian, tmp_path):
 
 
 def test_a_source_of_the_other_task_is_refused(marian):
-    with pytest.raises(UserError, match="a model of translation, but this is a recipe of image-classification"):
+    with pytest.raises(ValueError, match="a model of translation, but this is a recipe of image-classification"):
         ImageRecipe.from_dict({"model": {"start": str(marian[0])}})
 
 
@@ -143,12 +142,12 @@ def test_a_source_of_the_other_task_is_refused(marian):
     ],
 )
 def test_a_wrong_start_is_named(model, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         TranslationRecipe.from_dict({"model": model})
 
 
 def test_a_size_beside_a_start_is_refused():
-    with pytest.raises(UserError, match=r"model\.size is given, but sizes follow from model\.start: leave it out"):
+    with pytest.raises(ValueError, match=r"model\.size is given, but sizes follow from model\.start: leave it out"):
         ImageRecipe.from_dict({"model": {"start": "x", "size": "S/16"}})
 
 

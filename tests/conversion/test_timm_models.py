@@ -13,7 +13,6 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.conversion.convert import convert
 from reluformers.conversion.timm_models import timm_image_processor
-from reluformers.errors import UserError
 
 WIDTH, HEADS, LAYERS, CLASSES, PATCH, SIDE = 12, 3, 2, 5, 4, 8
 GRID = (SIDE // PATCH) ** 2
@@ -145,7 +144,7 @@ def test_names_of_two_classes_become_distinct(tmp_path):
 def test_heads_can_be_given(tmp_path):
     weights = timm_weights(**PLAIN)
     save(tmp_path, weights, architecture="vit_odd_patch4_8")
-    with pytest.raises(UserError, match="the number of heads of 'vit_odd_patch4_8' is not known; give it"):
+    with pytest.raises(ValueError, match="the number of heads of 'vit_odd_patch4_8' is not known; give it"):
         convert(tmp_path, tmp_path / "ours")
     model = convert(tmp_path, tmp_path / "ours", num_attention_heads=HEADS)
     pixels = torch.randn(2, 3, SIDE, SIDE)
@@ -167,13 +166,13 @@ def test_heads_can_be_given(tmp_path):
 )
 def test_what_cannot_be_expressed_is_refused_by_name(more, config, message, tmp_path):
     save(tmp_path, timm_weights(**PLAIN) | more, **config)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         convert(tmp_path, tmp_path / "ours")
 
 
 def test_another_architecture_is_refused(tmp_path):
     save(tmp_path, {"conv_stem.weight": torch.ones(3)}, architecture="resnet50")
-    with pytest.raises(UserError, match="the architecture 'resnet50' is no plain Vision Transformer"):
+    with pytest.raises(ValueError, match="the architecture 'resnet50' is no plain Vision Transformer"):
         convert(tmp_path, tmp_path / "ours")
 
 
@@ -182,5 +181,5 @@ def test_pixels_have_the_size_of_the_model(tmp_path):
     processor = timm_image_processor({"pretrained_cfg": options, "model_args": {"img_size": 24}})
     assert dict(processor.size) == {"height": 24, "width": 24}
     assert not processor.do_center_crop
-    with pytest.raises(UserError, match="crop_mode is 'border'"):
+    with pytest.raises(ValueError, match="crop_mode is 'border'"):
         timm_image_processor({"pretrained_cfg": {**options, "crop_mode": "border"}})

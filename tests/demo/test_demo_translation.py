@@ -22,7 +22,6 @@ from demo.translation import (
     write_corpus,
 )
 from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformers.errors import UserError
 from reluformers.publish.data_words import data_words
 from reluformers.translation import TranslationRecipe
 from reluformers.translation.loading import load_translation_split
@@ -73,7 +72,7 @@ def test_text_is_stripped():
     ids=["empty", "blank", "long", "long after NFKC", "not Unicode"],
 )
 def test_bad_text_is_refused(text, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         check_text(text)
     assert "\n" not in str(caught.value)
 
@@ -101,7 +100,7 @@ def test_a_foreign_folder_is_not_replaced(tmp_path):
     (tmp_path / "recipe.yaml").touch()
     check_output(tmp_path)
     (tmp_path / "recipe.yaml").rename(tmp_path / "thesis.tex")
-    with pytest.raises(UserError, match="no trained model"):
+    with pytest.raises(ValueError, match="no trained model"):
         check_output(tmp_path)
 
 
@@ -111,7 +110,7 @@ def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
     write_corpus(corpus, tmp_path)
     write_corpus(corpus, tmp_path)
     (tmp_path / name).write_text("years of work\n")
-    with pytest.raises(UserError, match=f"holds {name}, which is no corpus of the demo"):
+    with pytest.raises(ValueError, match=f"holds {name}, which is no corpus of the demo"):
         write_corpus(corpus, tmp_path)
     assert (tmp_path / name).read_text() == "years of work\n"
 
@@ -164,7 +163,7 @@ def test_a_folder_without_its_code_fails_in_the_clean_process(saved_model, tmp_p
 
 
 def test_a_missing_model_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"holds no model; run make demo first"):
+    with pytest.raises(ValueError, match=r"holds no model; run make demo first"):
         translate_in_clean_process(tmp_path, "in 5 days")
 
 

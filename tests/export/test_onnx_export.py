@@ -9,7 +9,6 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
 from builders.commands import run_command
 from builders.models import all_presets
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.errors import UserError
 from reluformers.export.endpoint import EndpointHandler
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.images.onnx_model import OnnxClassifier
@@ -112,7 +111,7 @@ def test_two_vocabularies_and_the_commands(tmp_path, capsys):
     fine, coarse = (load_onnx_translator(tmp_path / "onnx", name)[0](**inputs).logits for name in ("fp32", "int8"))
     assert torch.equal(handler.pipeline.model(**inputs).logits, coarse)
     assert not torch.equal(fine, coarse)
-    with pytest.raises(UserError, match="precision is 'int3'"):
+    with pytest.raises(ValueError, match="precision is 'int3'"):
         load_handler(tmp_path / "onnx", precision="int3")
 
 
@@ -152,15 +151,15 @@ def test_a_model_in_bfloat16_with_an_odd_search_at_its_last_position(tmp_path):
 
 def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     folder = save_translator(tmp_path / "model")
-    with pytest.raises(UserError, match="fp8"):
+    with pytest.raises(ValueError, match="fp8"):
         export_onnx(folder, tmp_path / "onnx", precisions=["fp8"])
-    with pytest.raises(UserError, match=r"is or lies inside"):
+    with pytest.raises(ValueError, match=r"is or lies inside"):
         export_onnx(folder, folder)
     monkeypatch.setattr("onnx.save", None)  # rows are read before graphs are made
-    with pytest.raises(UserError, match=r"nowhere.jsonl: no such file"):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file"):
         export_onnx(
             folder, tmp_path / "onnx", data={"data": "nowhere.jsonl", "source_lang": "en", "target_lang": "de"}
         )
-    with pytest.raises(UserError, match="reluformers export"):
+    with pytest.raises(ValueError, match="reluformers export"):
         load_onnx_translator(folder)
     assert not (tmp_path / "onnx").exists()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from builders.commands import refusal_of
-from reluformers.errors import UserError
 from reluformers.export.page import CDN, RUNTIME, export_page, integrity_of
 from reluformers.files import write_json
 
@@ -66,7 +65,7 @@ def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
     for pinned in RUNTIME.values():
         (modules / pinned.package / pinned.path).parent.mkdir(parents=True, exist_ok=True)
         (modules / pinned.package / pinned.path).write_bytes(b"other")
-    with pytest.raises(UserError, match="install this version"):
+    with pytest.raises(ValueError, match="install this version"):
         export_page([folder], tmp_path / "page", bundle=modules)
     assert not (tmp_path / "page").exists()
     assert integrity_of(b"").startswith("sha384-OLBgp1GsljhM2TJ")
@@ -74,10 +73,10 @@ def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
 
 def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     without = exported(tmp_path / "without", attentions=False)
-    with pytest.raises(UserError, match="without attentions"):
+    with pytest.raises(ValueError, match="without attentions"):
         export_page([without], tmp_path / "page")
     folder, twin = exported(tmp_path / "one"), exported(tmp_path / "two")
-    with pytest.raises(UserError, match="one name"):
+    with pytest.raises(ValueError, match="one name"):
         export_page([folder, twin], tmp_path / "page")
     page = ("export", folder, "--to", "page", "--output", tmp_path / "page")
     assert "one --precision" in refusal_of(capsys, *page, "--precision", "fp32", "int8")
@@ -99,6 +98,6 @@ def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
 def test_what_the_page_would_compute_otherwise_is_refused(tmp_path, name, content):
     folder = exported(tmp_path / "onnx")
     write_json(folder / name, content)
-    with pytest.raises(UserError, match="the page"):
+    with pytest.raises(ValueError, match="the page"):
         export_page([folder], tmp_path / "page")
     assert not (tmp_path / "page").exists()

@@ -19,7 +19,6 @@ from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM,
 from builders.models import PRESETS
 from builders.pictures import picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.errors import UserError
 from reluformers.export.onnx_folder import export_onnx
 from reluformers.export.page import CDN, RUNTIME, export_page
 from reluformers.files import read_json, write_json
@@ -121,7 +120,7 @@ def bundled(models: list[Path], folder: Path, **options) -> Path:
     """Write a page with its JavaScript, or skip where npm does not reach its registry."""
     try:
         export_page(models, folder, bundle=True, **options)
-    except UserError as error:
+    except ValueError as error:
         if any(f"{pinned.package} {pinned.version}: " in str(error) for pinned in RUNTIME.values()):
             pytest.skip(str(error))
         raise

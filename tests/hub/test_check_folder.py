@@ -12,7 +12,6 @@ from builders.commands import refusal_of, run_command
 from builders.hub_folders import CARD, REPO, client
 from builders.models import build_model
 from builders.saved_models import save_classifier
-from reluformers.errors import UserError
 from reluformers.publish import folder_check as check
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.publish.folder_check import check_folder, compare_in_clean_process, write_answers
@@ -22,9 +21,9 @@ from reluformers.tasks import TASKS
 
 
 def test_a_folder_that_is_none(tmp_path):
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(ValueError, match="no such folder"):
         check_folder(tmp_path / "none")
-    with pytest.raises(UserError, match=r"holds no model, it has no config\.json"):
+    with pytest.raises(ValueError, match=r"holds no model, it has no config\.json"):
         check_folder(tmp_path)
 
 
@@ -40,7 +39,7 @@ def test_images_are_checked_too(tmp_path):
 def test_code_that_computes_something_else_is_refused(folder):
     path = folder / "modeling_seq2seq.py"
     path.write_text(path.read_text().replace("math.sqrt(config.d_model)", "config.d_model"))
-    with pytest.raises(UserError, match="computes other logits than reluformers"):
+    with pytest.raises(ValueError, match="computes other logits than reluformers"):
         check_folder(folder)
 
 
@@ -81,7 +80,7 @@ def test_code_may_print(folder):
 @pytest.mark.slow
 def test_code_that_does_not_open_is_refused(folder):
     (folder / "attention.py").write_text("raise RuntimeError('two\\nlines')\n")
-    with pytest.raises(UserError, match="does not open where reluformers is not installed: ") as error:
+    with pytest.raises(ValueError, match="does not open where reluformers is not installed: ") as error:
         check_folder(folder)
     assert "\n" not in str(error.value)
 
@@ -130,7 +129,7 @@ def test_answers_of_an_image_model(tmp_path, answered_once):
 def test_generation_that_does_not_fit_is_refused(folder):
     path = folder / "modeling_seq2seq.py"
     path.write_text(path.read_text() + "\n\ndef find_generation_fault(model):\n    return 'its logits differ'\n")
-    with pytest.raises(UserError, match="does not fit the code in it: its logits differ"):
+    with pytest.raises(ValueError, match="does not fit the code in it: its logits differ"):
         check_folder(folder)
 
 
@@ -219,7 +218,7 @@ def test_answers_are_not_written_into_the_cache_and_stay_where_a_check_fails(fol
     (folder / CHECK_FILE).write_text("[]")
 
     def fail(*arguments):
-        raise UserError("does not open")
+        raise ValueError("does not open")
 
     monkeypatch.setattr("reluformers.commands.check.compare_in_clean_process", fail)
     assert "does not open" in refusal_of(capsys, "check", folder, "--write")

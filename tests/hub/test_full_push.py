@@ -11,7 +11,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from builders.commands import run_command
 from builders.hub_folders import REPO, client
 from reluformers.commands.push import ask
-from reluformers.errors import UserError
 from reluformers.publish.collection import add_to_collection
 from reluformers.publish.notebook import write_notebook
 from reluformers.publish.push import push_to_hub
@@ -114,7 +113,7 @@ def test_the_card_of_another_model_is_not_pushed(folder, hub, unchecked):
     text = (folder / "README.md").read_text()
     (folder / "README.md").write_text(f'{text}\npipeline("translation", model="acme/base", revision="v1")\n')
     with pytest.raises(
-        UserError, match=r"README\.md: is the card of acme/base, not of acme/tiny; .*--base_model"
+        ValueError, match=r"README\.md: is the card of acme/base, not of acme/tiny; .*--base_model"
     ) as error:
         push_to_hub(folder, REPO, api=client(hub))
     assert "\n" not in str(error.value)
@@ -133,10 +132,10 @@ def test_collections_are_made_once_and_hold_each_model_once(saved, hub, unchecke
     add_to_collection(api, slug, "acme/second")
     assert [item["id"] for item in collection["items"]] == [REPO, "acme/second"]
     for name in ("acme/none-" + "0" * 24, slug.replace("acme", "other")):
-        with pytest.raises(UserError, match=r"the collection '.*': .*") as error:
+        with pytest.raises(ValueError, match=r"the collection '.*': .*") as error:
             add_to_collection(api, name, REPO)
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="the collection 'Mine': this token may not write there"):
+    with pytest.raises(ValueError, match="the collection 'Mine': this token may not write there"):
         add_to_collection(client(hub, "hf_other"), "Mine", REPO)
 
 
@@ -156,7 +155,7 @@ def test_the_command_passes_its_options_on(monkeypatch):
 
     def push(folder, repo_id, **options):
         asked.update(options)
-        raise UserError("enough")
+        raise ValueError("enough")
 
     monkeypatch.setattr("reluformers.commands.push.push_to_hub", push)
     options = ["--base_model", "acme/base", "--data_terms", "CC0", "--no_held_out", "--space", "--collection", "Mine"]
@@ -190,7 +189,7 @@ def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchec
         return False
 
     for options, word in (({}, "public"), ({"private": True}, "private")):
-        with pytest.raises(UserError, match="nothing was pushed"):
+        with pytest.raises(ValueError, match="nothing was pushed"):
             push_to_hub(folder, REPO, api=client(hub), confirm=refuse, space=f"{REPO}-demo", **options)
         assert f"will be {word}" in asked.pop()
         assert not hub.repos
@@ -199,7 +198,7 @@ def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchec
     push_to_hub(folder, REPO, api=client(hub), confirm=refuse)  # there is nothing to do
     assert not asked
     (folder / "README.md").write_text((folder / "README.md").read_text() + "\nMore.\n")
-    with pytest.raises(UserError, match="nothing was pushed"):
+    with pytest.raises(ValueError, match="nothing was pushed"):
         push_to_hub(folder, REPO, api=client(hub), confirm=refuse)
     assert "is private" in asked.pop()
 

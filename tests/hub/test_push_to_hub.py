@@ -14,7 +14,6 @@ from transformers import AutoModelForSeq2SeqLM
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
 from builders.saved_models import save_classifier, save_translator
-from reluformers.errors import UserError
 from reluformers.publish import push
 from reluformers.publish.push import Release, push_to_hub, snippet
 from reluformers.publish.release import foreign_code, select_files
@@ -102,7 +101,7 @@ def test_second_call_changes_nothing_and_new_weights_are_a_new_revision(folder, 
     assert "model-00001-of-" in " ".join(repo.commits[second.commit])
     named = push_to_hub(folder, repo_id, api=api, revision="paper")
     assert (repo.tags["paper"], named.is_new) == (second.commit, False)
-    with pytest.raises(UserError, match="revision v1 is taken by another release"):
+    with pytest.raises(ValueError, match="revision v1 is taken by another release"):
         push_to_hub(folder, repo_id, api=api, revision="v1")
 
 
@@ -117,11 +116,11 @@ def test_a_card_is_written_where_there_is_none_and_stays_the_same(folder, hub, u
 
 def test_revision_is_the_one_that_the_card_loads(folder, hub, unchecked):
     (folder / "README.md").write_text(f'{CARD}\nfrom_pretrained("{REPO}", revision="v7")\n')
-    with pytest.raises(UserError, match=r"README\.md: loads revision v7, but v1 is pushed"):
+    with pytest.raises(ValueError, match=r"README\.md: loads revision v7, but v1 is pushed"):
         push_to_hub(folder, REPO, api=client(hub), revision="v1")
     assert push_to_hub(folder, REPO, api=client(hub)).revision == "v7"
     (folder / "generation_config.json").write_text('{"num_beams": 3}')
-    with pytest.raises(UserError, match=r"revision v7, which .*README\.md loads, is taken"):
+    with pytest.raises(ValueError, match=r"revision v7, which .*README\.md loads, is taken"):
         push_to_hub(folder, REPO, api=client(hub))
 
 
@@ -134,7 +133,7 @@ def test_a_second_call_finishes_what_was_cut_off(saved, hub, unchecked, answers)
         try:
             push_to_hub(saved, repo_id, api=api)
             break
-        except UserError as error:
+        except ValueError as error:
             message = str(error)
         assert "no connection" in message
         assert "\n" not in message
@@ -157,7 +156,7 @@ def test_private_stays_private(saved, hub, unchecked):
     assert push_to_hub(saved, REPO, api=client(hub)).private
     assert hub.repos["models", REPO].private
     push_to_hub(saved, "acme/open", api=client(hub))
-    with pytest.raises(UserError, match="is public already"):
+    with pytest.raises(ValueError, match="is public already"):
         push_to_hub(saved, "acme/open", private=True, api=client(hub))
 
 
@@ -171,7 +170,7 @@ def test_code_that_is_not_ours_is_named_and_not_run(folder, hub, unchecked, monk
     else:
         path.write_text(path.read_text() + "\n# tampered\n")
     monkeypatch.setattr(push, "check_folder", lambda folder: pytest.fail("the code was run"))
-    with pytest.raises(UserError, match=f"{re.escape(name)}: not as .*--trust_code") as error:
+    with pytest.raises(ValueError, match=f"{re.escape(name)}: not as .*--trust_code") as error:
         push_to_hub(folder, REPO, api=client(hub))
     assert sum(str(error.value).count(other) for other in ("attention.py", "configuration_seq2seq.py")) == 0
     assert not hub.repos
@@ -194,7 +193,7 @@ def _with_a_token(path):
 def test_weights_that_change_meanwhile_are_not_pushed(folder, hub, unchecked, monkeypatch, change):
     path = folder / "model.safetensors"
     monkeypatch.setattr(push, "check_folder", lambda staging: change(path) or CHECKED)
-    with pytest.raises(UserError, match=re.escape(str(path))):
+    with pytest.raises(ValueError, match=re.escape(str(path))):
         push_to_hub(folder, REPO, api=client(hub))
     repo = hub.repos.get(("models", REPO))
     assert repo is None or not repo.tags

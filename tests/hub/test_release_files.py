@@ -8,7 +8,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, REPO, client, write_files
 from builders.pictures import encode, picture
-from reluformers.errors import UserError
 from reluformers.publish.push import push_to_hub
 from reluformers.publish.release import is_ours, select_files, stage_files
 
@@ -75,7 +74,7 @@ def test_folders_that_are_not_fit(folder, hub, name, content, message):
         (folder / name).unlink()
     else:
         write_files(folder, {name: content if isinstance(content, bytes) else content.encode()})
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         push_to_hub(folder, REPO, api=client(hub))
     assert "\n" not in str(error.value)
     assert "xxxx" not in str(error.value)
@@ -86,7 +85,7 @@ def test_folders_that_are_not_fit(folder, hub, name, content, message):
 def test_links_out_of_the_folder_are_refused(folder, hub, tmp_path, name):
     elsewhere = (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(elsewhere)
-    with pytest.raises(UserError, match=f"{name}: is a link to a place outside of the folder"):
+    with pytest.raises(ValueError, match=f"{name}: is a link to a place outside of the folder"):
         push_to_hub(folder, REPO, api=client(hub))
     assert not hub.repos
 
@@ -113,7 +112,7 @@ def test_an_index_names_weights_of_the_folder_only(folder, tmp_path, index, mess
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "evil.txt").write_text("evil")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         stage_files(folder, tmp_path / "deep/staging")
     assert not (tmp_path / "deep").exists()
 
@@ -130,7 +129,7 @@ CODE = {
 def test_a_config_names_code_of_the_folder_only(folder, values, message):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         select_files(folder)
 
 
@@ -139,7 +138,7 @@ def test_parts_of_the_weights_are_all_there(folder):
     model.save_pretrained(folder, max_shard_size="10KB")
     (folder / "model.safetensors").unlink(missing_ok=True)
     next(folder.glob("model-00002-of-*")).unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-\d+\.safetensors is missing"):
+    with pytest.raises(ValueError, match=r"model-00002-of-\d+\.safetensors is missing"):
         select_files(folder)
 
 
@@ -147,7 +146,7 @@ def test_parts_of_the_weights_are_all_there(folder):
 def test_records_nested_without_end_are_refused(folder, tmp_path, name):
     nested = "[" * 100_000
     (folder / name).write_text(f"---\n{nested}\n---\n" if name == "README.md" else nested)
-    with pytest.raises(UserError, match=name) as caught:
+    with pytest.raises(ValueError, match=name) as caught:
         stage_files(folder, tmp_path / "staging")
     assert "\n" not in str(caught.value)
 
@@ -156,5 +155,5 @@ def test_a_record_that_aliases_blow_up_is_refused(folder, tmp_path):
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in pairwise("abcdefghi")]
     (folder / "recipe.yaml").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"recipe\.yaml"):
+    with pytest.raises(ValueError, match=r"recipe\.yaml"):
         stage_files(folder, tmp_path / "staging")

@@ -6,7 +6,6 @@ import pytest
 
 from builders.hub_folders import REPO, client
 from builders.saved_models import save_classifier
-from reluformers.errors import UserError
 from reluformers.publish.space import push_space, push_static_space
 
 
@@ -39,7 +38,7 @@ def test_a_space_of_somebody_is_not_overwritten(hub, card):
     api.create_repo(**space, space_sdk="gradio", private=False)
     for name, text in (("app.py", "mine"), ("README.md", card)):
         api.upload_file(**space, path_in_repo=name, path_or_fileobj=text.encode())
-    with pytest.raises(UserError, match="acme/tiny-demo: the name is taken by a Space that is no demo of acme/tiny"):
+    with pytest.raises(ValueError, match="acme/tiny-demo: the name is taken by a Space that is no demo of acme/tiny"):
         push_space(REPO, "v1", api=api)
     repo = hub.repos["spaces", f"{REPO}-demo"]
     assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
@@ -49,7 +48,7 @@ def test_a_second_call_finishes_a_space_that_was_cut_off(hub):
     for private, after in itertools.product((True, False), range(2, 6)):
         model_id = f"acme/cut-{after}-{private}".lower()
         hub.cut(after)
-        with pytest.raises(UserError, match="no connection"):
+        with pytest.raises(ValueError, match="no connection"):
             push_space(model_id, "v1", private=private, api=client(hub))
         hub.mend()
         push_space(model_id, "v1", private=private, api=client(hub))
@@ -60,7 +59,7 @@ def test_a_second_call_finishes_a_space_that_was_cut_off(hub):
 def test_a_space_with_another_content_is_not_overwritten(hub):
     api = client(hub)
     api.create_repo("acme/tiny-demo", repo_type="space", space_sdk="gradio", private=False)
-    with pytest.raises(UserError, match="acme/tiny-demo: the name is taken"):
+    with pytest.raises(ValueError, match="acme/tiny-demo: the name is taken"):
         push_space(REPO, "v1", api=api)
 
 
@@ -76,7 +75,7 @@ def test_a_page_is_a_static_space(hub, tmp_path):
     assert f"models:\n  - {REPO}\n" in card
     assert {"index.html", "page.js", "worker.js", "models/tiny/onnx/model_quantized.onnx"} <= set(files)
     assert (repo.private, repo.titles[1:]) == (False, [f"Show {REPO} v3"])
-    with pytest.raises(UserError, match="leave --static_space out"):
+    with pytest.raises(ValueError, match="leave --static_space out"):
         push_static_space(folder, "acme/other", "v1", api=occupied(hub))
 
 

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from builders.pictures import picture, row
 from reluformers import vision_config
-from reluformers.errors import UserError
 from reluformers.images import rand_augment as operations
 from reluformers.images.augmentation import Augmentation, ImageCollator
 from reluformers.images.processing import build_image_processor, fit_image, to_pixel_values
@@ -158,7 +157,7 @@ def test_broken_images_are_named_from_workers_too(workers):
     rows = [row(picture(32, 32, seed)) for seed in range(2)]
     rows.append({"image": {"bytes": b"nothing", "path": "c.png"}, "label": 0, "place": "split 'train', row 3"})
     loader = DataLoader(rows, 3, collate_fn=ImageCollator(processor()), num_workers=workers)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         list(loader)
     assert str(caught.value).startswith("split 'train', row 3 (c.png): not an image")
     assert "\n" not in str(caught.value)

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders.pictures import encode, picture
-from reluformers.errors import UserError
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import decode_image
 
@@ -53,7 +52,7 @@ def write_folders(folder, **counts):
 
 def fault(source, split="train", **options):
     """Load what must fail and give the message, which is one line."""
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         load_image_split(source, split, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -11,7 +11,6 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from builders.pictures import encode, picture
 from reluformers import vision_config
-from reluformers.errors import UserError
 from reluformers.images.augmentation import ImageCollator
 from reluformers.images.processing import build_image_processor, check_image_processor, decode_image
 
@@ -178,7 +177,7 @@ def test_faults_are_named_in_one_line(tmp_path, name, by_path):
     if content is not None:
         path.write_bytes(content)
     image = {"bytes": None if by_path else content, "path": str(path)}
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         decode_image(image, PLACE)
     assert f"{PLACE} ({path}): " in str(caught.value)
     assert reason in str(caught.value)
@@ -187,12 +186,12 @@ def test_faults_are_named_in_one_line(tmp_path, name, by_path):
 
 @pytest.mark.parametrize("image", [None, {"bytes": None, "path": None}, {}, 5], ids=str)
 def test_missing_images_are_named(image):
-    with pytest.raises(UserError, match="row 3: holds no image"):
+    with pytest.raises(ValueError, match="row 3: holds no image"):
         decode_image(image, PLACE)
 
 
 def test_too_big_images_are_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(UserError, match="row 3: too big") as caught:
+    with pytest.raises(ValueError, match="row 3: too big") as caught:
         decode_image({"bytes": encode(picture(64, 64)), "path": None}, PLACE)
     assert "\n" not in str(caught.value)

@@ -14,7 +14,6 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from builders.commands import run_command
 from reluformers import tasks, vision_config
-from reluformers.errors import UserError
 from reluformers.evaluation.results import Evaluation
 from reluformers.images.loading import load_image_split
 from reluformers.images.processing import build_image_processor
@@ -128,11 +127,11 @@ def test_a_stock_model_is_evaluated_too(split, folder):
 
 def test_no_images_and_broken_logits_are_refused():
     model = build()
-    with pytest.raises(UserError, match="no images"):
+    with pytest.raises(ValueError, match="no images"):
         predict(model, [])
     batch = {"pixel_values": torch.zeros(3, 3, 8, 8), "labels": torch.zeros(3, dtype=torch.long)}
     batch["pixel_values"][1] = math.nan
-    with pytest.raises(UserError, match="NaN or infinite logits for 1 of 3 images"):
+    with pytest.raises(ValueError, match="NaN or infinite logits for 1 of 3 images"):
         predict(model.train(), [batch])
     assert model.training
 
@@ -184,7 +183,7 @@ def with_grey_images(folder):
 )
 def test_unusable_folders_are_named_in_one_line(copy, damage, message):
     damage(copy)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         load_image_model(copy)
     assert "\n" not in str(caught.value)
     assert str(copy) in str(caught.value)
@@ -196,13 +195,13 @@ def test_a_label_of_no_class_is_named(folder, label):
     size = model.config.image_size
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     batch = {"pixel_values": torch.zeros(2, 3, height, width), "labels": torch.tensor([0, label])}
-    with pytest.raises(UserError, match=f"label {label} "):
+    with pytest.raises(ValueError, match=f"label {label} "):
         predict(model, [batch])
 
 
 def test_two_classes_of_one_name_are_refused():
     config = ViTConfig(id2label={0: "crane", 1: "cat", 2: "crane"}, label2id={"crane": 2, "cat": 1})
-    with pytest.raises(UserError, match="several classes 'crane'"):
+    with pytest.raises(ValueError, match="several classes 'crane'"):
         model_classes(config)
 
 
@@ -285,7 +284,7 @@ def test_the_function_is_the_command(folder, data, tmp_path):
     written = [Evaluation.load(path / "results.json") for path in (tmp_path, tmp_path / "new")]
     assert written[0].scores == written[1].scores == measured.scores
     assert written[0].attention == written[1].attention == measured.attention
-    with pytest.raises(UserError, match="num_workers"):
+    with pytest.raises(ValueError, match="num_workers"):
         tasks.evaluate(folder, str(data), num_workers=-1)
     with pytest.raises(TypeError, match="num_beams"):
         tasks.evaluate(folder, str(data), num_beams=3)

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import training_logs
-from reluformers.errors import UserError
 from reluformers.images import ImageRecipe, ImageTrainer, train_image_classification
 from reluformers.images.run import load_splits
 from reluformers.images.trainer import Classified
@@ -291,7 +290,7 @@ def test_a_broken_image_is_named_in_one_line(splits, tmp_path, workers, split):
     rows[1]["image"]["bytes"] = rows[1]["image"]["bytes"][:60]
     broken = Dataset.from_list(rows, features=splits["train"].features)
     trainer = make_image_trainer(splits, tmp_path, train=broken, dataloader_num_workers=workers)
-    with pytest.raises(UserError, match=r"split 'train', row 2 \(train-1\.png\)") as caught:
+    with pytest.raises(ValueError, match=r"split 'train', row 2 \(train-1\.png\)") as caught:
         trainer.train() if split == "train" else trainer.evaluate(broken)
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
@@ -330,12 +329,12 @@ def test_bf16_and_any_size_of_image(tmp_path, files):
     ],
 )
 def test_what_cannot_be_trained_is_a_user_error(files, tmp_path, data, training, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         train_image_classification(make_image_recipe({**files, **data}, **training), tmp_path / "run")
     assert not list(tmp_path.glob("run/*.safetensors"))
 
 
 def test_classes_that_training_lacks_are_refused(files, tmp_path):
     other = write_images(tmp_path, "other", 8, [*CLASSES[:7], "violet"])
-    with pytest.raises(UserError, match="the class 'violet' is none of the 8 known ones"):
+    with pytest.raises(ValueError, match="the class 'violet' is none of the 8 known ones"):
         train_image_classification(make_image_recipe({**files, "test": other}), tmp_path / "run")

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from builders.commands import refusal_of, run_command
-from reluformers.errors import UserError
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 from reluformers.training.checkpoints import complete_checkpoint
 
@@ -136,9 +135,9 @@ def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path):
     (tmp_path / "checkpoint-5000").write_text("a file")
     assert [path.name for path in last_checkpoints(tmp_path, 2)] == ["checkpoint-900", "checkpoint-1000"]
     assert [path.name for path in last_checkpoints(tmp_path, 1)] == ["checkpoint-1000"]
-    with pytest.raises(UserError, match="holds 3 checkpoint-<step> folders, but 4"):
+    with pytest.raises(ValueError, match="holds 3 checkpoint-<step> folders, but 4"):
         last_checkpoints(tmp_path, 4)
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(ValueError, match="no such folder"):
         last_checkpoints(tmp_path / "missing", 1)
 
 
@@ -189,7 +188,7 @@ def with_change(**changes):
 def test_damaged_or_different_checkpoints_are_named_and_nothing_is_left(tmp_path, damage, message, place):
     folders = [checkpoint(tmp_path / f"checkpoint-{seed}", seed) for seed in (1, 2)]
     damage(folders[place])
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         average_checkpoints(folders, tmp_path / "average")
     assert f"checkpoint-{place + 1}" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -199,11 +198,11 @@ def test_damaged_or_different_checkpoints_are_named_and_nothing_is_left(tmp_path
 def test_missing_shard_and_broken_index_are_named(tmp_path):
     folder = checkpoint(tmp_path / "a", 1, shards=2)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors.*missing"):
+    with pytest.raises(ValueError, match=r"model-00002-of-00002.safetensors.*missing"):
         average_checkpoints([folder], tmp_path / "average")
     for text, fault in {"{": "cannot be read", "{}": "is no index of weights", "[]": "holds a list"}.items():
         (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(UserError, match=rf"model.safetensors.index.json.*{fault}"):
+        with pytest.raises(ValueError, match=rf"model.safetensors.index.json.*{fault}"):
             average_checkpoints([folder], tmp_path / "average")
 
 
@@ -211,16 +210,16 @@ def test_output_must_be_new_and_outside_the_checkpoints(tmp_path):
     folder = checkpoint(tmp_path / "a", 1)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("mine")
-    with pytest.raises(UserError, match="taken"):
+    with pytest.raises(ValueError, match="taken"):
         average_checkpoints([folder], tmp_path / "taken")
-    with pytest.raises(UserError, match="could lose your work"):
+    with pytest.raises(ValueError, match="could lose your work"):
         average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert (tmp_path / "taken" / "file").read_text() == "mine"
     (tmp_path / "taken" / "config.json").write_text("{}")
     average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert not (tmp_path / "taken" / "file").exists()
     for inside in (folder, folder / "average"):
-        with pytest.raises(UserError, match="inside"):
+        with pytest.raises(ValueError, match="inside"):
             average_checkpoints([folder], inside, overwrite=True)
     with pytest.raises(ValueError, match="no checkpoints"):
         average_checkpoints([], tmp_path / "average")
@@ -233,7 +232,7 @@ def test_output_must_hold_no_checkpoint(tmp_path):
     (tmp_path / "link").symlink_to(run)
     before = sorted(tmp_path.rglob("*"))
     for output in (run, tmp_path, tmp_path / "link", folders[0], other):
-        with pytest.raises(UserError, match=r"which is read for it|is or holds the checkpoint"):
+        with pytest.raises(ValueError, match=r"which is read for it|is or holds the checkpoint"):
             average_checkpoints(folders[1:], output, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
     average_checkpoints(folders, run / "averaged")
@@ -316,6 +315,6 @@ def test_one_step_is_not_averaged_twice(capsys, tmp_path, kind, way):
     assert "checkpoint-1" in line
     shutil.copytree(first, tmp_path / "best")
     for other in (first, tmp_path / "best") if kind == "sealed" else (first,):
-        with pytest.raises(UserError, match="checkpoint-1"):
+        with pytest.raises(ValueError, match="checkpoint-1"):
             average_checkpoints([first, other], tmp_path / "average")
     assert not (tmp_path / "average").exists()

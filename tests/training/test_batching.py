@@ -10,7 +10,6 @@ import torch
 from datasets import Dataset
 
 from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler, TokenBudgetBatchSampler
-from reluformers.errors import UserError
 
 
 def random_lengths(seed, rows=700):
@@ -118,13 +117,13 @@ def test_one_batch_is_divided_among_processes(world_size):
 
 
 def test_impossible_batches_are_refused():
-    with pytest.raises(UserError, match=r"^a row has 12 tokens, more than the 10"):
+    with pytest.raises(ValueError, match=r"^a row has 12 tokens, more than the 10"):
         TokenBudgetBatchSampler([3, 4, 5], [3, 12, 5], 10)
-    with pytest.raises(UserError, match="3 rows cannot be dealt to 4 processes"):
+    with pytest.raises(ValueError, match="3 rows cannot be dealt to 4 processes"):
         TokenBudgetBatchSampler([3] * 3, [3] * 3, 10, world_size=4)
-    with pytest.raises(UserError, match="3 batches of one row each"):
+    with pytest.raises(ValueError, match="3 batches of one row each"):
         TokenBudgetBatchSampler([9] * 3, [9] * 3, 10, world_size=2)
-    with pytest.raises(UserError, match="no rows"):
+    with pytest.raises(ValueError, match="no rows"):
         TokenBudgetBatchSampler([], [], 10)
 
 
@@ -207,7 +206,7 @@ def test_processes_draw_what_one_would_draw_in_larger_batches():
 
 
 def test_draws_that_cannot_be_made_are_refused():
-    with pytest.raises(UserError, match="3 rows make no batch of 4 rows for each of 1 processes"):
+    with pytest.raises(ValueError, match="3 rows make no batch of 4 rows for each of 1 processes"):
         SeededBatchSampler(3, 4, drop_last=True)
-    with pytest.raises(UserError, match="1 rows make no batch of 4 rows for each of 2 processes"):
+    with pytest.raises(ValueError, match="1 rows make no batch of 4 rows for each of 2 processes"):
         SeededBatchSampler(1, 4, world_size=2)

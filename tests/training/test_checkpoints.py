@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import make_recipe
-from reluformers.errors import UserError
 from reluformers.files import replace_directory
 from reluformers.images import train_image_classification
 from reluformers.training import checkpoints, trainer
@@ -83,7 +82,7 @@ def test_any_damage_of_any_file_is_named_and_passed_over(request, tmp_path, capl
         path = run / "checkpoint-3" / name
         content = path.read_bytes()
         DAMAGES[damage](path)
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ValueError) as caught:
             checkpoint_to_resume(run, run / "checkpoint-3")
         assert str(caught.value).startswith(f"{path}: is ")
         assert "\n" not in str(caught.value)
@@ -98,11 +97,11 @@ def test_other_weights_of_the_same_size_are_not_taken(translation, tmp_path):
     shutil.copytree(translation, tmp_path / "run")
     newest, before = (tmp_path / "run" / f"checkpoint-{step}" for step in (3, 2))
     shutil.copy(before / "model.safetensors", newest)
-    with pytest.raises(UserError, match=r"model.safetensors: is not what was written"):
+    with pytest.raises(ValueError, match=r"model.safetensors: is not what was written"):
         check_checkpoint(newest)
     assert checkpoint_to_resume(tmp_path / "run", "last") == before
     shutil.copytree(before, tmp_path / "run" / "checkpoint-7")
-    with pytest.raises(UserError, match=r"checkpoint-7: is a copy of checkpoint-2"):
+    with pytest.raises(ValueError, match=r"checkpoint-7: is a copy of checkpoint-2"):
         check_checkpoint(tmp_path / "run" / "checkpoint-7")
 
 
@@ -113,7 +112,7 @@ def test_a_manifest_of_a_later_version_is_refused(translation, tmp_path):
     del content["sha256"]
     content["format_version"] = 99
     path.write_text(json.dumps({"sha256": checkpoints._digest(content), **content}))
-    with pytest.raises(UserError, match="has format_version 99, this version reads 1"):
+    with pytest.raises(ValueError, match="has format_version 99, this version reads 1"):
         check_checkpoint(tmp_path / "checkpoint-3")
 
 
@@ -247,7 +246,7 @@ def test_a_damaged_checkpoint_is_not_averaged(files, tmp_path):
     train_translation(recipe, tmp_path / "run")
     path = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
     save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"checkpoint-2/model.safetensors: is not what was written"):
+    with pytest.raises(ValueError, match=r"checkpoint-2/model.safetensors: is not what was written"):
         train_translation(recipe, tmp_path / "run", resume="last")
 
 
@@ -328,7 +327,7 @@ def test_a_link_to_nothing_is_named_and_makes_room(files, stopped, tmp_path, cap
         (stopped / name).symlink_to(target)
         assert checkpoint_to_resume(stopped, "auto") == stopped / "checkpoint-2"
         assert str(stopped / name) in caplog.text
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(ValueError, match=name):
             checkpoint_to_resume(stopped, stopped / name)
     train_translation(make_recipe(files, max_steps=4, **EACH_STEP), stopped, resume="auto")
     for step in (3, 4):
@@ -350,7 +349,7 @@ def test_a_start_anew_beside_checkpoints_is_said(stopped, tmp_path, caplog):
         assert checkpoint_to_resume(stopped, "auto") is None
         line = caplog.records[-1].getMessage()
         assert all(f"{place}{step}" in line for step in (1, 2))
-        with pytest.raises(UserError, match=f"{place}2"):
+        with pytest.raises(ValueError, match=f"{place}2"):
             checkpoint_to_resume(stopped, "last")
         set_aside_later(stopped, None)
     caplog.clear()
@@ -383,6 +382,6 @@ def test_a_folder_takes_the_place_of_a_link(tmp_path):
 def test_an_output_folder_that_leads_nowhere_is_refused(files, tmp_path):
     (tmp_path / "run").symlink_to(tmp_path / "gone")
     for resume in (None, "auto"):
-        with pytest.raises(UserError, match="gone"):
+        with pytest.raises(ValueError, match="gone"):
             train_translation(make_recipe(files), tmp_path / "run", resume=resume)
     assert not (tmp_path / "gone").exists()

@@ -9,7 +9,6 @@ from datasets import Dataset
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import SIZES, make_recipe, write_pairs
-from reluformers.errors import UserError
 from reluformers.translation import defaults
 from reluformers.translation.defaults import default_recipe
 from reluformers.translation.preparation import hold_out, load_splits
@@ -87,7 +86,7 @@ def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
     assert "" not in held_out["source"][:]
     assert hold_out(rows, 2, 1)[1]["target"][:] == held_out["target"][:]
     assert len({tuple(hold_out(rows, 3, seed)[1]["target"]) for seed in range(5)}) > 1
-    with pytest.raises(UserError, match="held_out is 36"):
+    with pytest.raises(ValueError, match="held_out is 36"):
         hold_out(rows, 36, 1)
 
 
@@ -102,7 +101,7 @@ def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
 )
 def test_what_cannot_be_held_out(changes, named):
     sections = make_recipe({"train": {"source": "a", "target": "b"}, "validation": "c.jsonl"}).to_dict()
-    with pytest.raises(UserError, match=named):
+    with pytest.raises(ValueError, match=named):
         TranslationRecipe.from_dict({**sections, "data": {**sections["data"], **changes}})
 
 

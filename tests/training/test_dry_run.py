@@ -5,7 +5,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from builders.image_runs import make_image_recipe, write_images
 from builders.translation_runs import make_recipe, training_logs
-from reluformers.errors import UserError
 from reluformers.images import train_image_classification
 from reluformers.translation import train_translation
 
@@ -68,6 +67,6 @@ def test_what_is_not_installed_is_refused_before_the_data_are_read(files, tmp_pa
         monkeypatch.setattr(f"transformers.integrations.integration_utils.is_{module}_available", lambda: False)
     recipe = make_recipe(files, report_to=name)
     recipe.data.train = "no_such_file"
-    with pytest.raises(UserError, match=f"^training: .*{name}") as caught:
+    with pytest.raises(ValueError, match=f"^training: .*{name}") as caught:
         train_translation(recipe, tmp_path / "run")
     assert "\n" not in str(caught.value)

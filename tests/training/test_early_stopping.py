@@ -10,7 +10,6 @@ import pytest
 
 from builders.commands import SCRIPTS, refusal_of, run_command
 from builders.translation_runs import make_recipe
-from reluformers.errors import UserError
 from reluformers.translation import train_translation
 
 # nothing is learned, so that no evaluation is better than the first
@@ -63,7 +62,7 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
     train_translation(make_recipe(files, **options), tmp_path)
     train_translation(make_recipe(files, **PATIENT), tmp_path, resume="auto")
     assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
-    with pytest.raises(UserError, match=r"updates, but training.max_steps or num_train_epochs ask for"):
+    with pytest.raises(ValueError, match=r"updates, but training.max_steps or num_train_epochs ask for"):
         train_translation(make_recipe(files, **options), tmp_path, resume="auto")
 
 
@@ -71,7 +70,7 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
     ("options", "named"), [({"early_stopping_patience": 0}, "0"), ({"eval_strategy": "no"}, "eval_strategy")]
 )
 def test_what_cannot_be(files, tmp_path, options, named):
-    with pytest.raises(UserError, match=rf"early_stopping_patience.*{named}"):
+    with pytest.raises(ValueError, match=rf"early_stopping_patience.*{named}"):
         make_recipe(files, **PATIENT | options).training_arguments(tmp_path)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, training_logs
-from reluformers.errors import DivergenceError, UserError
+from reluformers.errors import DivergenceError
 from reluformers.files import write_json
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
@@ -36,7 +36,7 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(files, tmp_path
     first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(UserError) as caught, only_run(tmp_path, patience=0.1):
+        with pytest.raises(ValueError) as caught, only_run(tmp_path, patience=0.1):
             pass
         assert f"process {first.pid} on {socket.gethostname()} is training here" in str(caught.value)
         os.kill(first.pid, signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_a_run_keeps_others_out_until_it_ends(files, tmp_path, monkeypatch):
     refused = []
 
     def try_a_second(self, *args, **options):
-        with pytest.raises(UserError) as caught, only_run(tmp_path / "run", patience=0.1):
+        with pytest.raises(ValueError) as caught, only_run(tmp_path / "run", patience=0.1):
             pass
         refused.append(str(caught.value))
         return original(self, *args, **options)
@@ -149,7 +149,7 @@ def test_one_process_where_several_were_asked_for_is_refused(files, tmp_path, mo
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(UserError, match=r"asked for several processes, but starts one on the CPU: use .*torchrun"):
+    with pytest.raises(ValueError, match=r"asked for several processes, but starts one on the CPU: use .*torchrun"):
         train_translation(make_recipe(files), tmp_path / "run")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.data.sources import check_apart
-from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.run import load_splits as load_image_splits
 from reluformers.tasks import load_recipe
@@ -107,7 +106,7 @@ def test_every_preset_is_a_model(recipe_file, preset):
 )
 def test_a_wrong_override_is_named_in_one_line(recipe_file, override, message):
     recipe_file.write_text(recipe_file.read_text() + "  seed: 1\n")
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         TranslationRecipe.load(recipe_file, [override])
     assert "\n" not in str(caught.value)
 
@@ -125,16 +124,16 @@ def test_a_wrong_override_is_named_in_one_line(recipe_file, override, message):
 def test_a_wrong_file_is_named_in_one_line(tmp_path, text, message):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         TranslationRecipe.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_or_binary_file_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match=r"missing\.yaml: cannot be read as a recipe"):
+    with pytest.raises(ValueError, match=r"missing\.yaml: cannot be read as a recipe"):
         TranslationRecipe.load(tmp_path / "missing.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"binary\.yaml: cannot be read as a recipe"):
+    with pytest.raises(ValueError, match=r"binary\.yaml: cannot be read as a recipe"):
         TranslationRecipe.load(tmp_path / "binary.yaml")
 
 
@@ -208,7 +207,7 @@ def test_a_saved_recipe_holds_no_access_token(recipe_file, tmp_path):
     ],
 )
 def test_training_values_that_do_not_go_together(tmp_path, training, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         TranslationRecipe(training=training).training_arguments(tmp_path)
 
 
@@ -279,7 +278,7 @@ def test_base_holds_where_the_recipe_says_nothing(tmp_path):
 )
 def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         TranslationRecipe.load(tmp_path / "recipe.yaml")
 
 
@@ -300,7 +299,7 @@ def test_base_that_cannot_be_taken_is_named(tmp_path, text, message):
     ],
 )
 def test_a_wrong_image_recipe_is_named_in_one_line(sections, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         ImageRecipe.from_dict(sections)
     assert "\n" not in str(caught.value)
 
@@ -341,7 +340,7 @@ def test_an_image_recipe_by_size_and_fields(tmp_path):
 @pytest.mark.parametrize("recipe", [ImageRecipe, TranslationRecipe])
 def test_parts_that_share_rows_are_refused(recipe, train, validation):
     data = recipe.from_dict({"data": {"path": "x", "train": train, "validation": validation}}).data
-    with pytest.raises(UserError, match=r"data.validation is train.*, which shares rows with data.train"):
+    with pytest.raises(ValueError, match=r"data.validation is train.*, which shares rows with data.train"):
         check_apart(data.path, data.sources())
 
 
@@ -350,10 +349,10 @@ def test_files_that_share_rows_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = {"train": ["b.jsonl", str(tmp_path / "a.jsonl")], "validation": "a.jsonl"}
     recipe = TranslationRecipe.from_dict({"data": {"source_lang": "en", "target_lang": "de", **rows}})
-    with pytest.raises(UserError, match=r"data.validation is a.jsonl, which shares rows with data.train"):
+    with pytest.raises(ValueError, match=r"data.validation is a.jsonl, which shares rows with data.train"):
         preparation.load_splits(recipe.data)
     recipe = ImageRecipe.from_dict({"data": {"train": "a.parquet", "test": "./a.parquet"}})
-    with pytest.raises(UserError, match=r"data.test is ./a.parquet, which shares rows with data.train, a.parquet"):
+    with pytest.raises(ValueError, match=r"data.test is ./a.parquet, which shares rows with data.train, a.parquet"):
         load_image_splits(recipe.data)
     check_apart(None, {name: {"source": f"{name}.en", "target": f"{name}.de"} for name in ("train", "validation")})
 
@@ -391,7 +390,7 @@ def test_parts_that_share_no_images_are_taken(train, validation):
     ],
 )
 def test_what_would_do_nothing_is_refused(recipe, sections, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         recipe.from_dict(sections)
 
 
@@ -415,5 +414,5 @@ def test_arguments_that_would_fail_late_or_do_nothing_are_refused_before_data_ar
     recipe, options, message, tmp_path
 ):
     data = {"train": "a.jsonl", "validation": "b.jsonl"}
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         recipe.from_dict({"data": data, "training": options}).training_arguments(tmp_path)

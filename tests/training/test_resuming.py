@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers import trainer as transformers_trainer
 
 from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs
-from reluformers.errors import UserError
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
 from reluformers.training.run import LOG_FILE
@@ -101,7 +100,7 @@ CHANGES = [
 @pytest.mark.parametrize(("options", "message"), CHANGES, ids=lambda value: value if isinstance(value, str) else "")
 def test_another_training_is_refused_by_name(files, finished, options, message):
     before = (finished[0] / "recipe.yaml").read_bytes()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         train_translation(make_recipe(files, **options), finished[0], resume="last")
     assert message in str(caught.value)
     assert (finished[0] / "recipe.yaml").read_bytes() == before
@@ -121,14 +120,14 @@ def test_other_data_are_refused_by_name(files, finished, tmp_path):
         contents = {path: Path(path).read_text() for path in moved[split].values()}
         for path, text in contents.items():
             Path(path).write_text("\n".join(change(text.splitlines())) + "\n")
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ValueError) as caught:
             train_translation(make_recipe(moved), finished[0], resume="last")
         assert message in str(caught.value)
         for path, text in contents.items():
             Path(path).write_text(text)
     recipe = make_recipe(moved)
     recipe.data.source_lang = "fr"
-    with pytest.raises(UserError, match=r"data.source_lang 'en', but 'fr'"):
+    with pytest.raises(ValueError, match=r"data.source_lang 'en', but 'fr'"):
         train_translation(recipe, finished[0], resume="last")
     # the same rows under other names are the same data
     shutil.copytree(finished[0], tmp_path / "run")
@@ -155,7 +154,7 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     assert not caplog.text
     check_same_run(checkpoint, before, {key: value for key, value in now.items() if key != "data"}, owner)
     assert f"was written by torch 1.0 (now {version('torch')})" in caplog.text
-    with pytest.raises(UserError, match="the run has processes 2, but 1 is asked for"):
+    with pytest.raises(ValueError, match="the run has processes 2, but 1 is asked for"):
         check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
 
 
@@ -166,19 +165,19 @@ def test_the_guide_lists_what_may_change():
 
 
 def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
-    with pytest.raises(UserError, match="is not empty; go on with --resume"):
+    with pytest.raises(ValueError, match="is not empty; go on with --resume"):
         train_translation(make_recipe(files), finished[0])
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(ValueError, match="is a file"):
         train_translation(make_recipe(files), tmp_path / "file")
 
 
 def test_resuming_needs_a_checkpoint_of_the_same_model(files, finished, tmp_path):
-    with pytest.raises(UserError, match="holds no complete checkpoint"):
+    with pytest.raises(ValueError, match="holds no complete checkpoint"):
         train_translation(make_recipe(files), tmp_path / "nothing", resume="last")
     other = make_recipe(files)
     other.model["d_model"] = 32
-    with pytest.raises(UserError, match=r"the run has model.d_model 16, but 32 is asked for"):
+    with pytest.raises(ValueError, match=r"the run has model.d_model 16, but 32 is asked for"):
         train_translation(other, finished[0], resume="last")
 
 
@@ -212,7 +211,7 @@ def test_checkpoints_without_an_optimizer_are_not_trained_on(files, tmp_path):
     first = train_translation(make_recipe(files, **options), tmp_path / "run")
     assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
     shutil.rmtree(tmp_path / "run" / "checkpoint-4")
-    with pytest.raises(UserError, match=r"checkpoint-2: training cannot go on from it, as training.save_only_model"):
+    with pytest.raises(ValueError, match=r"checkpoint-2: training cannot go on from it, as training.save_only_model"):
         train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
 
 
@@ -239,13 +238,13 @@ def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_pa
     assert AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length == length
     other = copy.deepcopy(recipe)
     other.model["attention"] = {"preset": "qknorm", "score": "dot"}
-    with pytest.raises(UserError, match=r"the run has model.attention"):
+    with pytest.raises(ValueError, match=r"the run has model.attention"):
         train_translation(other, tmp_path / "run", resume="last")
 
 
 def test_only_a_checkpoint_is_one(finished, tmp_path):
     for wrong in (finished[0], "training.max_steps=10", finished[0] / "checkpoint-99"):
-        with pytest.raises(UserError, match="is no checkpoint") as caught:
+        with pytest.raises(ValueError, match="is no checkpoint") as caught:
             checkpoint_to_resume(tmp_path, wrong)
         assert "delete" not in str(caught.value)
 

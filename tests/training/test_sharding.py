@@ -17,7 +17,6 @@ from builders.clean_processes import run_clean
 from builders.commands import SCRIPTS, launch, refusal_of, run_command
 from builders.models import build_config
 from builders.translation_runs import copy_as_interrupted, make_recipe, write_toy_files
-from reluformers.errors import UserError
 from reluformers.tasks import task_of
 from reluformers.training.sharding import check_sharding, read_sharded_weights
 from reluformers.translation import TranslationTrainingArguments
@@ -56,16 +55,16 @@ def accelerator_of(plugin=None, **sizes):
 def test_what_does_not_go_in_pieces_is_refused(tmp_path):
     args = TranslationTrainingArguments(str(tmp_path), use_cpu=True, ema_decay=0.5)
     check_sharding(accelerator_of(cp_size=1, dp_shard_size=2), args)
-    with pytest.raises(UserError, match="parallelism_config_cp_size is 2, but must be 1: context, sequence"):
+    with pytest.raises(ValueError, match="parallelism_config_cp_size is 2, but must be 1: context, sequence"):
         check_sharding(accelerator_of(cp_size=2), args)
     plugin = SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=False)
-    with pytest.raises(UserError, match=r"training.ema_decay needs whole weights"):
+    with pytest.raises(ValueError, match=r"training.ema_decay needs whole weights"):
         check_sharding(accelerator_of(plugin), args)
     plugin.cpu_ram_efficient_loading = True
-    with pytest.raises(UserError, match="fsdp_cpu_ram_efficient_loading is true, but must be false"):
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading is true, but must be false"):
         check_sharding(accelerator_of(plugin), args)
     plugin.fsdp_version = 1
-    with pytest.raises(UserError, match="fsdp_version is 1, but must be 2"):
+    with pytest.raises(ValueError, match="fsdp_version is 1, but must be 2"):
         check_sharding(accelerator_of(plugin), args)
 
 

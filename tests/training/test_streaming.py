@@ -24,7 +24,6 @@ from reluformers.data import streaming
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.data.sources import describe_file, hub_files
 from reluformers.data.streaming import BatchStream, BlockStream
-from reluformers.errors import UserError
 from reluformers.training import checkpoints
 from reluformers.training.checkpoints import MANIFEST_FILE, read_manifest
 from reluformers.training.identity import check_same_run
@@ -114,10 +113,10 @@ def test_batches_stop_and_go_on_anywhere(tmp_path, monkeypatch):
 
 def test_a_stream_of_nothing_ends(tmp_path):
     files = write_shards(tmp_path, [3])
-    with pytest.raises(UserError, match="process 4 of 5 finds no rows"):
+    with pytest.raises(ValueError, match="process 4 of 5 finds no rows"):
         next(iter(BlockStream(open_shards(files), 10, rank=4, world_size=5)))
     empty = BatchStream(BlockStream(open_shards(files), 10), lambda rows: rows.select([]), None, list)
-    with pytest.raises(UserError, match="cleaning leaves no row of the stream"):
+    with pytest.raises(ValueError, match="cleaning leaves no row of the stream"):
         next(iter(empty))
 
 
@@ -152,11 +151,11 @@ def test_a_streamed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     ]
     other = streaming_recipe(tmp_path, max_steps=8, evaluate_bleu=False)
     other.data.buffer_rows = 70
-    with pytest.raises(UserError, match=r"the run has data.buffer_rows 60, but 70 is asked for"):
+    with pytest.raises(ValueError, match=r"the run has data.buffer_rows 60, but 70 is asked for"):
         train_translation(other, tmp_path / "whole", resume="last")
     other = streaming_recipe(tmp_path, max_steps=8, evaluate_bleu=False)
     other.data.train = other.data.train[::-1]
-    with pytest.raises(UserError, match=r"the run has data.train \(first\)"):
+    with pytest.raises(ValueError, match=r"the run has data.train \(first\)"):
         train_translation(other, tmp_path / "whole", resume="last")
 
 
@@ -203,7 +202,7 @@ def change_the_last_row(files: list[str]) -> None:
 def test_other_shards_in_the_middle_are_refused(streamed, tmp_path, change):
     recipe = in_other_place(streamed[0], tmp_path)
     change(recipe.data.train)
-    with pytest.raises(UserError, match=r"data\.train \(file [234]"):
+    with pytest.raises(ValueError, match=r"data\.train \(file [234]"):
         train_translation(recipe, streamed[1], resume="last")
 
 
@@ -227,7 +226,7 @@ def test_checkpoints_that_know_nothing_of_files_go_on(streamed, tmp_path, caplog
     assert "files" in caplog.text
     recipe = in_other_place(streamed[0], tmp_path)
     recipe.data.train.pop(2)
-    with pytest.raises(UserError, match=r"data\.train \(shards\) 5, but 4"):
+    with pytest.raises(ValueError, match=r"data\.train \(shards\) 5, but 4"):
         train_translation(recipe, run, resume="last")
 
 
@@ -247,7 +246,7 @@ def test_files_on_the_hub_are_told_apart_by_what_it_says(tmp_path, monkeypatch):
     files = hub_files(str(tmp_path), "train", {})
     assert [Path(file).name for file in files] == names
     assert hub_files(str(tmp_path), "train+train", {}) == 2 * files
-    with pytest.raises(UserError, match="nothing"):
+    with pytest.raises(ValueError, match="nothing"):
         hub_files(str(tmp_path / "nothing"), "train", {})
     listing = {
         "datasets/a/b@1/x.jsonl": {"size": 7, "blob_id": "abc", "lfs": None, "last_commit": "1"},
@@ -261,7 +260,7 @@ def test_files_on_the_hub_are_told_apart_by_what_it_says(tmp_path, monkeypatch):
     assert other == {"size": 7, "id": "def"}
     assert bucket == {"size": 7, "id": "f00"}
     monkeypatch.setattr(HfFileSystem, "info", mock.Mock(side_effect=FileNotFoundError("gone")))
-    with pytest.raises(UserError, match=r"x\.jsonl"):
+    with pytest.raises(ValueError, match=r"x\.jsonl"):
         describe_file("hf://datasets/a/b@1/x.jsonl")
 
 
@@ -274,7 +273,7 @@ def test_files_that_moved_to_or_from_the_hub_are_compared_as_far_as_they_can_be(
     check_same_run(streamed[1], before, now, owner)
     assert "files" in caplog.text
     now["data"]["train"]["files"][2]["size"] += 1
-    with pytest.raises(UserError, match=r"data\.train \(file 3: size\)"):
+    with pytest.raises(ValueError, match=r"data\.train \(file 3: size\)"):
         check_same_run(streamed[1], before, now, owner)
 
 
@@ -297,7 +296,7 @@ def test_a_shard_may_be_empty(tmp_path):
     ],
 )
 def test_what_a_stream_cannot_do_is_refused(tmp_path, change, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         streaming_recipe(tmp_path, **change).training_arguments(tmp_path)
 
 

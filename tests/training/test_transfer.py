@@ -17,7 +17,6 @@ from transformers import (
 from builders.commands import launch
 from builders.image_runs import CLASSES, SIZES, make_image_recipe, write_images
 from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs, write_toy_files
-from reluformers.errors import UserError
 from reluformers.images import ImageRecipe
 from reluformers.images.run import _ImageRun, train_image_classification
 from reluformers.modeling.attention import MultiHeadAttention
@@ -326,7 +325,7 @@ def test_a_resumed_run_ends_with_the_same_weights(starts, tmp_path, task, traini
         **{TASKS[task]: 0.1, **EVERYTHING, **schedule, "distillation": 0.4},
     )
     shutil.rmtree(tmp_path / "resumed" / "checkpoint-4")
-    with pytest.raises(UserError, match=r"the run has model\.distillation 0\.5, but 0\.4 is asked for"):
+    with pytest.raises(ValueError, match=r"the run has model\.distillation 0\.5, but 0\.4 is asked for"):
         train(other, tmp_path / "resumed", resume="last")
 
 
@@ -366,7 +365,7 @@ def test_two_processes_train_like_one(starts, tmp_path, schedule):
     ],
 )
 def test_wrong_fields_are_named(starts, model, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         recipe_of(starts, "translation", **model)
 
 
@@ -390,7 +389,7 @@ def test_wrong_fields_are_named(starts, model, message):
     ],
 )
 def test_what_does_not_go_together_is_named(starts, tmp_path, task, training, model, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         begin(starts, task, tmp_path, training=training, **model)
 
 
@@ -399,7 +398,7 @@ def test_other_classes_cannot_be_distilled_but_attention_can(starts, tmp_path):
     files = {name: write_images(tmp_path, name, 8, ["cat", "dog"]) for name in ("train", "validation")}
     moved = (folder, {"images": sections["images"] | {"data": files}})
     with pytest.raises(
-        UserError, match=r"must be 0 here: the classes of model\.start are others than those of the data"
+        ValueError, match=r"must be 0 here: the classes of model\.start are others than those of the data"
     ):
         begin(moved, "images", tmp_path, distillation=0.5)
     trainer, *_, batch = begin(moved, "images", tmp_path, preset="rela", attention_distillation=1.0)

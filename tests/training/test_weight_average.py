@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from builders.image_runs import make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import copy_as_interrupted
-from reluformers.errors import UserError
 from reluformers.images import ImageTrainer, train_image_classification
 from reluformers.images.run import load_splits
 from reluformers.training.checkpoints import checkpoint_to_resume
@@ -111,10 +110,10 @@ def test_a_checkpoint_without_or_with_half_an_average(finished, files, tmp_path,
     assert checkpoint_to_resume(tmp_path / "run", "last") == tmp_path / "run" / "checkpoint-3"
     assert f"{WEIGHT_AVERAGE_FILE}: is cut short" in caplog.text
     without = {name: value for name, value in options.items() if name != "ema_decay"}
-    with pytest.raises(UserError, match=r"the run has training\.ema_decay 0.7, but None is asked for"):
+    with pytest.raises(ValueError, match=r"the run has training\.ema_decay 0.7, but None is asked for"):
         train_image_classification(make_image_recipe(files, **without), tmp_path / "run", resume="last")
     path.unlink()
-    with pytest.raises(UserError, match=r"was trained without training\.ema_decay"):
+    with pytest.raises(ValueError, match=r"was trained without training\.ema_decay"):
         WeightAverage(torch.nn.Linear(1, 1), 0.5).load(path.parent)
 
 
@@ -122,5 +121,5 @@ def test_other_classes_are_no_resuming(finished, tmp_path):
     folder, _, options = finished
     shutil.copytree(folder, tmp_path / "run")
     other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
-    with pytest.raises(UserError, match=r"the run has data.train \(classes\) \['dark', .*, but \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"the run has data.train \(classes\) \['dark', .*, but \['a', 'b'\]"):
         train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")

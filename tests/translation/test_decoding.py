@@ -16,7 +16,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of, run_command
 from reluformers import TranslationPipeline, seq2seq_config
-from reluformers.errors import UserError
 from reluformers.modeling.pipeline_translation import longest_translation
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.length_penalty import wu_length_penalty
@@ -315,7 +314,7 @@ def with_bigger_tokenizer(folder):
 )
 def test_unusable_folders_are_named_in_one_line(copy, damage, message):
     damage(copy)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         load_translation_model(copy)
     assert "\n" not in str(caught.value)
     assert str(copy) in str(caught.value)
@@ -331,7 +330,7 @@ def test_unused_weights_are_warned_about(copy, caplog):
 @pytest.mark.parametrize("name", ["no/such-model", "nothing", "./nothing"])
 def test_missing_models_are_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"^{re.escape(name)}: .*no such folder"):
+    with pytest.raises(ValueError, match=f"^{re.escape(name)}: .*no such folder"):
         load_translation_model(name)
 
 

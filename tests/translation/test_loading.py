@@ -11,7 +11,6 @@ import pytest
 from datasets import Dataset
 
 from reluformers.data.sources import read_hub
-from reluformers.errors import UserError
 from reluformers.translation.loading import load_translation_split, stream_translation_split
 from reluformers_research.analysis.parallel_text import ParallelText
 
@@ -42,7 +41,7 @@ def pairs_of(dataset):
 
 def fault(source, split="train", **options):
     """Load what must fail and give the message, which is one line."""
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ValueError) as caught:
         load(source, split, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -153,7 +152,7 @@ def test_unequal_parallel_text_of_a_stream_names_the_line(tmp_path, english, ger
     write(tmp_path / "train.de", german)
     sides = {"source": str(tmp_path / "train.en"), "target": str(tmp_path / "train.de")}
     rows, _ = stream_translation_split({"train": sides}, "train", source_lang="en", target_lang="de")
-    with pytest.raises(UserError, match=rf"train\.{shorter} ends before line 2 of .*, which must be its translation"):
+    with pytest.raises(ValueError, match=rf"train\.{shorter} ends before line 2 of .*, which must be its translation"):
         list(rows)
 
 
@@ -327,7 +326,7 @@ def test_one_file_is_not_its_own_translation(tmp_path):
     path.write_text("A dog.\n")
     (tmp_path / "link.de").symlink_to(path)
     for other in (path, tmp_path / "link.de"):
-        with pytest.raises(UserError, match="is the file of both source and target"):
+        with pytest.raises(ValueError, match="is the file of both source and target"):
             load_translation_split(
                 {"source": str(path), "target": str(other)}, "train", source_lang="en", target_lang="de"
             )
@@ -341,10 +340,10 @@ def test_json_that_is_no_text_is_refused_by_row_and_column(tmp_path, value, row,
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(content) + "\n" for content in rows))
     read = read_stream if streaming else load
-    with pytest.raises(UserError, match=rf"x\.jsonl, row {row}: 'de'"):
+    with pytest.raises(ValueError, match=rf"x\.jsonl, row {row}: 'de'"):
         read(str(path))
     if value != ["a"]:  # which is a list of words there
-        with pytest.raises(UserError, match=rf"x\.jsonl, row {row}: 'de'"):
+        with pytest.raises(ValueError, match=rf"x\.jsonl, row {row}: 'de'"):
             list(ParallelText([str(path)], "en", "de"))
 
 

@@ -6,7 +6,6 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
 
-from reluformers.errors import UserError
 from reluformers.translation.metrics import ChrF, SacreBLEU, bleu_options, corpus_score
 
 PREDICTIONS = ["The cat sat on the mat , quietly.", "Hello there, my good friend!", "nothing"]
@@ -99,5 +98,5 @@ def test_bleu_counts_words_as_the_language_has_them():
     found = [corpus_score(BLEU, bleu_options(language), outputs, references)[0].score for language in ("zh_TW", "de")]
     assert found[0] > 80 > found[1]
     assert bleu_options("de", "none")["tokenize"] == "none"
-    with pytest.raises(UserError, match="tokenize 'words' is not one of"):
+    with pytest.raises(ValueError, match="tokenize 'words' is not one of"):
         bleu_options("de", "words")

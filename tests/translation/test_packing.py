@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from reluformers.errors import UserError
 from reluformers.translation.packing import pack_documents
 from reluformers.translation.tokenization import token_lengths, tokenize_pairs, train_tokenizer
 
@@ -90,7 +89,7 @@ def test_rule_of_the_paper(tokenizer, seed, limit):
 
 def test_faults_are_named(tokenizer):
     dataset = documents_of([(1, 1)] * 4, ["x", "y", "x", "x"])
-    with pytest.raises(UserError, match=r"document 'x' is in several pieces \(rows 1 and 3\)"):
+    with pytest.raises(ValueError, match=r"document 'x' is in several pieces \(rows 1 and 3\)"):
         pack_documents(dataset, tokenizer, tokenizer, 10)
-    with pytest.raises(UserError, match="row 2 has no document id"):
+    with pytest.raises(ValueError, match="row 2 has no document id"):
         pack_documents(documents_of([(1, 1)] * 2, ["x", None]), tokenizer, tokenizer, 10)

@@ -11,7 +11,6 @@ from builders.commands import refusal_of, run_command
 from builders.models import build_model
 from builders.saved_models import save_translator
 from reluformers import quantize_int8
-from reluformers.errors import UserError
 from reluformers.onnx.models import OnnxModel
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import load_translation_model, translate
@@ -72,9 +71,9 @@ def test_what_cannot_be_quantized_is_refused():
         quantize_int8(build_model("reluformer").bfloat16())
     with pytest.raises(ValueError, match="is a linear layer"):
         quantize_int8(nn.Linear(4, 4))
-    with pytest.raises(UserError, match="graphs of ONNX"):
+    with pytest.raises(ValueError, match="graphs of ONNX"):
         set_precision(OnnxModel(PreTrainedConfig()), "int8")
-    with pytest.raises(UserError, match="dtype is 'int4', but must be one of float32, bfloat16, int8"):
+    with pytest.raises(ValueError, match="dtype is 'int4', but must be one of float32, bfloat16, int8"):
         set_precision(build_model("reluformer"), "int4")
 
 

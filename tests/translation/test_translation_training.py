@@ -13,7 +13,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builders.translation_runs import make_recipe, training_logs
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.errors import UserError
 from reluformers.translation import TranslationRecipe, TranslationTrainer, train_translation
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.preparation import _default_max_length, build_model, prepare_data
@@ -258,7 +257,7 @@ def test_one_matrix_over_two_vocabularies_is_refused(files, tmp_path):
     recipe.model["tying"] = "all"
     recipe.tokenizer.shared = False
     recipe.tokenizer.vocab_size = 60
-    with pytest.raises(UserError, match=r"set model\.tying=decoder"):
+    with pytest.raises(ValueError, match=r"set model\.tying=decoder"):
         train_translation(recipe, tmp_path / "run")
 
 
@@ -279,10 +278,10 @@ def test_a_log_without_losses_and_a_long_output_are_no_errors(files, tmp_path):
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
 def test_an_evaluation_that_fails_loses_no_weights(files, tmp_path, monkeypatch, strategy):
     def fail(run, trainer):
-        raise UserError("out of memory")
+        raise ValueError("out of memory")
 
     monkeypatch.setattr("reluformers.translation.run._TranslationRun.evaluate", fail)
-    with pytest.raises(UserError, match="out of memory"):
+    with pytest.raises(ValueError, match="out of memory"):
         train_translation(make_recipe(files, max_steps=1, save_strategy=strategy), tmp_path)
     folder = "unfinished" if strategy == "no" else "checkpoint-1"
     assert sorted(path.parent.name for path in tmp_path.rglob("model.safetensors")) == [folder]
@@ -306,7 +305,7 @@ def test_tokenizers_are_trained_as_the_recipe_says(files, tmp_path):
 
 @pytest.mark.parametrize("field", [{"byte_fallback": True}, {"max_digits": 2}], ids=str)
 def test_options_of_training_a_tokenizer_are_refused_beside_a_given_one(field):
-    with pytest.raises(UserError, match=rf"tokenizer\.{min(field)} is of a tokenizer that is trained"):
+    with pytest.raises(ValueError, match=rf"tokenizer\.{min(field)} is of a tokenizer that is trained"):
         TokenizerSection(path="acme/tokenizer", **field)
 
 
@@ -358,12 +357,12 @@ def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
     (tmp_path / "empty.en").write_text("")
     (tmp_path / "empty.de").write_text("")
     empty = {"source": str(tmp_path / "empty.en"), "target": str(tmp_path / "empty.de")}
-    with pytest.raises(UserError, match=r"empty\.en"):
+    with pytest.raises(ValueError, match=r"empty\.en"):
         train_translation(make_recipe({**files, "train": empty}), tmp_path / "run")
-    with pytest.raises(UserError, match=r"data\.validation is not given; add data.validation=FILE"):
+    with pytest.raises(ValueError, match=r"data\.validation is not given; add data.validation=FILE"):
         train_translation(make_recipe({"train": files["train"]}), tmp_path / "run")
     recipe = make_recipe(files)
     recipe.data.target_lang = None
-    with pytest.raises(UserError, match=r"data\.target_lang is not given"):
+    with pytest.raises(ValueError, match=r"data\.target_lang is not given"):
         train_translation(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()

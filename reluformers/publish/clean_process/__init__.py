@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from reluformers.errors import UserError
-
 CHILD = Path(__file__).with_name("child.py")
 # of the environment, what decides how things are computed and shown; all else may be a token
 _PASSED = re.compile(
@@ -45,11 +43,11 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
         What child.py writes for that task, with `model_class`, which means nothing for cells.
 
     Raises:
-        UserError: there is no model.
+        ValueError: there is no model.
         RuntimeError: the process failed; the message is the end of what it said.
     """
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: holds no model; run make demo first")
+        raise ValueError(f"{folder}: holds no model; run make demo first")
     with tempfile.TemporaryDirectory() as home:
         process = subprocess.run(
             [sys.executable, "-I", str(CHILD), task, str(folder.resolve())],

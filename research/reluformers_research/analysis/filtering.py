@@ -14,7 +14,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from reluformers.data.batches import IGNORED_LABEL
-from reluformers.errors import UserError
 from reluformers.evaluation.cross_attention import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
 from reluformers.files import iterate_lines
 
@@ -87,7 +86,7 @@ class ScoreFile:
         of: what they are the scores of, as JSON takes it.
 
     Raises:
-        UserError: the file holds scores of something else.
+        ValueError: the file holds scores of something else.
     """
 
     def __init__(self, path: Path, of: dict):
@@ -98,7 +97,7 @@ class ScoreFile:
             path.write_text(head, encoding="utf-8")
         with path.open("r+b") as file:
             if file.readline() != head.encode():
-                raise UserError(f"{path}: holds scores of another model, data or option; remove it to start anew")
+                raise ValueError(f"{path}: holds scores of another model, data or option; remove it to start anew")
             self.start = file.tell()
             self.done = 0
             end = self.start

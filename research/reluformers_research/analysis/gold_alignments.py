@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reluformers.errors import UserError
 from reluformers.evaluation.alignments import NO_LINK, AlignmentHead, Link, WordAlignments
 
 
@@ -27,7 +26,7 @@ class GoldAlignment(NamedTuple):
         """Read a row with `sure` and perhaps `possible`, lists of [source, target] from 0; None if it has no `sure`.
 
         Raises:
-            UserError: they are something else.
+            ValueError: they are something else.
         """
         if "sure" not in row:
             return None
@@ -35,7 +34,7 @@ class GoldAlignment(NamedTuple):
         for name in ("sure", "possible"):
             links = row.get(name) or []
             if not isinstance(links, list) or not all(_is_link(link) for link in links):
-                raise UserError(f"{place}: {name!r} must be a list of [source word, target word], counted from 0")
+                raise ValueError(f"{place}: {name!r} must be a list of [source word, target word], counted from 0")
             sides.append([tuple(link) for link in links])
         return cls(*sides)
 
@@ -67,12 +66,12 @@ class LinkCounts:
             place: of the row, for the error.
 
         Raises:
-            UserError: a link leads to no word.
+            ValueError: a link leads to no word.
         """
         sizes = len(aligned.source), len(aligned.target)
         for link in (*gold.sure, *gold.possible):
             if link[0] >= sizes[0] or link[1] >= sizes[1]:
-                raise UserError(f"{place}: link {list(link)} leads to no word, there are {sizes[0]} and {sizes[1]}")
+                raise ValueError(f"{place}: link {list(link)} leads to no word, there are {sizes[0]} and {sizes[1]}")
         found = aligned.links != NO_LINK
         is_gold = torch.zeros(2, sizes[1], max(sizes[0], 1), dtype=torch.bool)
         for kind, links in enumerate((gold.sure, [*gold.sure, *gold.possible])):
@@ -88,10 +87,10 @@ class LinkCounts:
         """AER of each    float64 [2, layers, heads + 1]: normal and shifted; the last head is the mean.
 
         Raises:
-            UserError: there is not one sure link.
+            ValueError: there is not one sure link.
         """
         if not self.sure:
-            raise UserError("there are no sure links to measure alignments by")
+            raise ValueError("there are no sure links to measure alignments by")
         links, sure, possible = self.counts.double().unbind(-1)
         return 1 - (sure + possible) / (links + self.sure)
 

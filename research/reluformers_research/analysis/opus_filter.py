@@ -12,7 +12,6 @@ from typing import Any
 
 from opusfilter import CLEAN_LOW, FilterABC
 
-from reluformers.errors import UserError
 from reluformers.evaluation.cross_attention import BLOCK_ROWS, MAX_TOKENS
 from reluformers.translation.decoding import load_translation_model
 
@@ -31,7 +30,7 @@ class NullAttentionFilter(FilterABC):
         kwargs: as for any filter (`name`, `workdir`).
 
     Raises:
-        UserError: there is no such score, or the model cannot be opened.
+        ValueError: there is no such score, or the model cannot be opened.
     """
 
     score_direction = CLEAN_LOW
@@ -49,7 +48,7 @@ class NullAttentionFilter(FilterABC):
         **kwargs: Any,
     ):
         if score not in SCORES:
-            raise UserError(f"score is {score!r}, but must be one of {', '.join(SCORES)}")
+            raise ValueError(f"score is {score!r}, but must be one of {', '.join(SCORES)}")
         super().__init__(**kwargs)
         self.threshold, self.score_name, self.max_tokens = threshold, score, max_tokens
         self.model, self.tokenizers = load_translation_model(model, trust_remote_code=trust_remote_code)

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from reluformers.errors import UserError
 from reluformers.files import atomic_write, check_text, iterate_lines
 from reluformers.translation.languages import saved_languages
 from reluformers.translation.rows import read_rows
@@ -51,24 +50,24 @@ class ParallelText:
         source_lang, target_lang: keys or columns of the sentences; of plain text they are not needed.
 
     Raises:
-        UserError: there is no such file, or it is of another kind.
+        ValueError: there is no such file, or it is of another kind.
     """
 
     def __init__(self, paths: Sequence[str], source_lang: str = "source", target_lang: str = "target"):
         if len(paths) not in (1, 2):
-            raise UserError(f"{len(paths)} data files: give one of rows, or two of plain text, source and target")
+            raise ValueError(f"{len(paths)} data files: give one of rows, or two of plain text, source and target")
         slices = [split_slice(path) for path in paths]
         self.paths = [path for path, _ in slices]
         self.rows = slices[0][1]
         if any(rows != self.rows for _, rows in slices):
-            raise UserError(f"{' and '.join(paths)}: the two have different slices; give both the same")
+            raise ValueError(f"{' and '.join(paths)}: the two have different slices; give both the same")
         self.keys = source_lang, target_lang
         self.kind = "text" if len(paths) == 2 else kind_of(self.paths[0])
         if self.kind == "text" and any(_ending(path) in KINDS for path in self.paths):
-            raise UserError(f"{' and '.join(self.paths)}: give one file of rows, or two of plain text")
+            raise ValueError(f"{' and '.join(self.paths)}: give one file of rows, or two of plain text")
         for path in self.paths:
             if not Path(path).is_file():
-                raise UserError(f"{path}: no such file; check the path")
+                raise ValueError(f"{path}: no such file; check the path")
 
     def __str__(self) -> str:
         return " and ".join(self.paths)
@@ -77,7 +76,7 @@ class ParallelText:
         """Yield the rows.
 
         Raises:
-            UserError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
+            ValueError: a row cannot be read, lacks a sentence, or the two files differ in their number of lines.
         """
         read = self._text_rows if self.kind == "text" else self._file_rows
         return islice(read(), self.rows.start, self.rows.stop)
@@ -93,7 +92,7 @@ class ParallelText:
             place = f"{path}, row {number}"
             sentences = values.get("translation", values)
             if not isinstance(sentences, dict):
-                raise UserError(f"{place}: 'translation' is {sentences!r}, but must be an object with two sentences")
+                raise ValueError(f"{place}: 'translation' is {sentences!r}, but must be an object with two sentences")
             yield ParallelRow(*(_sentence(sentences, key, place) for key in self.keys), values, place)
 
     def _text_rows(self) -> Iterator[ParallelRow]:
@@ -104,7 +103,7 @@ class ParallelText:
             if None in lines:
                 short = lines.index(None)
                 more = number + sum(1 for _ in sides[1 - short])
-                raise UserError(
+                raise ValueError(
                     f"{self.paths[short]} has {number - 1} lines, but {self.paths[1 - short]} has {more}; line n of "
                     "the one must be the translation of line n of the other"
                 )
@@ -114,12 +113,12 @@ class ParallelText:
         """Refuse output files that rows with a score cannot be written to.
 
         Raises:
-            UserError: their number or kind is another one.
+            ValueError: their number or kind is another one.
         """
         if self.kind == "text" and len(outputs) != 3:
-            raise UserError(f"{len(outputs)} output files: two plain text files need three, source, target and score")
+            raise ValueError(f"{len(outputs)} output files: two plain text files need three, source, target and score")
         if self.kind != "text" and (len(outputs) != 1 or kind_of(outputs[0]) != self.kind):
-            raise UserError(f"output {' '.join(outputs)}: must be one .{self.kind} or .{self.kind}.gz, as {self} is")
+            raise ValueError(f"output {' '.join(outputs)}: must be one .{self.kind} or .{self.kind}.gz, as {self} is")
 
     def write(self, outputs: Sequence[str], name: str, rows: Iterable[tuple[ParallelRow, float]]) -> int:
         """Write rows with a score, whole files or none.
@@ -170,11 +169,11 @@ def kind_of(path: str) -> str:
     """Kind of a file of rows, by its name.
 
     Raises:
-        UserError: it is none.
+        ValueError: it is none.
     """
     ending = _ending(path)
     if ending not in KINDS:
-        raise UserError(f"{path}: must be {' or '.join(KINDS)}, also with .gz, or two plain text files")
+        raise ValueError(f"{path}: must be {' or '.join(KINDS)}, also with .gz, or two plain text files")
     return KINDS[ending]
 
 
@@ -196,10 +195,10 @@ def _sentence(sentences: dict[str, Any], key: str, place: str) -> str:
     if isinstance(text, list):
         for word in text:
             if not isinstance(word, str) or len(word.split()) != 1:
-                raise UserError(f"{place}: {key!r} holds {word!r}, which is not one word")
+                raise ValueError(f"{place}: {key!r} holds {word!r}, which is not one word")
         text = " ".join(text)
     if key not in sentences:
-        raise UserError(f"{place}: {key!r} holds no sentence; found {', '.join(map(repr, sentences))}")
+        raise ValueError(f"{place}: {key!r} holds no sentence; found {', '.join(map(repr, sentences))}")
     return check_text(text, key, place)
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from transformers import LlamaConfig
 
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.errors import UserError
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
 
@@ -32,9 +31,9 @@ class TextSection:
 
     def __post_init__(self):
         if self.path is not None:
-            raise UserError(f"data.path is {self.path!r}, but the splits of text are files: leave it out")
+            raise ValueError(f"data.path is {self.path!r}, but the splits of text are files: leave it out")
         if self.length < 2:
-            raise UserError(f"data.length is {self.length}, but must be 2 or more")
+            raise ValueError(f"data.length is {self.length}, but must be 2 or more")
 
     def sources(self) -> dict[str, str]:
         """Where each split is that the recipe names."""

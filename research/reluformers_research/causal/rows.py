@@ -8,8 +8,6 @@ from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from reluformers.errors import UserError
-
 from .text import END, START
 
 
@@ -17,14 +15,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder of text, or of a model.
 
     Raises:
-        UserError: there is none, or it is not that of `text`.
+        ValueError: there is none, or it is not that of `text`.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"{path}: no such file; it stands beside the text")
+        raise ValueError(f"{path}: no such file; it stands beside the text")
     tokenizer = Tokenizer.from_file(str(path))
     if tokenizer.token_to_id(END) != START:
-        raise UserError(
+        raise ValueError(
             f"{path}: {END} is token {tokenizer.token_to_id(END)}, but must be {START}, as in the text's own"
         )
     return tokenizer
@@ -39,10 +37,10 @@ def load_stream(file: str | None, name: str, tokenizer: Tokenizer, *, shuffled: 
         shuffled: documents in an order of their own, always the same.
 
     Raises:
-        UserError: the file is missing.
+        ValueError: the file is missing.
     """
     if file is None or not Path(file).is_file():
-        raise UserError(f"data.{name} is {file!r}, but must be a Parquet file of text")
+        raise ValueError(f"data.{name} is {file!r}, but must be a Parquet file of text")
     texts = load_dataset("parquet", data_files=file, split="train")["text"][:]
     if shuffled:
         random.Random(0).shuffle(texts)

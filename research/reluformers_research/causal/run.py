@@ -10,7 +10,6 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reluformers.errors import UserError
 from reluformers.modeling.regularization import ENTROPY, NORMALIZATION, ROWS, RowStatistics, regularizer_sums
 from reluformers.training.meter import median_speed
 from reluformers.training.run import TaskRun
@@ -40,7 +39,7 @@ def train_causal(
         The content of `results.json`: `validation_loss`, the table of `measures`, speed, parameters, steps.
 
     Raises:
-        UserError: the recipe, the data, the folder or the checkpoint is not usable.
+        ValueError: the recipe, the data, the folder or the checkpoint is not usable.
     """
     return _CausalRun(recipe, output_dir, report).run(resume)
 
@@ -101,7 +100,7 @@ class _CausalRun(TaskRun):
         """Rows of both splits."""
         data = self.recipe.data
         if data.train is None:
-            raise UserError("data.train is not given; add data.train=train.parquet of the text")
+            raise ValueError("data.train is not given; add data.train=train.parquet of the text")
         self.tokenizer = load_tokenizer(Path(data.train).parent)
         self.train = as_dataset(windows(load_stream(data.train, "train", self.tokenizer, shuffled=True), data.length))
         self.held_out = load_stream(data.validation, "validation", self.tokenizer, shuffled=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from reluformers.errors import UserError
 from reluformers.evaluation.results import Evaluation, Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
 
@@ -38,7 +37,7 @@ class CausalScoring(ScoringOptions):
         super().__post_init__()
         self.attention_report = False  # the attention is measured at the end of training
         if self.length < 2:
-            raise UserError(f"length is {self.length}, but must be 2 or more")
+            raise ValueError(f"length is {self.length}, but must be 2 or more")
 
 
 class CausalScorer(Scorer):
@@ -98,7 +97,7 @@ def open_model(folder: Path) -> PreTrainedModel:
     """A saved model of `models.build_model`.
 
     Raises:
-        UserError: there is none.
+        ValueError: there is none.
     """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -106,4 +105,4 @@ def open_model(folder: Path) -> PreTrainedModel:
         owner = GatedLlamaForCausalLM if is_gated else AutoModelForCausalLM
         return owner.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: {error}") from error
+        raise ValueError(f"{folder}: {error}") from error

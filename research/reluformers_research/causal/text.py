@@ -19,7 +19,7 @@ from pathlib import Path
 from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from reluformers.errors import UserError, run_main
+from reluformers.errors import run_main
 from reluformers.files import write_text
 
 END = "<end>"
@@ -71,12 +71,12 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
     """Documents of the rows of one file.
 
     Raises:
-        UserError: a row has no translation or no document.
+        ValueError: a row has no translation or no document.
     """
 
     def name_of(row: dict) -> str:
         if row.get("doc_id") is None:
-            raise UserError(f"{source}: a row has no doc_id; give sentences that follow one another in documents")
+            raise ValueError(f"{source}: a row has no doc_id; give sentences that follow one another in documents")
         return f"{source}/{row['doc_id']}"
 
     for name, group in itertools.groupby(rows, name_of):
@@ -84,7 +84,7 @@ def read_documents(rows: Iterable[dict], source: str) -> Iterator[Document]:
         for row in group:
             pair = row.get("translation")
             if not isinstance(pair, dict):
-                raise UserError(f"{source}: a row has the keys {', '.join(row)}, but must have translation")
+                raise ValueError(f"{source}: a row has the keys {', '.join(row)}, but must have translation")
             for language, text in pair.items():
                 if isinstance(text, str) and (cleaned := clean(text)):
                     sentences.setdefault(language, []).append(cleaned)
@@ -136,7 +136,7 @@ def main() -> None:
     )
     splits = split_documents(documents)
     if not splits["validation"] or not splits["test"]:
-        raise UserError("no document is held out: give more of them")
+        raise ValueError("no document is held out: give more of them")
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(
         (one for document in splits["train"] for one in document.sentences), options.vocab_size

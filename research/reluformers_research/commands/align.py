@@ -26,7 +26,6 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
-from reluformers.errors import UserError
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
@@ -65,14 +64,14 @@ def run(options: argparse.Namespace) -> None:
     development = ParallelText([options.development], *languages) if options.development else None
     config_file = Path(options.model, "config.json")
     if options.save and not (development and config_file.is_file()):
-        raise UserError("--save needs --development to choose the head by, and the model in a folder")
+        raise ValueError("--save needs --development to choose the head by, and the model in a folder")
     if options.save and Path(options.model, MANIFEST_FILE).is_file():
-        raise UserError(
+        raise ValueError(
             f"{options.model}: is a checkpoint, and with another config.json training would not go on from it: save "
             "the choice in the folder of the finished run, or in a copy without the checkpoint's manifest.json"
         )
     if options.report and development is None and len(options.data) > 1:
-        raise UserError("--report is of rows with sure links, which two text files do not have: leave it out")
+        raise ValueError("--report is of rows with sure links, which two text files do not have: leave it out")
     check_at_least(options, max_tokens=1)
     read = [*data.paths, *(development.paths if development else []), *model_files(options.model)]
     check_output_files(options.output, options.report, inputs=read)
@@ -98,12 +97,12 @@ def run(options: argparse.Namespace) -> None:
             add_gold(counts, row, aligned)
             rows += 1
         if not rows:
-            raise UserError(f"{' and '.join(options.data)}: there are no rows")
+            raise ValueError(f"{' and '.join(options.data)}: there are no rows")
     if counts.pairs:
         tables["test"] = report(counts, head, "test")
     if options.report:
         if not tables:
-            raise UserError("no row has sure links: alignments are written, but there are no error rates to --report")
+            raise ValueError("no row has sure links: alignments are written, but there are no error rates to --report")
         write_json(options.report, {**head.config_fields(), **tables})
 
 

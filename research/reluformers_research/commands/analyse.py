@@ -21,7 +21,6 @@ from reluformers.commands.evaluate import check_options_of_others, options_of
 from reluformers.commands.options import add_fields
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.names import source_name
-from reluformers.errors import UserError
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.files import check_output_files, write_json, write_text
 from reluformers.saved_models import load_config, model_files, to_accelerator
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     output = Path(options.output)
     if output.suffix != ".json":
-        raise UserError(f"--output is {options.output}, but must end in .json")
+        raise ValueError(f"--output is {options.output}, but must end in .json")
     page = output.with_suffix(".html")
     read = [path for model in options.models for path in model_files(model)]
     check_output_files(output, page, inputs=[options.data, *read])
@@ -74,7 +73,7 @@ def common_task(options: argparse.Namespace) -> Task:
     """The task of all models.
 
     Raises:
-        UserError: there are several, or an option is of another one.
+        ValueError: there are several, or an option is of another one.
     """
     tasks = {}
     for model in options.models:
@@ -84,7 +83,7 @@ def common_task(options: argparse.Namespace) -> Task:
         tasks.setdefault(task.name, (task, model))
     if len(tasks) > 1:
         shown = " and ".join(f"{model} of {task}" for task, model in tasks.values())
-        raise UserError(f"the models are of two tasks, {shown}; analyse each task by itself")
+        raise ValueError(f"the models are of two tasks, {shown}; analyse each task by itself")
     return next(iter(tasks.values()))[0]
 
 
@@ -92,7 +91,7 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     """What one model does, and on which rows and where it was measured.
 
     Raises:
-        UserError: model or data cannot be loaded, or do not fit each other.
+        ValueError: model or data cannot be loaded, or do not fit each other.
     """
     scorer = task.scorer(options_of(argparse.Namespace(**{**vars(options), "model": model, "output": None}), task))
     data = scorer.load()

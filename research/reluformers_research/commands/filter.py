@@ -26,7 +26,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
-from reluformers.errors import UserError
 from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
@@ -68,9 +67,9 @@ def run(options: argparse.Namespace) -> None:
     check_output_files(*options.output, scores_path, inputs=[*text.paths, *model_files(options.model)])
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
-        raise UserError(f"keep must be a share above 0 and at most 1, got {options.keep}")
+        raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
     if options.max_score is not None and math.isnan(options.max_score):
-        raise UserError("max_score is nan, but must be a number")
+        raise ValueError("max_score is nan, but must be a number")
     silence_transformers()
     check_model(options.model)
     translator = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
@@ -92,7 +91,7 @@ def score_rest(
     """Score the rows that have none yet.
 
     Raises:
-        UserError: there are no rows.
+        ValueError: there are no rows.
     """
     pairs = (row.texts for row in islice(text, scores.done, None))
     found = score_pairs(*translator, pairs, max_tokens=options.max_tokens)
@@ -105,7 +104,7 @@ def score_rest(
         if not scores.done:  # nothing to go on with
             scores.remove()
     if not scores.done:
-        raise UserError(f"{text}: there are no rows")
+        raise ValueError(f"{text}: there are no rows")
     if options.score == "null_rate" and not any(scores.read()):
         logger.warning(
             "all null rates are 0: the cross-attention of %s never attends to nothing; use --score loss", options.model

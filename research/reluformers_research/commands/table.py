@@ -22,7 +22,6 @@ import sys
 from pathlib import Path
 
 from reluformers.commands import SECTION_CHANGE, take_changes
-from reluformers.errors import UserError
 from reluformers.evaluation.plotting import check_picture_path
 from reluformers.evaluation.results import METRICS
 from reluformers.files import check_output_files, write_text
@@ -78,14 +77,14 @@ def run(options: argparse.Namespace) -> None:
     seeds = [_seed(text) for text in options.seeds]
     records = options.records or options.output_dir / "records"
     if options.show and options.records and not options.records.is_dir():
-        raise UserError(f"--records is {options.records}, but there is no such folder")
+        raise ValueError(f"--records is {options.records}, but there is no such folder")
     if options.minutes is not None and not 0 < options.minutes < math.inf:
-        raise UserError(f"--minutes is {options.minutes}, but must be a number above 0")
+        raise ValueError(f"--minutes is {options.minutes}, but must be a number above 0")
     if options.plot:
         check_picture_path(options.plot)
         for other in ("list", "again", "gather", "submit"):
             if getattr(options, other):
-                raise UserError(
+                raise ValueError(
                     f"--plot draws a table that is shown or run, or a page, and does not go with --{other}"
                 )
     if options.list:
@@ -96,35 +95,35 @@ def run(options: argparse.Namespace) -> None:
                 print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
         return
     if options.submit and (options.minutes is not None or options.jobs != 1):
-        raise UserError(
+        raise ValueError(
             "--minutes and --jobs are of runs on this machine, and --submit hands all to Slurm: leave them out"
         )
     if options.again:
         for name, usual in (("setting", "paper"), ("rows", ["*"]), ("seeds", ["1", "2", "3"]), ("jobs", 1)):
             if getattr(options, name) != usual:
-                raise UserError(f"--{name} is of the runs of a table, and --again repeats one run: leave it out")
+                raise ValueError(f"--{name} is of the runs of a table, and --again repeats one run: leave it out")
         # the first change of a recipe stands where a table would
         options.overrides = [*filter(None, [options.table]), *options.overrides]
         repeat(options, records)
         return
     if options.gather:
         if options.table is not None:
-            raise UserError(f"--gather takes the runs of all tables: leave {options.table} out")
+            raise ValueError(f"--gather takes the runs of all tables: leave {options.table} out")
         if options.records is None:
-            raise UserError("--gather adds to the Parquet files of a folder: name it with --records")
+            raise ValueError("--gather adds to the Parquet files of a folder: name it with --records")
         print(f"{options.records}: {gather(options.gather, options.records)} runs")
         return
     if options.write:
         if options.table is not None:
-            raise UserError(f"--write writes all tables of a page: leave {options.table} out")
+            raise ValueError(f"--write writes all tables of a page: leave {options.table} out")
         reports = write_page(options.write, records)
         if options.plot:
             print(f"picture: {plot_claims(reports, options.plot)}")
         return
     if options.table is None:
-        raise UserError("name a table, such as reluformer/t2; --list shows them")
+        raise ValueError("name a table, such as reluformer/t2; --list shows them")
     if options.jobs < 1:
-        raise UserError(f"--jobs is {options.jobs}, but must be 1 or more")
+        raise ValueError(f"--jobs is {options.jobs}, but must be 1 or more")
     table = Table.load(options.table)
     jobs = make_jobs(table, seeds, options, records)
     flat = [job for of_row in jobs.values() for job in of_row]
@@ -176,7 +175,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
     """Run what a record describes once more, and say how far the scores are apart.
 
     Raises:
-        UserError: the record cannot be read, its recipe is not valid, or the run fails.
+        ValueError: the record cannot be read, its recipe is not valid, or the run fails.
     """
     record = RunRecord.load(options.again)
     sections = copy.deepcopy(record.recipe)
@@ -185,7 +184,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
     recipe = task_named(sections["task"]).recipe_class.from_sections(sections, options.again)
     name = run_name(recipe)
     if (records / name).resolve() == options.again.with_suffix("").resolve():
-        raise UserError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
+        raise ValueError(f"{options.again}: a run of its own would be taken for it; give --records another folder")
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
     if not job.is_done:
         check_job(job)
@@ -204,22 +203,22 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         f"{metric.format(min(scores))} to {metric.format(max(scores))} with {len(scores)} seeds"
     )
     if again.evaluation.data.checksum != record.evaluation.data.checksum:
-        raise UserError("the test sets differ, so the scores are no comparison")
+        raise ValueError("the test sets differ, so the scores are no comparison")
 
 
 def write_page(page: Path, records: Path) -> list[TableReport]:
     """Write the tables of a page anew, and return them.
 
     Raises:
-        UserError: the page cannot be read or names a table that is not there, or there are no records.
+        ValueError: the page cannot be read or names a table that is not there, or there are no records.
     """
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{page}: cannot be read ({error.strerror})") from error
+        raise ValueError(f"{page}: cannot be read ({error.strerror})") from error
     evidence = Evidence.load(records)
     if not evidence:
-        raise UserError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
+        raise ValueError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
     reports = {
         (name, setting): TableReport.of_records(Table.load(name), setting, evidence)
         for name, setting in tables_in(text)
@@ -234,7 +233,7 @@ def _seed(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"--seeds: {text!r} is no whole number") from None
+        raise ValueError(f"--seeds: {text!r} is no whole number") from None
 
 
 def _print_line(line: str) -> None:

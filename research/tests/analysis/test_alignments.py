@@ -13,7 +13,6 @@ from builders.commands import refusal_of, run_command
 from builders.models import build_model
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers import TranslationPipeline
-from reluformers.errors import UserError
 from reluformers.evaluation.alignments import (
     LEAST_LINKS,
     NO_LINK,
@@ -193,7 +192,7 @@ def test_a_model_without_cross_attention(tokenizer):
         def forward(self, **kwargs):
             return SimpleNamespace(logits=None)
 
-    with pytest.raises(UserError, match="Blind returns no cross-attention"):
+    with pytest.raises(ValueError, match="Blind returns no cross-attention"):
         list(word_alignments(Blind(), (tokenizer, tokenizer), [("Anna", "Oslo")]))
 
 
@@ -299,7 +298,7 @@ def test_of_equally_good_heads_the_plainest_is_chosen():
 )
 def test_gold_that_cannot_be(row, message):
     aligned = WordAlignments(["s"], ["t", "u"], torch.zeros(2, 1, 2, 2).long())
-    with pytest.raises(UserError, match=f"line 7: {message}"):
+    with pytest.raises(ValueError, match=f"line 7: {message}"):
         LinkCounts().add(aligned, GoldAlignment.from_row(row, "line 7"), "line 7")
 
 

@@ -15,7 +15,6 @@ from torch.nn import functional
 from builders.commands import refusal_of, run_command
 from builders.models import build_model
 from builders.saved_models import TEXTS, save_translator
-from reluformers.errors import UserError
 from reluformers.evaluation import cross_attention
 from reluformers.translation.decoding import load_translation_model
 from reluformers.translation.tokenization import train_tokenizer
@@ -97,7 +96,7 @@ def test_a_score_file_goes_on_behind_the_last_whole_line(tmp_path):
     assert scores.done == 2
     assert list(scores.append([0.25])) == [0.25]
     assert list(scores.read()) == [0.5, 1 / 3, 0.25]
-    with pytest.raises(UserError, match="scores of another model, data or option; remove it"):
+    with pytest.raises(ValueError, match="scores of another model, data or option; remove it"):
         ScoreFile(path, {"model": "b"})
 
 
@@ -262,7 +261,7 @@ def test_what_the_command_refuses(folder, tmp_path, capsys):
 
 def test_faults_of_files_are_named_by_line(tmp_path):
     def fault(*names) -> str:
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ValueError) as caught:
             list(ParallelText([str(tmp_path / name) for name in names]))
         return str(caught.value)
 
@@ -325,5 +324,5 @@ def test_a_filter_of_opusfilter(folder, monkeypatch):
     for bound in ("accept_threshold", "reject_threshold"):
         chosen.threshold = getattr(chosen, bound)
         assert len(list(chosen.filter(rows))) == (5 if bound == "accept_threshold" else 0)
-    with pytest.raises(UserError, match="score is 'bleu', but must be one of null_rate, loss"):
+    with pytest.raises(ValueError, match="score is 'bleu', but must be one of null_rate, loss"):
         NullAttentionFilter(model=str(folder), threshold=0.5, score="bleu")

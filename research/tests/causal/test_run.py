@@ -7,7 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 
-from reluformers.errors import UserError
 from reluformers_research.causal.models import build_model
 from reluformers_research.causal.recipe import CausalRecipe
 from reluformers_research.causal.run import train_causal
@@ -87,12 +86,12 @@ def test_learned_scalars_do_not_decay(text, tmp_path, attention):
     ],
 )
 def test_what_a_recipe_cannot_be(section, values):
-    with pytest.raises(UserError):
+    with pytest.raises(ValueError):
         CausalRecipe.from_dict({"task": "text-generation", section: values})
 
 
 def test_missing_text_is_named(text, tmp_path):
     for name, value in (("train", None), ("train", "nowhere"), ("validation", "nowhere")):
         recipe = CausalRecipe.from_dict(sections({**text, name: value}))
-        with pytest.raises(UserError, match=r"data\.train|nowhere|tokenizer\.json"):
+        with pytest.raises(ValueError, match=r"data\.train|nowhere|tokenizer\.json"):
             train_causal(recipe, tmp_path / "run", report=print)

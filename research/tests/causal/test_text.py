@@ -2,7 +2,6 @@
 
 import pytest
 
-from reluformers.errors import UserError
 from reluformers_research.causal.text import END, clean, read_documents, split_documents, train_tokenizer
 
 
@@ -56,9 +55,9 @@ def test_what_is_left_out_takes_nothing_from_what_is_kept():
 
 
 def test_a_row_without_a_translation_is_named():
-    with pytest.raises(UserError, match="translation"):
+    with pytest.raises(ValueError, match="translation"):
         list(read_documents([{"text": "a", "doc_id": 1}], "source"))
-    with pytest.raises(UserError, match="source: a row has no doc_id"):
+    with pytest.raises(ValueError, match="source: a row has no doc_id"):
         list(read_documents([{"translation": {"en": "a"}}], "source"))
 
 

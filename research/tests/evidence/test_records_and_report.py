@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from reluformers.errors import UserError
 from reluformers.evaluation.attention_statistics import AttentionReport, AttentionStatistics
 from reluformers.evaluation.circumstances import Circumstances
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
@@ -181,11 +180,11 @@ def test_two_runs_of_a_name_are_refused(table, tmp_path, change):
         "translations": {"translations": ["x"]},
     }
     replace(record, **changed[change]).save(tmp_path / "a")
-    with pytest.raises(UserError, match=record.name):
+    with pytest.raises(ValueError, match=record.name):
         gather(tmp_path / "a", tmp_path / "b")
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
     replace(record, **changed[change]).save(tmp_path / "b")
-    with pytest.raises(UserError, match=record.name):
+    with pytest.raises(ValueError, match=record.name):
         load_records(tmp_path / "b")
 
 
@@ -193,7 +192,7 @@ def test_a_run_is_gathered_under_its_name(table, tmp_path):
     record = save_run(table, tmp_path, "one", 1, 0.5)
     for path in list(tmp_path.glob(f"{record.name}.*")):
         path.rename(tmp_path / f"other-1{path.suffix}")
-    with pytest.raises(UserError, match=record.name):
+    with pytest.raises(ValueError, match=record.name):
         gather(tmp_path, tmp_path / "gathered")
 
 
@@ -217,12 +216,12 @@ def test_other_parquet_files_are_refused(table, tmp_path):
         rows.drop_columns("format_version"),
     ):
         pq.write_table(damaged, path)
-        with pytest.raises(UserError, match=path.name):
+        with pytest.raises(ValueError, match=path.name):
             load_records(tmp_path)
     path.write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=path.name):
+    with pytest.raises(ValueError, match=path.name):
         load_records(tmp_path)
-    with pytest.raises(UserError, match=r"nowhere.json: no such file, and no record of that name"):
+    with pytest.raises(ValueError, match=r"nowhere.json: no such file, and no record of that name"):
         RunRecord.load(tmp_path / "nowhere")
 
 
@@ -295,14 +294,14 @@ def test_a_damaged_record_is_named(table, tmp_path):
     record = save_run(table, tmp_path, "one", 1, 0.8)
     path = tmp_path / f"{record.name}.json"
     path.write_text(path.read_text()[:-30])
-    with pytest.raises(UserError, match=f"{record.name}.json: cannot be read as a record"):
+    with pytest.raises(ValueError, match=f"{record.name}.json: cannot be read as a record"):
         Evidence.load(tmp_path)
     for recipe, message in (({}, "unknown task None"), ({"task": record.recipe["task"]}, "lacks training.seed")):
         path.write_text(json.dumps({"format_version": 1, "name": "a", "recipe": recipe}))
-        with pytest.raises(UserError, match=f"{record.name}: {message}"):
+        with pytest.raises(ValueError, match=f"{record.name}: {message}"):
             Evidence.load(tmp_path)
     path.write_text(json.dumps({"format_version": 99}))
-    with pytest.raises(UserError, match="is no record of a run, or one of a newer"):
+    with pytest.raises(ValueError, match="is no record of a run, or one of a newer"):
         Evidence.load(tmp_path)
 
 
@@ -311,7 +310,7 @@ def test_damaged_rows_are_named(table, tmp_path, content):
     record = save_run(table, tmp_path, "one", 1, 0.8)
     path = tmp_path / f"{record.name}.npz"
     path.write_bytes(path.read_bytes()[:200] if content is None else content)
-    with pytest.raises(UserError, match=f"{record.name}.npz: cannot be read"):
+    with pytest.raises(ValueError, match=f"{record.name}.npz: cannot be read"):
         load_records(tmp_path)
 
 
@@ -332,7 +331,7 @@ def test_verdicts_follow_from_the_runs(table, tmp_path):
 
 
 def test_all_claims_are_drawn(table, tmp_path):
-    with pytest.raises(UserError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="nothing to draw"):
         plot_claims([report_of(table, tmp_path)], tmp_path / "claims.svg")
     for seed in (1, 2, 3):
         for name, share in (("one", 0.6), ("two", 0.8)):
@@ -458,14 +457,14 @@ def test_rows_of_other_data_are_not_compared(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5)
         save_run(table, tmp_path, "two", seed, 0.6, checksum="2")
-    with pytest.raises(UserError, match="runs scored on different test sets"):
+    with pytest.raises(ValueError, match="runs scored on different test sets"):
         report_of(table, tmp_path)
 
 
 def test_runs_of_one_row_are_of_one_training_set(table, tmp_path):
     for seed, checksum in ((1, "a"), (2, "b")):
         save_run(table, tmp_path, "one", seed, 0.5, train=checksum)
-    with pytest.raises(UserError, match=r"row one: there are runs trained on different files"):
+    with pytest.raises(ValueError, match=r"row one: there are runs trained on different files"):
         report_of(table, tmp_path)
 
 
@@ -477,7 +476,7 @@ def test_runs_are_scored_in_one_way(table, tmp_path):
     for score in content["evaluation"]["scores"].values():
         score["signature"] = "tok:none"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="row one: there are runs with the signatures None and tok:none"):
+    with pytest.raises(ValueError, match="row one: there are runs with the signatures None and tok:none"):
         report_of(table, tmp_path)
 
 
@@ -492,7 +491,7 @@ def test_a_seed_does_not_count_twice(table, tmp_path):
     shutil.copy(tmp_path / f"{record.name}.npz", tmp_path / "another-1.npz")
     content = (tmp_path / f"{record.name}.json").read_text()
     (tmp_path / "another-1.json").write_text(content.replace(record.name, "another-1"))
-    with pytest.raises(UserError, match=r"are both the run of .*, row one, with seed 1"):
+    with pytest.raises(ValueError, match=r"are both the run of .*, row one, with seed 1"):
         report_of(table, tmp_path)
 
 
@@ -537,8 +536,8 @@ def test_blocks_of_a_page_are_written_anew():
     assert "small -->\n| a |\n<!-- end" in written
     assert "\nwords\n" in written
     assert replace_tables(written, {("source/t1", "small"): "| a |\n"}) == written
-    with pytest.raises(UserError, match="no line <!-- table: source/t3 small -->"):
+    with pytest.raises(ValueError, match="no line <!-- table: source/t3 small -->"):
         replace_tables(PAGE, {("source/t3", "small"): ""})
     for damaged in (PAGE.replace("<!-- end of table -->", "", 1), PAGE.replace("t1 small -->", "t1 small->")):
-        with pytest.raises(UserError, match="the page has a line with '<!-- table: '"):
+        with pytest.raises(ValueError, match="the page has a line with '<!-- table: '"):
             replace_tables(damaged, {("source/t2", "small"): ""})

@@ -16,7 +16,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe, write_pairs
-from reluformers.errors import DivergenceError, UserError
+from reluformers.errors import DivergenceError
 from reluformers.evaluation.results import Evaluation, Score, ScoredData
 from reluformers.tasks import task_named
 from reluformers.translation.evaluation import score_of_sums
@@ -352,7 +352,7 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
     source.write_text("changed\n")
     _checksum.cache_clear()
     try:
-        with pytest.raises(UserError, match="is another file of that name"):
+        with pytest.raises(ValueError, match="is another file of that name"):
             check_data(job, record)
     finally:
         source.write_text(before)

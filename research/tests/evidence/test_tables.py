@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from reluformers.configuration.configuration_attention import AttentionConfig
-from reluformers.errors import UserError
 from reluformers_research.tables import RECIPES, Claim, Table, list_tables, row_key, run_name
 
 TABLES = list_tables()
@@ -77,7 +76,7 @@ def test_claims(text, first, relation, second, measure):
 
 @pytest.mark.parametrize("text", ["a b", "a = b", "speed: a > b", "a > b > c"])
 def test_bad_claims(text):
-    with pytest.raises(UserError):
+    with pytest.raises(ValueError):
         Claim.parse(text)
 
 
@@ -139,18 +138,18 @@ def test_a_default_that_is_written_out_makes_no_other_run(tmp_path):
 )
 def test_a_faulty_file_is_refused_by_name(tmp_path, change, message):
     path = write_table(tmp_path, SMALL.replace(*change))
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         Table.load(path)
     assert str(error.value).startswith(path)
 
 
 def test_unknown_names_are_refused(tmp_path):
     table = Table.load(write_table(tmp_path))
-    with pytest.raises(UserError, match="no row is called 'three'; there are one, two"):
+    with pytest.raises(ValueError, match="no row is called 'three'; there are one, two"):
         table.rows_of("paper", ["three"])
-    with pytest.raises(UserError, match="unknown setting 'small'"):
+    with pytest.raises(ValueError, match="unknown setting 'small'"):
         table.rows_of("small")
-    with pytest.raises(UserError, match="unknown table 'reluformer/t22'; the nearest allowed is 'reluformer/t2'"):
+    with pytest.raises(ValueError, match="unknown table 'reluformer/t22'; the nearest allowed is 'reluformer/t2'"):
         Table.load("reluformer/t22")
 
 
