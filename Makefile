@@ -43,10 +43,11 @@ style: $(SETUP)  ## mend and format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-quality: $(SETUP)  ## lint and format, read only
+quality: $(SETUP)  ## lint, format and the budget of lines, read only
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python scripts/lint_payload.py
+	$(VENV)/bin/python scripts/budget.py
 
 # Two processes of one thread each: the models of the tests are too small to share one. The `pytest` command, not
 # `python -m pytest`: the latter would put the repository's folders on the import path.
