@@ -11,7 +11,7 @@ from .families import *  # noqa: F403 (the classes of every family, as families.
 from .families import VISION_SIZES, seq2seq_config, vision_config
 from .modeling.attention import MultiHeadAttention
 from .modeling.pipeline_translation import TranslationPipeline
-from .publish.registry import register
+from .saved_code.registry import register
 
 __version__ = "0.1.0"
 

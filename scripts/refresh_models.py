@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from reluformers.errors import run_main
 from reluformers.publish.folder_check import compare_in_clean_process, write_answers
-from reluformers.publish.registry import save_payload
+from reluformers.saved_code.registry import save_payload
 from reluformers.tasks import task_of
 
 MODELS = Path(__file__).resolve().parents[1] / "models"

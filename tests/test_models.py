@@ -10,8 +10,8 @@ from builders.clean_processes import run_clean
 from reluformers.publish.card_check import check_card
 from reluformers.publish.folder_check import compare_in_clean_process
 from reluformers.publish.notebook import NOTEBOOK
-from reluformers.publish.registry import code_of
 from reluformers.publish.release import foreign_code, select_files
+from reluformers.saved_code.registry import code_of
 from reluformers.tasks import task_of
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[1] / "models").glob("*/config.json"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -131,3 +132,17 @@ def test_oldest_constraints_are_the_lower_ends(setup_arguments):
     pins = constraints("constraints-oldest.txt")
     for name, requirement in requirements(setup_arguments).items():
         assert pins[name] == lower_bound(requirement), f"{requirement}, but {pins[name]} is tested as the oldest"
+
+
+def test_what_publishing_runs_is_pinned():
+    """Actions by commit, images by digest; the job that builds the sources knows no index but PyPI."""
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        for used in re.findall(r"uses: (\S+)", path.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used), path
+    for image in re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE):
+        assert re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", image)
+    publishing = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text(encoding="utf-8"))
+    build = publishing["jobs"]["build"]
+    assert "INDEX" not in str(build) + str(publishing.get("env"))
+    (installed,) = [step["run"] for step in build["steps"] if "run" in step]
+    assert re.fullmatch(r"pip install build==[\d.]+ && python -m build --sdist", installed)

@@ -17,7 +17,7 @@ from builders.models import KINDS, MODELS, build_model, draw_pairs
 from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
-from reluformers.publish.payload import find_payload_file, payload_files, payload_names
+from reluformers.saved_code.payload import payload_files
 
 
 def test_every_preset_opens_in_a_clean_process_with_equal_logits(tmp_path):
@@ -87,8 +87,6 @@ def test_folder_holds_the_closure_and_nothing_else(kind, tmp_path):
 def test_configuration_alone_brings_the_code_too(tmp_path):
     ReLUFormerConfig().save_pretrained(tmp_path)
     assert (tmp_path / "modeling_seq2seq.py").is_file()
-    with pytest.raises(FileNotFoundError, match=r"no_such_module\.py"):
-        find_payload_file("no_such_module")
 
 
 @pytest.mark.parametrize("folder", ["configuration", "modeling"])
@@ -134,10 +132,6 @@ def test_installed_library_opens_a_folder_without_trust(tmp_path):
     model = build_model("qknorm")
     model.save_pretrained(tmp_path)
     assert type(AutoModelForSeq2SeqLM.from_pretrained(tmp_path)) is type(model)
-
-
-def test_files_of_earlier_versions_are_known():
-    assert {"triton_attention.py", "search.py", "fields.py"} <= payload_names()
 
 
 HEADING = re.compile(r"^# -+\n# ((?:configuration|modeling)/\w+\.py)$", re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builders.models import FAMILY_MODELS, build_config
-from reluformers.publish.payload import payload_files
+from reluformers.saved_code.payload import payload_files
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "configuration", ROOT / "modeling")

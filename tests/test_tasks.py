@@ -27,6 +27,7 @@ ASKED_BY_TRANSFORMERS = {
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (
     ("kernels",),  # imported as reluformers_kernels, and imports nothing of the library
+    ("saved_code",),  # what `import reluformers` registers
     ("data",),
     ("onnx",),
     ("conversion",),

@@ -15,6 +15,8 @@ from reluformers.evaluation.examples import read_examples
 from reluformers.evaluation.results import EVALUATION_FILE
 from reluformers.families import config_class_of
 from reluformers.files import parse_yaml, read_json, stamp, write_json
+from reluformers.saved_code.payload import payload_names
+from reluformers.saved_code.registry import auto_map, code_of, custom_pipelines
 from reluformers.saved_models import INDEX, TOKENIZER_FILES, WEIGHTS, check_indices, check_no_adapter, read_index
 from reluformers.tasks import task_of_model_type
 from reluformers.training.recipe import to_yaml
@@ -25,8 +27,6 @@ from .card import CARD_FILE
 from .card_check import check_card, pictures
 from .leaks import BINARY, PICTURES, check_files
 from .notebook import NOTEBOOK
-from .payload import payload_names
-from .registry import auto_map, code_of, custom_pipelines
 
 HANDLER = "handler.py"
 CHECK_FILE = "check.json"

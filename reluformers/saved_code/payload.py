@@ -18,46 +18,25 @@ from transformers import PreTrainedConfig
 from reluformers import configuration, modeling
 from reluformers.files import write_text
 
-_FOLDERS = tuple(Path(package.__path__[0]) for package in (configuration, modeling))
+# module → its file
+_PATHS = {
+    path.stem: path
+    for package in (configuration, modeling)
+    for path in Path(package.__path__[0]).glob("*.py")
+    if path.stem != "__init__"
+}
 _RELATIVE_IMPORT = re.compile(r"^(\s*from )\.+(?:configuration\.|modeling\.)?(\w+)( import )", re.MULTILINE)
 # has a file of its own in every folder: it is what a stranger wants to read, and where transformers sees such a class
 # beside a model, it lets nobody change the backend
 _ATTENTION = "attention"
 # what serves a model is one file: loading a model fetches all of its files, and three requests go for each
 _JOINED = dict.fromkeys(("pipeline_translation", "handler_translation", "handler_images"), "handler")
-# files of earlier versions, whose modules have other names now, or lie in kernels/
-_FORMER_NAMES = {
-    *(
-        "fields.py",
-        "inline_tags.py",
-        "blockwise_attention.py",
-        "cache.py",
-        "compiled.py",
-        "computation.py",
-        "dropout.py",
-        "rectified_attention.py",
-    ),
-    *("search.py", "triton_attention.py", "triton_functions.py", "triton_kernels.py"),
-}
 _LINE_LENGTH = 119
 
 
-def find_payload_file(module: str) -> Path:
-    """The file of a module that may go to the Hub, by the last part of its name.
-
-    Raises:
-        FileNotFoundError: neither `configuration/` nor `modeling/` has it.
-    """
-    for folder in _FOLDERS:
-        if (folder / f"{module}.py").is_file():
-            return folder / f"{module}.py"
-    raise FileNotFoundError(f"no file {module}.py in configuration/ or modeling/")
-
-
 def payload_names() -> set[str]:
-    """Names of all files that may lie beside a config.json, whatever its model and whichever version wrote them."""
-    modules = {path.name for folder in _FOLDERS for path in folder.glob("*.py") if path.name != "__init__.py"}
-    return modules | {f"{name}.py" for name in _JOINED.values()} | _FORMER_NAMES
+    """Names of all code files that may lie beside a config.json, whatever its model."""
+    return {f"{name}.py" for name in (*_PATHS, *_JOINED.values())}
 
 
 def payload_files(modules: list[str]) -> dict[str, str]:
@@ -113,7 +92,7 @@ class _Module:
     """A module's text, and its imports at the top level apart from it."""
 
     def __init__(self, name: str):
-        self.name, path = name, find_payload_file(name)
+        self.name, path = name, _PATHS[name]
         self.origin = f"{path.parent.name}/{path.name}"
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
