@@ -40,6 +40,7 @@ class Exporter:
 
     Args:
         graphs: exports a model, as `onnx_graphs.export_graphs` does.
+        graph_names: names of the graphs, in the order in which they run.
         config: configuration by which transformers.js knows such a model.
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
@@ -53,6 +54,7 @@ class Exporter:
     """
 
     graphs: Callable[..., Any]
+    graph_names: Sequence[str]
     config: Callable[[PreTrainedConfig], PreTrainedConfig]
     save_companions: Callable[[str | Path, Path], None]
     runner: type[OnnxModel]
@@ -114,6 +116,7 @@ class _OnnxImages(ImageClassificationPipeline):
 
 TRANSLATION = Exporter(
     graphs=onnx_graphs.export_graphs,
+    graph_names=(onnx_graphs.ENCODER, onnx_graphs.DECODER),
     config=marian_config,
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
@@ -126,6 +129,7 @@ TRANSLATION = Exporter(
 )
 IMAGES = Exporter(
     graphs=images.export_graphs,
+    graph_names=(images.NAME,),
     config=vit_config,
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -13,18 +14,24 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from reluformers.app.models import open_image
 from reluformers.files import atomic_directory, check_output_folder, read_json, write_json
+from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
-from reluformers.saved_models import EXPORT_RECORD
+from reluformers.saved_models import EXPORT_RECORD, opening
 
-from .onnx_folder import SERVED, export_onnx
+from .exporters import EXPORTERS
+from .onnx_folder import export_onnx
 
 SITE = Path(__file__).with_name("site")
 CDN = "https://cdn.jsdelivr.net"
 # in the metadata of README.md: this library made the Space and may write it anew
 MARK = "reluformers-page"
 _SETTINGS = ("preprocessor_config.json", "generation_config.json")
-_NOT_SHOWN = (EXPORT_RECORD, *SERVED)  # of an exported folder, what a page has no use for
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+# of an exported folder, what the page reads beside graphs and images; nothing else becomes public
+_READ = ("config.json", *_SETTINGS, *_TOKENIZER, *(f"target_tokenizer/{name}" for name in _TOKENIZER))
+_PLAIN_NAME = re.compile(r"\w[\w. -]*")
 
 
 @dataclass(frozen=True)
@@ -143,37 +150,42 @@ def _fill(path: Path, **values: str) -> None:
 
 
 def _add_model(model: str | Path, page: Path, precision: str) -> dict[str, Any]:
-    """Copy a model in one precision into the folder of a page, and say what it shows of it."""
+    """Copy what a page reads of a model, in one precision, into the folder of the page, and say what it shows."""
     exported = Path(model)
     with tempfile.TemporaryDirectory() as temporary:
         if not (exported / EXPORT_RECORD).is_file():
             exported = Path(temporary, "onnx")
             export_onnx(model, exported, precisions=[precision], attentions=True)
-        record = read_json(exported / EXPORT_RECORD)
-        if not record["attentions"] or precision not in record["precisions"]:
-            raise ValueError(
-                f"{model}: was exported without attentions or without {precision}; name the model that it was made of"
-            )
+        with opening(model, f"its {EXPORT_RECORD}"):  # anybody may have written it
+            record = read_json(exported / EXPORT_RECORD)
+            exporter, name, about = EXPORTERS[record["task"]], record["model"], record["about"]
+            if not record["attentions"] or precision not in record["precisions"]:
+                raise ValueError(f"{model}: was exported without attentions or without {precision}: export it anew")
+            examples = about["examples"] if exporter.has_image_examples else []
+            for one in (name, *examples):
+                if not _PLAIN_NAME.fullmatch(one):
+                    raise ValueError(f"{model}: {EXPORT_RECORD} names {one!r}, which is no plain name of a file")
+            for one in examples:
+                open_image(str(exported / one))
+        graphs = [f"{FOLDER}/{graph}{SUFFIXES[precision]}.onnx" for graph in exporter.graph_names]
         _check_shown(exported)
-        graphs = [f"{FOLDER}/{name}" for name in sorted(record["precisions"][precision]["files"])]
-        target = page / "models" / record["model"]
-        (target / FOLDER).mkdir(parents=True, exist_ok=True)
-        for path in exported.rglob("*"):
-            name = path.relative_to(exported)
-            is_wanted = str(name) in graphs if name.parts[0] == FOLDER else str(name) not in _NOT_SHOWN
-            if path.is_file() and is_wanted:
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target / name)
-    graphs.sort(key=lambda name: "decoder" in name)
+        target = page / "models" / name
+        for file in (*_READ, *graphs, *examples):
+            if file in _READ and not (exported / file).exists():
+                continue
+            if (exported / file).resolve() != exported.resolve() / file:
+                raise ValueError(f"{exported / file}: is a link, and a page shows only what lies in the folder itself")
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(exported / file, target / file)
     return {
         "task": record["task"],
-        "title": record["model"],
-        "path": f"models/{record['model']}",
+        "title": name,
+        "path": f"models/{name}",
         "graphs": graphs,
         "hasTarget": (target / "target_tokenizer").is_dir(),
-        "about": record["about"]["training"] or "What it was trained on, its card does not say.",
-        "languages": record["about"]["languages"],
-        "examples": record["about"]["examples"],
+        "about": about["training"] or "What it was trained on, its card does not say.",
+        "languages": about["languages"],
+        "examples": about["examples"],
     }
 
 

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from builders.commands import refusal_of
 from reluformers.export.page import CDN, RUNTIME, export_page, integrity_of
-from reluformers.files import write_json
+from reluformers.files import read_json, write_json
 
 
 def exported(folder: Path, **fields) -> Path:
@@ -48,6 +49,55 @@ def test_a_page_has_one_precision_and_pinned_code(tmp_path):
     assert CDN in (tmp_path / "page" / "index.html").read_text()
     assert "models:\n  - acme/tiny\n" in (tmp_path / "page" / "README.md").read_text()
     assert not any("{{" in (tmp_path / "page" / name).read_text() for name in ("index.html", "README.md", "worker.js"))
+
+
+def test_a_page_may_lie_in_the_folder_and_shows_nothing_else_of_it(tmp_path):
+    folder = exported(tmp_path / "onnx")
+    for name in (".env", "index.html", "custom.js", "notes/page.html", "onnx/other_quantized.onnx"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "nowhere.json")
+    Image.new("RGB", (4, 4)).save(folder / "example.png")
+    record = read_json(folder / "export.json")
+    record["about"]["examples"] = ["example.png"]
+    write_json(folder / "export.json", record)
+    export_page([folder], folder / "page")
+    shown = folder / "page" / "models"
+    names = {path.relative_to(shown).as_posix() for path in shown.rglob("*") if path.is_file()}
+    assert names == {f"tiny/{name}" for name in ("config.json", "example.png", "onnx/model_quantized.onnx")}
+
+
+FOREIGN = {
+    "above": {"model": "../../outside"},
+    "absolute": {"model": "/tmp/outside"},
+    "number": {"model": 3},
+    "task": {"task": "other"},
+    "nothing": {"about": None},
+    "example above": {"about": {"training": "", "languages": [], "examples": ["../secret.png"]}},
+    "page as example": {"about": {"training": "", "languages": [], "examples": ["index.html"]}},
+    "linked example": {"about": {"training": "", "languages": [], "examples": ["linked.png"]}},
+}
+
+
+@pytest.mark.parametrize("fields", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_record_names_no_other_files(tmp_path, fields):
+    folder = exported(tmp_path / "one" / "onnx", **fields)
+    (folder / "index.html").write_text("<script>")
+    Image.new("RGB", (4, 4)).save(tmp_path / "one" / "secret.png")
+    (folder / "linked.png").symlink_to(tmp_path / "one" / "secret.png")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="onnx"):
+        export_page([folder], tmp_path / "page")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_linked_file_is_not_copied(tmp_path):
+    folder = exported(tmp_path / "onnx")
+    (tmp_path / "secret").write_text("mine")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        export_page([folder], tmp_path / "page")
+    assert not (tmp_path / "page").exists()
 
 
 def test_the_release_follows_from_the_content(tmp_path):
