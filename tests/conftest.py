@@ -2,6 +2,8 @@
 
 import os
 
+# commands that run a folder's code would start this process anew; children of it have other numbers
+os.environ["RELUFORMERS_STARTED_ANEW"] = str(os.getpid())
 # read when transformers, datasets and evaluate are imported, so set before anything imports them
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false"

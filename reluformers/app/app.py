@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 
 # filled in when the Space is pushed; the command line and the environment come first
 MODEL_ID = ""
@@ -28,6 +28,9 @@ PASSED = re.compile(
     r"|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE|HF_HUB_OFFLINE|(?:CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|CUDA_HOME"
     r"|(?:OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|TRITON|RELUFORMERS)_[A-Z_]+|TOKENIZERS_PARALLELISM"
 )
+
+
+STARTED_ANEW = "RELUFORMERS_STARTED_ANEW"  # the process that has no tokens, by its number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +82,16 @@ def free_port(environment: Mapping[str, str]) -> int:
     raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one with --port")
 
 
-def hide_tokens(environment: MutableMapping[str, str]) -> None:
-    """Keep the tokens of the environment, and that of `hf auth login`, from the code of a model."""
-    for name in [name for name in environment if not PASSED.fullmatch(name)]:
-        del environment[name]
-    environment["HF_TOKEN_PATH"] = os.devnull
-    if constants := sys.modules.get("huggingface_hub.constants"):  # which has read the environment already
-        constants.HF_TOKEN_PATH = os.devnull
+def drop_tokens() -> None:
+    """Start this process anew without the tokens of the environment and that of `hf auth login`.
+
+    Code of a model could read them in the block that the process began with, whatever is deleted later.
+    """
+    began = {STARTED_ANEW: str(os.getpid()), "HF_TOKEN_PATH": os.devnull}
+    if os.environ.get(STARTED_ANEW) != began[STARTED_ANEW]:
+        passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**passed, **began})
 
 
 def has_desktop(environment: Mapping[str, str]) -> bool:
@@ -119,11 +125,11 @@ def open_page(
         if not 1 <= port <= 65535:
             raise ValueError(f"the port is {port}, but must be from 1 to 65535")
         folders = [*names, *filter(None, [compare])]
+        if all(map(os.path.isdir, folders)):
+            drop_tokens()  # models of the Hub may be private, and need the token
         print(
             f"Loading {' and '.join(folders)}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True
         )
-        if all(map(os.path.isdir, folders)):
-            hide_tokens(os.environ)  # those of the Hub may be private, and need the token
         # torch, transformers and Gradio take seconds to import, so not before that line
         from pages import build_app, build_tabs, serve
 

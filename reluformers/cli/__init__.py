@@ -95,7 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if traceback:
         arguments.remove("--traceback")
     if arguments and arguments[0] in all_commands():
-        if arguments[0] == "app" and arguments[1:] and arguments[1].isprintable() and arguments[1][:1] != "-":
+        is_first = "RELUFORMERS_STARTED_ANEW" not in os.environ  # it may start itself again, without tokens
+        if (
+            is_first
+            and arguments[0] == "app"
+            and arguments[1:]
+            and arguments[1].isprintable()
+            and arguments[1][:1] != "-"
+        ):
             print(f"Opening {arguments[1]}: torch and transformers first, which takes some seconds", flush=True)
         from reluformers.commands import run_command
 

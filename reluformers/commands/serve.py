@@ -9,12 +9,11 @@ Examples:
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from reluformers.app.app import hide_tokens
+from reluformers.app.app import drop_tokens
 from reluformers.saved_models import DTYPES, EXPORT_RECORD, check_indices, check_no_adapter, set_precision
 from reluformers.serving.server import bind, build_server, load_handler, serve
 from reluformers.training.checkpoints import check_model
@@ -43,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
     if options.precision and not Path(options.model, EXPORT_RECORD).is_file():
         raise ValueError("--precision is of folders that `reluformers export` has written; --dtype is of PyTorch")
     bound = bind(options.host, options.port)
+    drop_tokens()
     disable_progress_bar()
-    hide_tokens(os.environ)
     choice = {"precision": options.precision} if options.precision else {}
     module, handler = load_handler(options.model, **choice)
     set_precision(handler.pipeline.model, options.dtype)

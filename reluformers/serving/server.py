@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reluformers.saved_models import opening
 
@@ -27,6 +28,8 @@ HANDLER = "handler.py"
 MAX_REQUESTS = 64  # that are read, wait or are computed; more are asked to come again
 MAX_BODY_BYTES = 16 * 2**20  # the largest image of the handler in base64, with its frame
 BODY_SECONDS = 30  # for a body to arrive
+HEADER_SECONDS = 10  # for a header to arrive, and as long again at most
+MAX_CONNECTIONS = 128  # more are not taken: each is an open file
 DRAIN_SECONDS = 60  # after SIGTERM, for requests that are there
 
 
@@ -188,13 +191,40 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen()  # without it a second server may have the address too
     except OSError as error:
         raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; name another --port") from error
     return bound
 
 
+class Connection(H11Protocol):
+    """A connection that ends where there are too many, or no whole header comes; uvicorn bounds neither."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Count it, and look after it."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        self.loop.call_later(HEADER_SECONDS, self._end_if_idle, self.cycle)
+
+    def _end_if_idle(self, before: Any) -> None:
+        if self.transport.is_closing():
+            return
+        is_idle = self.cycle is before and (before is None or before.response_complete)
+        if is_idle:
+            self.transport.abort()
+        else:
+            self.loop.call_later(HEADER_SECONDS, self._end_if_idle, self.cycle)
+
+
 def serve(server: FastAPI, bound: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are there are answered first, for `DRAIN_SECONDS` at most."""
-    config = uvicorn.Config(server, timeout_graceful_shutdown=DRAIN_SECONDS, access_log=False)
+    config = uvicorn.Config(
+        server,
+        http=Connection,
+        backlog=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        access_log=False,
+    )
     with contextlib.suppress(KeyboardInterrupt):  # the signal again, once all is answered
         uvicorn.Server(config).run(sockets=[bound])

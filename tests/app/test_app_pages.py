@@ -29,7 +29,6 @@ gr = pytest.importorskip("gradio")
 import pages  # noqa: E402
 import view  # noqa: E402
 from gradio_client import Client, exceptions, handle_file  # noqa: E402
-from huggingface_hub import constants, get_token  # noqa: E402
 
 import app  # noqa: E402
 import models  # noqa: E402
@@ -469,23 +468,25 @@ def test_command_says_in_one_line_that_there_is_no_model(tmp_path, monkeypatch, 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "WANDB_API_KEY", "MY_OWN")
 
 
-def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    (tmp_path / "token").write_text("hf_secret")
-    os.environ.update(dict.fromkeys(SECRETS, "hf_secret"), GRADIO_SERVER_PORT="7999")
-    seen = []
-    monkeypatch.setattr(pages, "build_app", lambda *_, **__: seen.append((dict(os.environ), get_token())) or 1 / 0)
-    save_translator(tmp_path / "model")
-    for names, is_hidden in ((["model"], True), (["model", "--compare", "model"], True), (["org/name"], False)):
-        arguments = [str(tmp_path / name) if name == "model" else name for name in names]
-        monkeypatch.setattr(sys, "argv", ["app.py", *arguments])
-        with pytest.raises(ZeroDivisionError):
-            app.main()
-        environment, token = seen.pop()
-        assert (token is None) == is_hidden
-        assert ("hf_secret" not in environment.values()) == is_hidden
-        assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= environment.keys()
-        os.environ.update(dict.fromkeys(SECRETS, "hf_secret"))
+@pytest.mark.parametrize(
+    ("names", "is_hidden"), [(["model"], True), (["model", "--compare", "model"], True), (["org/name"], False)]
+)
+def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, names, is_hidden):
+    """Not even in the block that the process began with, which no change of `os.environ` reaches."""
+    (tmp_path / "model").mkdir()
+    compared = names[-1] if len(names) > 1 else None
+    for name in ("pages", "view", "models"):
+        (tmp_path / f"{name}.py").write_text("print(open('/proc/self/environ').read()); raise SystemExit")
+    environment = {**os.environ, **dict.fromkeys(SECRETS, "hf_secret"), "GRADIO_SERVER_PORT": "7999"}
+    program = (
+        f"import sys; sys.path.append({str(SPACE)!r}); import app; app.open_page({names[0]!r}, compare={compared!r})"
+    )
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True).stdout
+    block = dict(line.partition("=")[::2] for line in shown.splitlines()[-1].split("\0"))
+    assert ("hf_secret" not in block.values()) == is_hidden
+    assert (block.get("HF_TOKEN_PATH") == os.devnull) == is_hidden
+    assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= block.keys()
 
 
 def test_command_names_model_and_address_before_it_loads_anything(tmp_path):

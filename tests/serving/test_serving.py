@@ -1,17 +1,19 @@
 """`reluformers serve`: the endpoint's handler behind HTTP, asked as programs ask it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import uvicorn
@@ -24,11 +26,11 @@ from reluformers.serving import server
 from reluformers.serving.batching import Batcher
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(app):
     """Address of a server in a thread."""
     bound = server.bind("127.0.0.1", 0)
-    runner = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    runner = uvicorn.Server(uvicorn.Config(app, http=server.Connection, log_level="error"))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     while thread.is_alive() and not runner.started:
@@ -204,8 +206,7 @@ def test_what_is_refused_alone_is_refused_in_company():
 def test_too_many_requests_are_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "MAX_REQUESTS", 2)
     handler = Counting()
-    module = type(sys)("handler")
-    module.BATCH_SIZE, module.MAX_BATCH, module.MAX_CHARACTERS = 1, 1, 9
+    module = types.SimpleNamespace(BATCH_SIZE=1, MAX_BATCH=1, MAX_CHARACTERS=9)
     with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(3) as pool:
 
         def ask_again():  # the request below may have been the second
@@ -227,7 +228,6 @@ def test_refusals_of_the_command(capsys, tmp_path):
     assert "has no config.json" in refusal_of(capsys, "serve", tmp_path)
     folder = save_translator(tmp_path / "model")
     taken = server.bind("127.0.0.1", 0)
-    taken.listen()
     port = taken.getsockname()[1]
     assert f"cannot listen on 127.0.0.1, port {port}" in refusal_of(capsys, "serve", folder, "--port", port)
     assert "must be from 0 to 65535" in refusal_of(capsys, "serve", folder, "--port", 65536)
@@ -236,16 +236,58 @@ def test_refusals_of_the_command(capsys, tmp_path):
         server.load_handler(folder)
 
 
+def connected(address: str, sent: bytes) -> socket.socket:
+    """A connection that has sent some bytes."""
+    one = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=60)
+    one.sendall(sent)
+    return one
+
+
+def is_ended(one: socket.socket) -> bool:
+    """Whether the server has ended a connection, without an answer."""
+    try:
+        return not one.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+def test_half_a_header_ends_and_a_long_answer_does_not(monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.1)
+    handler = Counting()
+    module = types.SimpleNamespace(BATCH_SIZE=1, MAX_BATCH=1, MAX_CHARACTERS=9)
+    with serving(server.build_server(module, handler, title="toy")) as address, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, address, {"inputs": "ab"})
+        assert is_ended(connected(address, b"POST / HTTP/1.1\r\nHost:"))
+        assert is_ended(connected(address, b""))
+        time.sleep(0.5)
+        handler.may_go_on.set()
+        assert answer.result() == (200, ["ba"])
+
+
+def test_connections_are_bounded(address, monkeypatch):
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    held = [connected(address, b"POST / HTTP/1.1\r\n") for _ in range(3)]
+    assert is_ended(connected(address, b""))
+    for one in held:
+        one.close()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            assert ask(address) == (200, {"status": "ok"})
+            return
+    pytest.fail("a connection that is closed still counts")
+
+
 @pytest.mark.slow
 def test_the_command_answers_what_is_there_before_it_ends(tmp_path):
     """Without the packages that training needs, and with SIGTERM while a request is computed."""
     folder = save_translator(tmp_path / "model")
     with open(os.path.join(folder, "handler.py"), "a") as file:
-        file.write("\nimport os, time\nassert 'SECRET' not in os.environ\n")
+        file.write("\nimport time\nassert b'SECRET' not in open('/proc/self/environ', 'rb').read()\n")
         file.write("compute = EndpointHandler.__call__\n")
         file.write("EndpointHandler.__call__ = lambda self, data: (time.sleep(1), compute(self, data))[1]\n")
     program = "import sys; sys.modules |= dict.fromkeys(('datasets', 'evaluate', 'gradio', 'matplotlib')); "
-    program += "from reluformers_cli import main; main(sys.argv[1:])"
+    program += "from reluformers_cli import main; main()"
     child = subprocess.Popen(
         [sys.executable, "-c", program, "serve", folder, "--port", "0"],
         stdout=subprocess.PIPE,
