@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,20 +43,16 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-# one of these is in every folder that a command writes and may replace
-OF_COMMANDS = ("config.json", "page.json")
+MARK = ".reluformers"  # in every folder that a command has written, and may replace
 
 
 @contextmanager
-def atomic_directory(
-    path: str | os.PathLike, *, overwrite: bool = False, marks: Collection[str] = OF_COMMANDS
-) -> Iterator[Path]:
+def atomic_directory(path: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     """Fill a folder so that others see the old one or the whole new one, never a part.
 
     Args:
         path: The folder to make; missing parent folders are made, a symbolic link is followed.
-        overwrite: Replace a folder that already holds something, if one of `marks` is in it.
-        marks: Names of files by which a folder is known as an older result.
+        overwrite: Replace a folder that already holds something, if this function has written it.
 
     Yields:
         An empty folder beside it, which the caller fills; it takes the place of `path` at the end and is removed if
@@ -71,13 +67,14 @@ def atomic_directory(
     names = {item.name for item in target.iterdir()} if target.is_dir() else set()
     if names and not overwrite:
         raise ValueError(f"{path}: the folder is not empty; choose another one, or give --overwrite")
-    if names and (".git" in names or names.isdisjoint(marks)):
-        held = "a Git repository" if ".git" in names else f"none of {', '.join(marks)}"
+    if names and (".git" in names or MARK not in names):
+        held = "a Git repository" if ".git" in names else f"no {MARK}"
         raise ValueError(f"{path}: holds {held}, so that replacing it could lose your work; choose another folder")
     temporary = _beside(target)
     temporary.mkdir()
     try:
         yield temporary
+        (temporary / MARK).touch()
         replace_directory(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

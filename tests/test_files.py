@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reluformers.errors import run_main
-from reluformers.files import atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
+from reluformers.files import MARK, atomic_directory, atomic_write, check_output_files, iterate_lines, parse_yaml
 
 
 def names(folder):
@@ -87,7 +87,7 @@ def test_directory_appears_whole(tmp_path):
     with atomic_directory(target) as temporary:
         (temporary / "weights").write_text("1")
         assert not target.exists()
-    assert names(target) == ["weights"]
+    assert names(target) == [MARK, "weights"]
     assert names(target.parent) == ["model"]
 
 
@@ -96,7 +96,7 @@ def test_directory_may_be_there_and_empty(tmp_path):
     target.mkdir()
     with atomic_directory(target) as temporary:
         (temporary / "weights").write_text("1")
-    assert names(target) == ["weights"]
+    assert names(target) == [MARK, "weights"]
 
 
 def test_full_directory_is_refused_before_the_work(tmp_path):
@@ -117,7 +117,7 @@ def test_file_in_the_place_of_a_directory_is_refused(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("precious", [["thesis.txt"], ["config.json", ".git"]])
+@pytest.mark.parametrize("precious", [["thesis.txt"], ["config.json"], ["page.json"], [MARK, ".git"]])
 def test_a_directory_of_others_is_not_overwritten(tmp_path, precious):
     for name in precious:
         (tmp_path / name).write_text("1")
@@ -129,10 +129,10 @@ def test_a_directory_of_others_is_not_overwritten(tmp_path, precious):
 def test_overwritten_directory_holds_only_new_files(tmp_path):
     target = tmp_path / "model"
     target.mkdir()
-    (target / "config.json").write_text("1")
+    (target / MARK).write_text("1")
     with atomic_directory(target, overwrite=True) as temporary:
         (temporary / "new").write_text("2")
-    assert names(target) == ["new"]
+    assert names(target) == [MARK, "new"]
     assert names(tmp_path) == ["model"]
 
 
@@ -140,7 +140,7 @@ def test_overwritten_directory_holds_only_new_files(tmp_path):
 def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
     target = tmp_path / "model"
     target.mkdir()
-    (target / "config.json").write_text("1")
+    (target / MARK).write_text("1")
 
     def fill():
         with atomic_directory(target, overwrite=True) as temporary:
@@ -149,7 +149,7 @@ def test_interrupted_directory_leaves_the_old_one(tmp_path, interruption):
 
     with pytest.raises(interruption):
         fill()
-    assert names(target) == ["config.json"]
+    assert names(target) == [MARK]
     assert names(tmp_path) == ["model"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as pillow
 
-from reluformers.files import atomic_directory
+from reluformers.files import MARK, atomic_directory
 from reluformers.publish.clean_process import answer_in_clean_process
 
 SEED = 0
@@ -45,14 +45,14 @@ def write_digits(folder: Path) -> dict[str, Path]:
     from sklearn.datasets import load_digits
 
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name not in DIGIT_FILES:
+        if path.name not in (MARK, *DIGIT_FILES):
             raise ValueError(f"{folder}: holds {path.name}, which is none of the demo's; choose another output folder")
     digits = load_digits()
     generator = np.random.default_rng(SEED)
     rows = generator.permutation(len(digits.images))
     features = Features({"image": Image(), "label": ClassLabel(names=[str(name) for name in digits.target_names])})
     splits = {"train": rows[HELD_OUT:], "validation": rows[:HELD_OUT]}
-    with atomic_directory(folder, overwrite=True, marks=DIGIT_FILES) as temporary:
+    with atomic_directory(folder, overwrite=True) as temporary:
         for split, chosen in splits.items():
             pictures = [pillow.fromarray((digits.images[row] * 255 / BRIGHTEST).astype(np.uint8)) for row in chosen]
             labels = digits.target[chosen].tolist()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.corpus import KINDS, DemoCorpus, Row
-from reluformers.files import atomic_directory, iterate_lines
+from reluformers.files import MARK, atomic_directory, iterate_lines
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
 from reluformers.translation.tokenization import describe_unknown, load_tokenizers, unknown_characters
@@ -93,7 +93,7 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
     """
     _check_corpus_folder(folder)
     splits = {"train": corpus.train, "validation": corpus.held_out}
-    with atomic_directory(folder, overwrite=True, marks=[README]) as temporary:
+    with atomic_directory(folder, overwrite=True) as temporary:
         for split, rows in splits.items():
             lines = [
                 json.dumps({"kind": row.kind, "translation": {"en": row.source, "de": row.target}}, ensure_ascii=False)
@@ -109,7 +109,7 @@ def _check_corpus_folder(folder: Path) -> None:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
         is_card = path.name == README and path.read_text(encoding="utf-8") == CORPUS_CARD
-        if not is_card and not first.startswith('{"kind": '):
+        if path.name != MARK and not is_card and not first.startswith('{"kind": '):
             raise ValueError(
                 f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
             )

@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
 from demo.digits import COPIES, DIGIT_FILES, REDRAWN_SIDE, classify_in_clean_process, first_digit, redraw, write_digits
+from reluformers.files import MARK
 from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
@@ -76,7 +77,7 @@ def test_folder_opens_where_the_library_is_not(files, tmp_path):
 def test_a_foreign_folder_is_not_replaced(tmp_path):
     write_digits(tmp_path)
     write_digits(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(DIGIT_FILES)
+    assert {path.name for path in tmp_path.iterdir()} == {MARK, *DIGIT_FILES}
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"holds thesis\.tex, which is none of the demo's"):
         write_digits(tmp_path)

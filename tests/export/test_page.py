@@ -43,7 +43,7 @@ def test_a_page_has_one_precision_and_pinned_code(tmp_path):
     worker = (tmp_path / "page" / "worker.js").read_text()
     for pinned in RUNTIME.values():
         assert f'["{CDN}/npm/{pinned.package}@{pinned.version}/{pinned.path}", "{pinned.integrity}"]' in worker
-    assert names - {"README.md", "worker.js"} == {
+    assert names - {".reluformers", "README.md", "worker.js"} == {
         name for name, _ in json.loads(worker.split("FILES = ")[1].split(";\n")[0]) if "https:" not in name
     } - {"./"}
     assert CDN in (tmp_path / "page" / "index.html").read_text()

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from builders.commands import refusal_of, run_command
+from reluformers.files import MARK
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 from reluformers.training.checkpoints import complete_checkpoint
 
@@ -108,7 +109,7 @@ def test_other_files_come_from_the_last_without_training_state(tmp_path):
     output = average_checkpoints(folders, tmp_path / "average")
     files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
     code = {"config.json", "generation_config.json", "modeling_x.py", "target_tokenizer/tokenizer.json"}
-    assert files == {"model.safetensors", *code}
+    assert files == {MARK, "model.safetensors", *code}
     for name in code:
         assert f"{name} of 2" in (output / name).read_text()
 
@@ -215,7 +216,7 @@ def test_output_must_be_new_and_outside_the_checkpoints(tmp_path):
     with pytest.raises(ValueError, match="could lose your work"):
         average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert (tmp_path / "taken" / "file").read_text() == "mine"
-    (tmp_path / "taken" / "config.json").write_text("{}")
+    (tmp_path / "taken" / MARK).touch()
     average_checkpoints([folder], tmp_path / "taken", overwrite=True)
     assert not (tmp_path / "taken" / "file").exists()
     for inside in (folder, folder / "average"):
