@@ -21,8 +21,6 @@ EXTRAS_REQUIRE = {
         "pillow>=11.0",  # images
         "tqdm>=4.66.3",  # progress
     ],
-    # runs of the papers' tables on a cluster
-    "slurm": ["submitit>=1.5.1"],
     # model cards
     "publish": ["jinja2>=3.1"],  # their template
     # what `make demo` trains on
@@ -62,7 +60,7 @@ EXTRAS_REQUIRE["docs"] = [
 EXTRAS_REQUIRE["test"] = [
     *(
         package
-        for extra in ("train", "publish", "demo", "convert", "onnx", "app", "serve", "slurm")
+        for extra in ("train", "publish", "demo", "convert", "onnx", "app", "serve")
         for package in EXTRAS_REQUIRE[extra]
     ),
     "pytest>=8.3.5",  # imports of tests from tests beside them

@@ -1,14 +1,13 @@
-"""Runs jobs: several at once on this machine, one process each, or on a Slurm cluster by submitit."""
+"""Runs jobs: several at once on this machine, one process each."""
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from .row import RUNS_ELSEWHERE, Job, run_job
+from .row import RUNS_ELSEWHERE, Job
 
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 30
@@ -47,32 +46,6 @@ def run_here(
     finally:
         _stop(list(running))
     return all(job.is_done for job in jobs)
-
-
-def submit(jobs: Sequence[Job], folder: Path, options: Mapping[str, Any]) -> list[str]:
-    """Hand jobs to Slurm.
-
-    Args:
-        jobs: those that are done are passed over.
-        folder: for the jobs' files and what they print; seen from every node.
-        options: of `submitit.AutoExecutor.update_parameters`, such as `slurm_partition` and `timeout_min`.
-
-    Returns:
-        Ids of the jobs.
-
-    Raises:
-        ValueError: there is no Slurm.
-        ModuleNotFoundError: submitit is not installed.
-    """
-    import submitit
-
-    try:
-        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=options.get("cluster", "slurm"))
-        executor.update_parameters(**{name: value for name, value in options.items() if name != "cluster"})
-        waiting = [_write(job, folder) for job in jobs if not job.is_done]
-        return [job.job_id for job in executor.map_array(run_job, waiting)]
-    except (NameError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"submitit: {' '.join(str(error).split())}") from error
 
 
 def _write(job: Job, folder: Path) -> str:

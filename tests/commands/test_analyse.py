@@ -1,7 +1,6 @@
-"""`reluformers analyse`: models of this library and of transformers beside each other, in JSON and on a page."""
+"""`reluformers analyse`: models of this library and of transformers beside each other, in JSON and in a picture."""
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -11,34 +10,6 @@ from builders.commands import refusal_of, run_command
 from builders.image_runs import write_images
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
-from reluformers_research.analysis.report import render_report
-
-VOID = {"meta", "link", "br", "img", "hr"}
-
-
-class Page(HTMLParser):
-    """Checks that every element is closed, and gathers addresses and text."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open, self.addresses, self.text, self.tags = [], [], "", []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +38,10 @@ def test_translation_models(translators, tmp_path, capsys):
         "--target_lang", "de", "--output", tmp_path / "out" / "analysis.json",
     )  # fmt: skip
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [
-        "ours: 3 sentences",
-        "marian: 3 sentences",
-        *(str(tmp_path / "out" / f"analysis.{end}") for end in ("json", "html")),
-    ]
+    assert printed[:2] == ["ours: 3 sentences", "marian: 3 sentences"]
+    assert printed[-2:] == [str(tmp_path / "out" / f"analysis.{end}") for end in ("json", "png")]
+    assert [line.split(" | ")[0] for line in printed[4:6]] == ["| ours", "| marian"]
+    assert (tmp_path / "out" / "analysis.png").stat().st_size > 0
     analysis = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert analysis["data"] == analysis["data"] | {"source": "test.jsonl", "rows": 3, "source_lang": "en"}
     assert str(tmp_path) not in json.dumps(analysis)
@@ -79,38 +49,9 @@ def test_translation_models(translators, tmp_path, capsys):
     assert set(marian) - {"row_sum.right", "entropy.right"} <= set(ours)
     assert {site: len(layers) for site, layers in ours["zeros"].items()} == {"encoder": 1, "decoder": 2, "cross": 2}
     assert len(marian["zeros"]["encoder"][0]["heads"]) == 4
-    for name in (
-        "null_rate.shuffled",
-        "null_rate.punctuation",
-        "mass.stop word",
-        "ffn_anisotropy",
-        "null_rate.variance",
-    ):
-        assert name in ours
+    assert {"null_rate.shuffled", "ffn_anisotropy", "null_rate.variance"} <= set(ours)
     assert marian["row_sum"]["cross"][0]["overall"] == pytest.approx(1)
     assert all(layer["overall"] == 0 for layer in marian["null_rate"]["cross"])
-    assert analysis["models"]["ours"]["stop_words"][0][0] == "a"
-
-    text = (tmp_path / "out" / "analysis.html").read_text()
-    page = Page(text)
-    assert page.addresses == []
-    assert not any(sign in text for sign in ("http", "url(", "<script", "@import"))
-    for word in ("ours", "marian", "Which heads attend to nothing?", "test.jsonl", "wrong pairs", "head 4"):
-        assert word in page.text
-    assert page.tags.count("svg") > 20
-    assert "prefers-color-scheme: dark" in text
-
-
-def test_what_is_written_by_others_is_escaped(translators, tmp_path):
-    run_command(
-        "analyse", translators / "ours", translators / "test.jsonl", "--source_lang", "en", "--target_lang", "de",
-        "--output", tmp_path / "analysis.json",
-    )  # fmt: skip
-    analysis = json.loads((tmp_path / "analysis.json").read_text())
-    analysis["models"] = {"<script>alert(1)</script>": analysis["models"]["ours"]}
-    text = render_report(analysis)
-    Page(text)
-    assert "<script" not in text
 
 
 def test_image_models(tmp_path, capsys):
@@ -128,31 +69,20 @@ def test_image_models(tmp_path, capsys):
     ours, vit = (analysis["models"][name] for name in ("ours", "vit"))
     assert set(ours["statistics"]["zeros"]) == {"encoder", "pooling"}
     assert set(vit["statistics"]["zeros"]) == {"encoder"}
-    assert len(ours["rollout"]["map"]) == 2
-    assert len(ours["rollout"]["map"][0]) == 3
-    assert "examples" not in ours
     assert "null_rate.shuffled" not in ours["statistics"]
-    page = Page((tmp_path / "a.html").read_text())
-    assert "Which patches reach the end?" in page.text
-    assert "Sentences that stand out" not in page.text
 
 
 def test_what_cannot_be_analysed_is_refused(translators, tmp_path, capsys):
     pairs = (translators / "test.jsonl", "--source_lang", "en")
     classifier = save_classifier(tmp_path / "classifier")
-    assert "--output is a.html, but must end in .json" in refusal_of(
-        capsys, "analyse", classifier, "x", "--output", "a.html"
-    )
-    line = refusal_of(capsys, "analyse", translators / "ours", classifier, translators / "test.jsonl")
-    assert line.endswith("of image classification; analyse each task by itself")
-    line = refusal_of(capsys, "analyse", classifier, *pairs)
-    assert line.startswith("error: --source_lang is an option of translation")
-    assert "--target_lang is needed" in refusal_of(capsys, "analyse", translators / "ours", *pairs)
-    assert "no such folder" in refusal_of(capsys, "analyse", "./nowhere", "x")
-    assert "arguments are required: data" in refusal_of_usage(capsys, "analyse", translators / "ours")
-
-
-def refusal_of_usage(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit):
-        run_command(*arguments)
-    return capsys.readouterr().err
+    for arguments in (
+        (classifier, "x", "--output", "a.html"),
+        (translators / "ours", classifier, translators / "test.jsonl"),
+        (classifier, *pairs),
+        (translators / "ours", *pairs),
+        ("./nowhere", "x"),
+    ):
+        refusal_of(
+            capsys, "analyse", *arguments, *([] if "--output" in arguments else ["--output", tmp_path / "a.json"])
+        )
+    assert not list(tmp_path.glob("a.*"))

@@ -1,11 +1,6 @@
 """Quality of sentence pairs from a translation model, by null attention or by its loss, for whole corpora."""
 
-import json
 from collections.abc import Iterable, Iterator
-from heapq import merge
-from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +10,6 @@ from transformers import PreTrainedModel
 
 from reluformers.data.batches import IGNORED_LABEL
 from reluformers.evaluation.cross_attention import MAX_TOKENS, ForcedBatch, Tokenizers, measure_pairs
-from reluformers.files import iterate_lines
-
-from .parallel_text import ParallelRow, ParallelText
 
 
 class PairScore(NamedTuple):
@@ -76,55 +68,6 @@ def _score_batch(batch: ForcedBatch) -> list[PairScore]:
     return list(map(PairScore, *(mean.tolist() for mean in means)))
 
 
-class ScoreFile:
-    """Scores of a text in a file, a line each, that goes on where it was broken off.
-
-    Its first line says of what they are, so that no other run goes on with them.
-
-    Args:
-        path: the file.
-        of: what they are the scores of, as JSON takes it.
-
-    Raises:
-        ValueError: the file holds scores of something else.
-    """
-
-    def __init__(self, path: Path, of: dict):
-        self.path = path
-        head = json.dumps(of) + "\n"
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(head, encoding="utf-8")
-        with path.open("r+b") as file:
-            if file.readline() != head.encode():
-                raise ValueError(f"{path}: holds scores of another model, data or option; remove it to start anew")
-            self.start = file.tell()
-            self.done = 0
-            end = self.start
-            for line in file:
-                if line.endswith(b"\n"):  # a last line without its end was cut off
-                    self.done, end = self.done + 1, end + len(line)
-            file.truncate(end)
-
-    def append(self, scores: Iterable[float]) -> Iterator[float]:
-        """Write scores behind those that are there, each before it is passed on."""
-        with self.path.open("a", encoding="utf-8", buffering=1) as file:
-            for score in scores:
-                file.write(f"{score!r}\n")
-                self.done += 1
-                yield score
-
-    def read(self) -> Iterator[float]:
-        """All scores."""
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            yield from map(float, file)
-
-    def remove(self) -> None:
-        """Delete the file."""
-        self.path.unlink()
-
-
 def keep_best(scores: Iterable[float], share: float) -> np.ndarray:
     """Which rows are among the best: bool [rows]; of equal ones the earlier.
 
@@ -136,37 +79,3 @@ def keep_best(scores: Iterable[float], share: float) -> np.ndarray:
     kept = np.zeros(len(values), dtype=bool)
     kept[np.argsort(values, kind="stable")[: int(np.ceil(share * len(values)))]] = True
     return kept
-
-
-# rows that are sorted in memory at a time
-_SORTED_ROWS = 200_000
-
-
-def sort_rows(rows: Iterable[tuple[ParallelRow, float]]) -> Iterator[tuple[ParallelRow, float]]:
-    """Rows from the smallest score to the largest, of equal ones the earlier first; more than a block goes to disk."""
-    rows, runs = iter(rows), []
-    with TemporaryDirectory() as folder:
-        while block := list(islice(rows, _SORTED_ROWS)):
-            block.sort(key=lambda scored: scored[1])
-            path = Path(folder, str(len(runs)))
-            with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(scored) + "\n" for scored in block)
-            runs.append(_read_run(path))
-        yield from merge(*runs, key=lambda scored: scored[1])
-
-
-def _read_run(path: Path) -> Iterator[tuple[ParallelRow, float]]:
-    for line in iterate_lines(path):
-        row, score = json.loads(line)
-        yield ParallelRow(*row), score
-
-
-def identity_of(model: str, text: ParallelText) -> dict:
-    """What tells a model and a text from others, and from themselves when they were changed."""
-    files = [*sorted(Path(model).glob("*.safetensors")), *map(Path, text.paths)]
-    return {
-        "model": model,
-        "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files],
-        "rows": [text.rows.start, text.rows.stop],
-        "columns": text.keys,
-    }

@@ -115,13 +115,7 @@ class LinkCounts:
 
 
 def alignment_scores(links: int, sure_hits: int, possible_hits: int, sure: int) -> dict[str, float]:
-    """Scores of counts summed over a data set: |A|, |A ∩ S|, |A ∩ P| and |S|; see `LinkCounts`.
-
-    Raises:
-        ValueError: there are no links and no sure ones.
-    """
-    if links + sure == 0:
-        raise ValueError("there are no links and no sure ones to compare")
+    """Scores of counts summed over a data set: |A|, |A ∩ S|, |A ∩ P| and |S|; see `LinkCounts`."""
     return {
         "aer": 1 - (sure_hits + possible_hits) / (links + sure),
         "precision": possible_hits / links if links else 1.0,

@@ -1,7 +1,7 @@
 """One pass over a data set that shows a model's attention and feed-forward networks, batch by batch, to statistics.
 
 Hooks take what the pass of `reluformers.evaluation.observation` does not show, from modules with the names that
-transformers gives them (`q_proj`, `k_proj`, `v_proj`; `fc2`, alone or in `mlp`). What has other names is not observed.
+transformers gives them (`v_proj`; `fc2`, alone or in `mlp`). What has other names is not observed.
 """
 
 import re
@@ -11,15 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from reluformers.data.batches import IGNORED_LABEL
 from reluformers.evaluation import observation
 from reluformers.evaluation.observation import Batch, attention_modules
 
@@ -31,20 +28,11 @@ class Rows(observation.Rows):
     Args:
         correct: bool [batch, 1, query_len]: whether the most probable token at this place is the reference's, or the
             class of the image the right one; None where there are no labels, and in the encoder of texts.
-        query_classes, key_classes: class of each token, as the caller counts them, int64 [batch, query_len] and
-            [batch, key_len]; of the decoder's queries and keys that of the token that is read there.
-        places: of the tokens of self-attention, float [query_len, dimensions]: a number in a text, row and column of a
-            patch; NaN for tokens without one.
         values: what the weights multiply, [batch, heads, key_len, head_dim].
-        cosines: between queries and keys where they are the scores, [batch, heads, query_len, key_len].
     """
 
     correct: Tensor | None = None
-    query_classes: Tensor | None = None
-    key_classes: Tensor | None = None
-    places: Tensor | None = None
     values: Tensor | None = None
-    cosines: Tensor | None = None
 
 
 @dataclass
@@ -70,21 +58,17 @@ class Observed:
         inputs: the batch.
         attention: "encoder", "decoder", "cross", "pooling", as far as the model has them → rows.
         feed_forward: "encoder", "decoder" → rows; empty where the modules are not found.
-        grid: rows and columns of the patches of images.
-        has_class_token: whether the first token of an image, before the patches, is what the classes are read from.
     """
 
     inputs: Batch
     attention: dict[str, list[Rows]]
     feed_forward: dict[str, list[FeedForwardRows]] = field(default_factory=dict)
-    grid: tuple[int, int] | None = None
-    has_class_token: bool = False
 
 
 class Statistic(ABC):
     """What is measured in a pass: sees every batch once, keeps little, and says at the end what it has found.
 
-    `needs` names what it asks for beside weights and masks: "values", "cosines", "feed_forward".
+    `needs` names what it asks for beside weights and masks: "values", "feed_forward".
     """
 
     needs: frozenset[str] = frozenset()
@@ -104,7 +88,6 @@ def analyse(
     statistics: Sequence[Statistic],
     *,
     shuffled: Sequence[Statistic] = (),
-    token_classes: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Measure statistics in one pass over a data set, of translation models with teacher forcing.
 
@@ -118,8 +101,6 @@ def analyse(
         shuffled: see every batch of texts with the targets moved by one row, so that none belongs to its source (ReLA
             §5.2 shuffles them over the whole set; here they are about as long as the true ones). Batches of one row
             are left out.
-        token_classes: class of each token of the source's and of the target's vocabulary, int64 [vocab_size]; the
-            first token that the decoder reads has the class of the target's padding, 0 for none.
 
     Returns:
         What the statistics have found by name; those of `shuffled` with ".shuffled" behind it.
@@ -129,7 +110,7 @@ def analyse(
     """
     is_empty = True
     needs = frozenset().union(*(statistic.needs for statistic in (*statistics, *shuffled)))
-    with observing(model, needs, token_classes) as observe:
+    with observing(model, needs) as observe:
         for batch in batches:
             is_empty = False
             observed = observe(batch)
@@ -147,13 +128,11 @@ def analyse(
 
 
 @contextmanager
-def observing(
-    model: PreTrainedModel, needs: frozenset[str] = frozenset(), token_classes: tuple[Tensor, Tensor] | None = None
-) -> Iterator[Callable[[Batch], Observed]]:
+def observing(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Iterator[Callable[[Batch], Observed]]:
     """Put the model in evaluation mode, with the attention that returns weights and with hooks, and back.
 
     Args:
-        model, token_classes: as in `analyse`.
+        model: as in `analyse`.
         needs: what statistics ask for, as `Statistic.needs`.
 
     Yields:
@@ -168,8 +147,7 @@ def observing(
         def observe_more(batch: Batch) -> Observed:
             seen.clear()
             found = observe(batch)
-            add = _of_images if "pixel_values" in found.inputs else partial(_of_texts, token_classes=token_classes)
-            observed = add(model, found)
+            observed = Observed(found.inputs, _with_answers(found))
             _add_hooked(model, seen, observed)
             seen.clear()
             return observed
@@ -206,9 +184,6 @@ def _add_hooks(model: PreTrainedModel, needs: frozenset[str], seen: dict[Any, An
     for module in chain.from_iterable(attention_modules(model).values()):
         if "values" in needs:
             keep_output(module.v_proj, module, "value")
-        if "cosines" in needs and _has_cosine_scores(module):
-            keep_output(module.q_proj, module, "query")
-            keep_output(module.k_proj, module, "key")
     for _, layer in _layers(model) if "feed_forward" in needs else []:
         branch = getattr(layer, "mlp", getattr(layer, "fc2", None))
         values = getattr(branch, "fc2", branch)
@@ -231,70 +206,21 @@ def _keep_sum(seen: dict[Any, Any], layer: nn.Module, _module: nn.Module, inputs
         seen[layer, "sum"] = inputs[0]
 
 
-def _has_cosine_scores(module: nn.Module) -> bool:
-    return getattr(getattr(module, "attention", None), "score", None) == "cosine"
-
-
-def _of_texts(
-    model: PreTrainedModel, found: observation.Observed, token_classes: tuple[Tensor, Tensor] | None
-) -> Observed:
-    """Rows of the sites of a translation model."""
-    labels = found.inputs["labels"]
-    further: dict[str, dict[str, Any]] = {site: {} for site in found.attention}
-    if token_classes is not None:
-        source, target = (table.to(model.device) for table in token_classes)
-        is_target = labels != IGNORED_LABEL
-        # the decoder reads what it wrote before
-        read = target[labels.roll(1, dims=1).masked_fill(~is_target.roll(1, dims=1), 0)]
-        read[:, 0] = 0
-        source = source[found.inputs["input_ids"]]
-        further["encoder"] = {"query_classes": source, "key_classes": source}
-        further["decoder"] = {"query_classes": read, "key_classes": read}
-        further["cross"] = {"query_classes": read, "key_classes": source}
-    for site in ("decoder", "cross"):
-        further[site]["correct"] = (found.logits.argmax(-1) == labels).unsqueeze(1)
-    for site in ("encoder", "decoder"):
-        length = found.attention[site][0].real.shape[-1]
-        further[site]["places"] = torch.arange(length, device=model.device, dtype=torch.float32).unsqueeze(1)
-    return Observed(found.inputs, _with(found, further))
-
-
-def _of_images(model: PreTrainedModel, found: observation.Observed) -> Observed:
-    """Rows of the sites of a vision model."""
-    labels, pixels = found.inputs.get("labels"), found.inputs["pixel_values"]
-    further: dict[str, dict[str, Any]] = {site: {} for site in found.attention}
-    if labels is not None and labels.dim() == 1:
-        for site in further:
-            further[site]["correct"] = (found.logits.argmax(-1) == labels)[:, None, None]
-    patch = getattr(model.config, "patch_size", 1)
-    sides = patch if isinstance(patch, Sequence) else (patch, patch)
-    grid = tuple(length // side for length, side in zip(pixels.shape[2:], sides, strict=True))
-    tokens = found.attention["encoder"][0].real.shape[-1]
-    further["encoder"]["places"] = _patch_places(grid, tokens, model.device)
-    pooling = getattr(model.config, "pooling", "cls")
-    has_class_token = pooling == "cls" and tokens > prod(grid)
-    return Observed(found.inputs, _with(found, further), grid=grid, has_class_token=has_class_token)
-
-
-def _with(found: observation.Observed, further: dict[str, dict[str, Any]]) -> dict[str, list[Rows]]:
-    """The rows of every site with further fields."""
+def _with_answers(found: observation.Observed) -> dict[str, list[Rows]]:
+    """The rows of every site, and where there are labels whether the model is right."""
+    labels, is_right = found.inputs.get("labels"), {}
+    if "pixel_values" not in found.inputs:
+        is_right = dict.fromkeys(("decoder", "cross"), (found.logits.argmax(-1) == labels).unsqueeze(1))
+    elif labels is not None and labels.dim() == 1:
+        is_right = dict.fromkeys(found.attention, (found.logits.argmax(-1) == labels)[:, None, None])
     return {
-        site: [Rows(rows.weights, rows.visible, rows.real, **further[site]) for rows in layers]
+        site: [Rows(rows.weights, rows.visible, rows.real, correct=is_right.get(site)) for rows in layers]
         for site, layers in found.attention.items()
     }
 
 
-def _patch_places(grid: tuple[int, int], tokens: int, device: torch.device) -> Tensor | None:
-    """Row and column of each token, NaN for those before the patches; None where the numbers do not fit."""
-    before = tokens - prod(grid)
-    if before < 0:
-        return None
-    axes = [torch.arange(side, dtype=torch.float32, device=device) for side in grid]
-    return functional.pad(torch.cartesian_prod(*axes).view(-1, 2), (0, 0, before, 0), value=float("nan"))
-
-
 def _add_hooked(model: PreTrainedModel, seen: dict[Any, Any], observed: Observed) -> None:
-    """Put values, cosines and the feed-forward networks where the hooks have seen them."""
+    """Put values and the feed-forward networks where the hooks have seen them."""
     for site, modules in attention_modules(model).items():
         layers = observed.attention.get(site, [])
         for rows, module in zip(layers, modules, strict=False):
@@ -303,13 +229,6 @@ def _add_hooked(model: PreTrainedModel, seen: dict[Any, Any], observed: Observed
                 values = _split_heads(seen[module, "value"], rows)
                 is_unit = getattr(config, "value_norm", "none") == "l2"
                 rows.values = functional.normalize(values, dim=-1) if is_unit else values
-            if (module, "query") in seen:
-                query, key = (_split_heads(seen[module, name], rows) for name in ("query", "key"))
-                if module.query_norm is not None:
-                    query, key = module.query_norm(query), module.key_norm(key)
-                rows.cosines = functional.normalize(query, dim=-1) @ functional.normalize(key, dim=-1).transpose(
-                    -1, -2
-                )
     for site, layer in _layers(model):
         if (layer, "branch") in seen:
             real = observed.attention[site][0].real.squeeze(1)  # [batch, length]

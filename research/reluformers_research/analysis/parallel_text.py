@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -50,7 +50,7 @@ class ParallelText:
         source_lang, target_lang: keys or columns of the sentences; of plain text they are not needed.
 
     Raises:
-        ValueError: there is no such file, or it is of another kind.
+        ValueError: the file is of another kind, or there are more than two.
     """
 
     def __init__(self, paths: Sequence[str], source_lang: str = "source", target_lang: str = "target"):
@@ -60,14 +60,9 @@ class ParallelText:
         self.paths = [path for path, _ in slices]
         self.rows = slices[0][1]
         if any(rows != self.rows for _, rows in slices):
-            raise ValueError(f"{' and '.join(paths)}: the two have different slices; give both the same")
+            raise ValueError(f"{' and '.join(paths)}: the two have different slices")
         self.keys = source_lang, target_lang
         self.kind = "text" if len(paths) == 2 else kind_of(self.paths[0])
-        if self.kind == "text" and any(_ending(path) in KINDS for path in self.paths):
-            raise ValueError(f"{' and '.join(self.paths)}: give one file of rows, or two of plain text")
-        for path in self.paths:
-            if not Path(path).is_file():
-                raise ValueError(f"{path}: no such file; check the path")
 
     def __str__(self) -> str:
         return " and ".join(self.paths)
@@ -81,11 +76,6 @@ class ParallelText:
         read = self._text_rows if self.kind == "text" else self._file_rows
         return islice(read(), self.rows.start, self.rows.stop)
 
-    def count(self) -> int:
-        """Number of rows, by reading the file once."""
-        lines = sum(1 for line in iterate_lines(self.paths[0]) if self.kind == "text" or line.strip())
-        return len(range(lines - (self.kind == "tsv"))[self.rows])
-
     def _file_rows(self) -> Iterator[ParallelRow]:
         path = self.paths[0]
         for number, values in enumerate(read_rows(path), start=1):
@@ -97,16 +87,9 @@ class ParallelText:
 
     def _text_rows(self) -> Iterator[ParallelRow]:
         sides = [iterate_lines(path) for path in self.paths]
-        number = 0
-        while (lines := [next(side, None) for side in sides]) != [None, None]:
-            number += 1
+        for number, lines in enumerate(zip_longest(*sides), start=1):
             if None in lines:
-                short = lines.index(None)
-                more = number + sum(1 for _ in sides[1 - short])
-                raise ValueError(
-                    f"{self.paths[short]} has {number - 1} lines, but {self.paths[1 - short]} has {more}; line n of "
-                    "the one must be the translation of line n of the other"
-                )
+                raise ValueError(f"{self.paths[lines.index(None)]}: ends before line {number} of the other file")
             yield ParallelRow(*lines, {}, f"{self}, line {number}")
 
     def check_outputs(self, outputs: Sequence[str]) -> None:
@@ -115,10 +98,10 @@ class ParallelText:
         Raises:
             ValueError: their number or kind is another one.
         """
-        if self.kind == "text" and len(outputs) != 3:
-            raise ValueError(f"{len(outputs)} output files: two plain text files need three, source, target and score")
-        if self.kind != "text" and (len(outputs) != 1 or kind_of(outputs[0]) != self.kind):
-            raise ValueError(f"output {' '.join(outputs)}: must be one .{self.kind} or .{self.kind}.gz, as {self} is")
+        if len(outputs) != (3 if self.kind == "text" else 1):
+            raise ValueError(f"{len(outputs)} output files: a file of rows needs one, two of text three")
+        if self.kind != "text" and kind_of(outputs[0]) != self.kind:
+            raise ValueError(f"{outputs[0]}: must be .{self.kind} or .{self.kind}.gz, as {self} is")
 
     def write(self, outputs: Sequence[str], name: str, rows: Iterable[tuple[ParallelRow, float]]) -> int:
         """Write rows with a score, whole files or none.

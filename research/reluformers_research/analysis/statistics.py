@@ -7,7 +7,7 @@ compares heads, for each of them.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,6 @@ ATTENTION_PERCENTS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 SLOT_PERCENTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 TEMPERATURES = (1.0, 0.5, 0.25, 0.1)
 LARGEST_POWER = 12  # rows of 2^12 keys and more are counted together
-SATURATED_COSINE = 0.9
 
 
 @dataclass
@@ -114,41 +113,6 @@ class NullRate(RowStatistic):
         return {"null_rate": super().values(sums)["null_rate"]}
 
 
-class ClassStatistic(SumStatistic):
-    """Values for each class of tokens.
-
-    Args:
-        classes: names of the classes, in the order of their numbers.
-    """
-
-    def __init__(self, classes: Sequence[str]):
-        super().__init__()
-        self.classes = classes
-
-
-class NullRateByClass(ClassStatistic):
-    """null_rate.CLASS: share of null rows among the queries of a class of tokens, in [0, 1] (ReLA §5.2, fig. 7).
-
-    In the decoder, as in ReLA, a query is counted with the token that was written last.
-
-    Args:
-        classes: names of the classes, in the order of their numbers.
-    """
-
-    def count(self, part: Rows) -> Tensor | None:
-        """Rows and null rows of each class."""
-        if part.query_classes is None:
-            return None
-        members = _one_hot(part.query_classes, len(self.classes)).unsqueeze(1)  # [batch, 1, query_len, classes]
-        return sums_by_head(members & part.real.unsqueeze(-1), members & part.null.unsqueeze(-1))
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """A share for each class."""
-        rates = sums.unflatten(-1, (2, -1))
-        rates = rates[..., 1, :] / rates[..., 0, :]
-        return {f"null_rate.{name}": rates[..., number] for number, name in enumerate(self.classes)}
-
-
 class Sink(SumStatistic):
     """sink: mean of p_i1, the share of the first visible key, over rows that see others too; in [0, 1].
 
@@ -211,11 +175,13 @@ class OutputVariance(SumStatistic):
         """Components, their sum and the sum of their squares, for each power of two."""
         if part.values is None:
             return None
-        output = part.weights @ part.values  # [batch, heads, query_len, head_dim]
+        # on the CPU in float64: a variance is a small difference of large sums
+        output = part.weights.cpu().double() @ part.values.cpu().double()  # [batch, heads, query_len, head_dim]
         powers = part.key_counts.clamp(min=1).log2().floor().long().clamp(max=LARGEST_POWER)
-        members = _one_hot(powers, LARGEST_POWER + 1) & part.real.unsqueeze(-1)  # [batch, 1, query_len, powers]
+        members = (_one_hot(powers, LARGEST_POWER + 1) & part.real.unsqueeze(-1)).cpu()
         moments = (torch.full_like(output[..., 0], output.shape[-1]), output.sum(-1), output.square().sum(-1))
-        return sums_by_head(*(members * moment.unsqueeze(-1) for moment in moments))
+        # [heads, moments · powers]
+        return torch.cat([(members * moment.unsqueeze(-1)).sum((0, 2)) for moment in moments], dim=-1)
 
     def values(self, sums: Tensor) -> dict[str, Tensor]:
         """Variances, with the lengths in powers of two."""
@@ -248,58 +214,6 @@ class TopShare(SumStatistic):
             f"{self.name}.{percent:g}": sums[..., 1 + number] / sums[..., 0]
             for number, percent in enumerate(self.percents)
         }
-
-
-class Distance(SumStatistic):
-    """distance: mean over rows of Σ_j p_ij·‖x_i − x_j‖, at least 0, of self-attention.
-
-    x is the place in the text, so that the unit is tokens, or row and column of a patch, so that it is patches, as in
-    Dosovitskiy et al. 2021, fig. 7; tokens without a place are left out of p. ReLUFormer fig. 5 shows it on one text.
-    """
-
-    def count(self, part: Rows) -> Tensor | None:
-        """Rows, and their mean distances."""
-        if part.places is None:
-            return None
-        placed = ~part.places[:, 0].isnan()
-        places = part.places.nan_to_num()
-        shares = part.shares * placed
-        total = shares.sum(-1)
-        counted = part.spread & placed & (total > 0)
-        # not by matrix products, which lose the zeros
-        distances = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
-        means = (shares * distances).sum(-1) / total.masked_fill(~counted, 1.0)
-        return sums_by_head(counted, means * counted)
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """The mean distance."""
-        return {"distance": sums[..., 1] / sums[..., 0]}
-
-
-class ClassMass(ClassStatistic):
-    """What the keys of a class of tokens get (ReLUFormer fig. 5: less weight on "," and stop words).
-
-    mass.CLASS   mean over rows of Σ_{j in the class} p_ij, in [0, 1]
-    keys.CLASS   mean over the same rows of the share of visible keys in the class: the mass that even weights would
-                 give
-
-    Args:
-        classes: names of the classes, in the order of their numbers.
-    """
-
-    def count(self, part: Rows) -> Tensor | None:
-        """Rows; mass and share of keys of each class."""
-        if part.key_classes is None:
-            return None
-        members = _one_hot(part.key_classes, len(self.classes)).unsqueeze(1).float()  # [batch, 1, key_len, classes]
-        shares = part.visible.float() @ members / part.key_counts.clamp(min=1).unsqueeze(-1)
-        return sums_by_head(part.spread, part.shares @ members, shares * part.spread.unsqueeze(-1))
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """Two means for each class."""
-        mass, keys = (sums[..., 1:] / sums[..., :1]).unflatten(-1, (2, -1)).unbind(-2)
-        named = {f"mass.{name}": mass[..., number] for number, name in enumerate(self.classes)}
-        return named | {f"keys.{name}": keys[..., number] for number, name in enumerate(self.classes)}
 
 
 class HeadDiversity(SumStatistic):
@@ -342,28 +256,6 @@ class HeadDiversity(SumStatistic):
             "head_diversity": means[..., 0],
             **{f"head_diversity.{value:g}": renormalised[..., place] for place, value in enumerate(self.temperatures)},
         }
-
-
-class CosineSaturation(SumStatistic):
-    """How near cosine scores are to their bounds, where a larger g is all that can sharpen a row (QKNorm §3.2).
-
-    cosine_max        mean over rows of max_j |cos(q_i, k_j)|, in [0, 1]
-    cosine_saturated  share of visible pairs with |cos(q_i, k_j)| ≥ 0.9, in [0, 1]
-    """
-
-    needs = frozenset({"cosines"})
-
-    def count(self, part: Rows) -> Tensor | None:
-        """Rows, largest cosines, visible pairs, and those near the bounds."""
-        if part.cosines is None:
-            return None
-        sizes = part.cosines.abs().masked_fill(~part.visible, 0.0)
-        return sums_by_head(part.real, sizes.amax(-1), part.key_counts, (sizes >= SATURATED_COSINE).sum(-1))
-
-    def values(self, sums: Tensor) -> dict[str, Tensor]:
-        """Both."""
-        rows, largest, pairs, saturated = sums.unbind(-1)
-        return {"cosine_max": largest / rows, "cosine_saturated": saturated / pairs}
 
 
 class FeedForwardTopShare(TopShare):
@@ -417,14 +309,10 @@ class VarianceRatio(SumStatistic):
         return {"ffn_variance_ratio": output / residual}
 
 
-def all_statistics(classes: Sequence[str] | None = None) -> list[SumStatistic]:
-    """One of each, with the classes of tokens if there are any."""
-    kinds: list[Callable[[], SumStatistic]] = [
-        RowStatistic, Sink, RightAndWrong, OutputVariance, TopShare, Distance, HeadDiversity, CosineSaturation,
-        FeedForwardTopShare, VarianceRatio,
-    ]  # fmt: skip
-    by_class = [] if classes is None else [NullRateByClass(classes), ClassMass(classes)]
-    return [*(kind() for kind in kinds), *by_class]
+def all_statistics() -> list[SumStatistic]:
+    """One of each."""
+    kinds = (RowStatistic, Sink, RightAndWrong, OutputVariance, TopShare, HeadDiversity)
+    return [kind() for kind in (*kinds, FeedForwardTopShare, VarianceRatio)]
 
 
 def head_variance(heads: Sequence[float | None]) -> float | None:

@@ -1,7 +1,7 @@
-r"""Measure what the attention of saved models does on a data set, and draw it: one JSON and one page in HTML.
+r"""Measure what the attention of saved models does on a data set, and draw it by layer: one JSON and one picture.
 
 Takes models of this library and encoder–decoder models and vision Transformers of transformers, side by side on the
-same rows; translations are those of the data (teacher forcing). The page needs no network and no other file.
+same rows; translations are those of the data (teacher forcing).
 
 Examples:
     reluformers analyse runs/softmax runs/reluformer test.jsonl.gz --source_lang en --target_lang de \
@@ -22,12 +22,12 @@ from reluformers.commands.options import add_fields
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.names import source_name
 from reluformers.evaluation.circumstances import current_circumstances
-from reluformers.files import check_output_files, write_json, write_text
+from reluformers.files import check_output_files, write_json
 from reluformers.saved_models import load_config, model_files, to_accelerator
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
 from reluformers_research.analysis.model_analysis import analyse_model
-from reluformers_research.analysis.report import render_report
+from reluformers_research.analysis.report import means_table, plot_layers
 
 FORMAT_VERSION = 1
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data_config", help="configuration name of a Hub data set, such as de-en")
     parser.add_argument("--data_revision", help="branch, tag or commit of a Hub data set")
     parser.add_argument("--split", default="test", help="split to look at; may carry a slice, such as test[:100]")
-    parser.add_argument("--output", default="analysis.json", help="JSON file; the page lies beside it, in .html")
+    parser.add_argument("--output", default="analysis.json", help="JSON file; the picture lies beside it, in .png")
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repositories")
     for task in TASKS.values():
         options = task.scorer.options_class
@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if output.suffix != ".json":
         raise ValueError(f"--output is {options.output}, but must end in .json")
-    page = output.with_suffix(".html")
+    picture = output.with_suffix(".png")
     read = [path for model in options.models for path in model_files(model)]
-    check_output_files(output, page, inputs=[options.data, *read])
+    check_output_files(output, picture, inputs=[options.data, *read])
     task = common_task(options)
     models = dict.fromkeys(options.models)
     names = run_names([Path(model) for model in models])
@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> None:
         analysis["models"][names[Path(model)]] = results
         print(f"{names[Path(model)]}: {about['data']['rows']:,} {about['data']['unit']}")
     write_json(output, analysis)
-    write_text(page, render_report(analysis))
-    print(f"{output}\n{page}")
+    plot_layers(analysis["models"], picture)
+    print(f"{means_table(analysis['models'])}\n{output}\n{picture}")
 
 
 def common_task(options: argparse.Namespace) -> Task:
@@ -97,7 +97,7 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     data = scorer.load()
     to_accelerator(scorer.model)
     batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
-    results = analyse_model(scorer.model, batches, scorer.sides())
+    results = analyse_model(scorer.model, batches)
     known = {name: value for name, value in dataclasses.asdict(data).items() if value is not None}
     about = {
         "data": {**known, "source": source_name(data.source)},

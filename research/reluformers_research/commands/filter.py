@@ -9,8 +9,6 @@ null rate to be good translations; with our small models it is near chance but f
 DATA is a .jsonl or .tsv file, or two plain text files; also .gz, and with a slice: 'train.jsonl[:1000]'. The output
 has the same format and the score beside each row; of plain text it takes three files: source, target and score.
 
-A call that was broken off goes on where it was: scores are kept in OUTPUT.scores until the output is whole.
-
 Examples:
     reluformers filter ./runs/rela train.jsonl.gz --output scored.jsonl.gz
     reluformers filter ./runs/rela train.en train.de --keep 0.8 --output kept.en kept.de kept.score
@@ -18,21 +16,18 @@ Examples:
 
 import argparse
 import logging
-import math
-from itertools import compress, islice
-from pathlib import Path
+from itertools import compress
 
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
-from reluformers.evaluation.cross_attention import MAX_TOKENS, Tokenizers
+from reluformers.evaluation.cross_attention import MAX_TOKENS
 from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import check_model
 from reluformers.translation.decoding import load_translation_model
-from reluformers_research.analysis.filtering import SCORES, ScoreFile, identity_of, keep_best, score_pairs, sort_rows
+from reluformers_research.analysis.filtering import SCORES, keep_best, score_pairs
 from reluformers_research.analysis.parallel_text import ParallelText, keys_for
 
 logger = logging.getLogger(__name__)
@@ -59,53 +54,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Score what is not scored yet, then write."""
+    """Score, then write."""
     languages = keys_for(options.model, options.data[0], options.source_lang, options.target_lang)
     text = ParallelText(options.data, *languages)
     text.check_outputs(options.output)
-    scores_path = Path(f"{options.output[0]}.scores")
-    check_output_files(*options.output, scores_path, inputs=[*text.paths, *model_files(options.model)])
+    check_output_files(*options.output, inputs=[*text.paths, *model_files(options.model)])
     check_at_least(options, max_tokens=1)
     if options.keep is not None and not 0 < options.keep <= 1:
         raise ValueError(f"keep must be a share above 0 and at most 1, got {options.keep}")
-    if options.max_score is not None and math.isnan(options.max_score):
-        raise ValueError("max_score is nan, but must be a number")
     silence_transformers()
     check_model(options.model)
-    translator = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
-    scores = ScoreFile(scores_path, {"score": options.score, **identity_of(options.model, text)})
-    score_rest(options, translator, text, scores)
-    rows = zip(text, scores.read(), strict=True)
-    if options.keep is not None:
-        rows = compress(rows, keep_best(scores.read(), options.keep))
-    elif options.max_score is not None:
-        rows = (scored for scored in rows if scored[1] <= options.max_score)
-    written = text.write(options.output, options.score, sort_rows(rows) if options.rank else rows)
-    print(f"{written} of {scores.done} rows are in {' and '.join(options.output)}")
-    scores.remove()
-
-
-def score_rest(
-    options: argparse.Namespace, translator: tuple[PreTrainedModel, Tokenizers], text: ParallelText, scores: ScoreFile
-) -> None:
-    """Score the rows that have none yet.
-
-    Raises:
-        ValueError: there are no rows.
-    """
-    pairs = (row.texts for row in islice(text, scores.done, None))
-    found = score_pairs(*translator, pairs, max_tokens=options.max_tokens)
-    new = scores.append(getattr(score, options.score) for score in found)
-    try:
-        total = text.count() if shows_progress() else None
-        for _ in tqdm(new, unit=" pairs", total=total, initial=scores.done, disable=total is None):
-            pass
-    finally:
-        if not scores.done:  # nothing to go on with
-            scores.remove()
-    if not scores.done:
-        raise ValueError(f"{text}: there are no rows")
-    if options.score == "null_rate" and not any(scores.read()):
+    model, tokenizers = load_translation_model(options.model, trust_remote_code=options.trust_remote_code)
+    found = score_pairs(model, tokenizers, (row.texts for row in text), max_tokens=options.max_tokens)
+    bar = tqdm(found, unit=" pairs", disable=not shows_progress())
+    scores = [getattr(score, options.score) for score in bar]
+    if options.score == "null_rate" and not any(scores):
         logger.warning(
             "all null rates are 0: the cross-attention of %s never attends to nothing; use --score loss", options.model
         )
+    rows = zip(text, scores, strict=True)
+    if options.keep is not None:
+        rows = compress(rows, keep_best(scores, options.keep))
+    elif options.max_score is not None:
+        rows = (scored for scored in rows if scored[1] <= options.max_score)
+    if options.rank:
+        rows = sorted(rows, key=lambda scored: scored[1])
+    written = text.write(options.output, options.score, rows)
+    print(f"{written} of {len(scores)} rows are in {' and '.join(options.output)}")

@@ -12,28 +12,27 @@ Examples:
     reluformers table relu_vit/f3 --setting small --show --records research/records --plot figure.png
     reluformers table --again research/records/RUN data.train=… data.validation=… data.test=…
     reluformers table --gather runs/tables/records --records research/records
-    reluformers table reluformer/t2 --submit slurm_partition=gpu gpus_per_node=1 timeout_min=600
 """
 
 import argparse
 import copy
-import math
 import sys
+from functools import partial
 from pathlib import Path
 
 from reluformers.commands import SECTION_CHANGE, take_changes
 from reluformers.evaluation.plotting import check_picture_path
 from reluformers.evaluation.results import METRICS
-from reluformers.files import check_output_files, write_text
+from reluformers.files import write_text
 from reluformers.tasks import task_named
-from reluformers.training.recipe import override, read_fields
+from reluformers.training.recipe import override
 from reluformers_research.evidence import Evidence
 from reluformers_research.forest import plot_claims
 from reluformers_research.page import replace_claims, replace_tables, tables_in
 from reluformers_research.records import RunRecord, gather, load_records
 from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data, check_job
-from reluformers_research.runner import run_here, submit
+from reluformers_research.runner import run_here
 from reluformers_research.tables import Table, list_tables, row_key, run_name
 
 
@@ -60,9 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/tables"), help="folder of the training runs")
     parser.add_argument("--records", type=Path, help="folder of what is kept; OUTPUT_DIR/records by default")
     parser.add_argument("--show", action="store_true", help="run and submit nothing, show what has run")
-    parser.add_argument(
-        "--submit", nargs="+", metavar="KEY=VALUE", help="hand the runs to Slurm, with these options of submitit"
-    )
     parser.add_argument("--again", type=Path, metavar="RECORD", help="repeat FOLDER/RUN or FILE.json, and compare")
     parser.add_argument(
         "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
@@ -72,88 +68,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run, then print the table."""
-    take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds", "submit")
-    seeds = [_seed(text) for text in options.seeds]
+    """Do what the options ask for, else run the rows and print the table."""
+    take_changes(options, "overrides", SECTION_CHANGE, "rows", "seeds")
     records = options.records or options.output_dir / "records"
-    if options.show and options.records and not options.records.is_dir():
-        raise ValueError(f"--records is {options.records}, but there is no such folder")
-    if options.minutes is not None and not 0 < options.minutes < math.inf:
-        raise ValueError(f"--minutes is {options.minutes}, but must be a number above 0")
     if options.plot:
         check_picture_path(options.plot)
-        for other in ("list", "again", "gather", "submit"):
-            if getattr(options, other):
-                raise ValueError(
-                    f"--plot draws a table that is shown or run, or a page, and does not go with --{other}"
-                )
     if options.list:
-        for name in [options.table] if options.table else list_tables():
-            table = Table.load(name)
-            print(f"{name}  {table.title}")
-            for setting in table.settings:
-                print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
-        return
-    if options.submit and (options.minutes is not None or options.jobs != 1):
-        raise ValueError(
-            "--minutes and --jobs are of runs on this machine, and --submit hands all to Slurm: leave them out"
-        )
-    if options.again:
-        for name, usual in (("setting", "paper"), ("rows", ["*"]), ("seeds", ["1", "2", "3"]), ("jobs", 1)):
-            if getattr(options, name) != usual:
-                raise ValueError(f"--{name} is of the runs of a table, and --again repeats one run: leave it out")
+        list_rows([options.table] if options.table else list_tables())
+    elif options.again:
         # the first change of a recipe stands where a table would
         options.overrides = [*filter(None, [options.table]), *options.overrides]
         repeat(options, records)
-        return
-    if options.gather:
-        if options.table is not None:
-            raise ValueError(f"--gather takes the runs of all tables: leave {options.table} out")
-        if options.records is None:
-            raise ValueError("--gather adds to the Parquet files of a folder: name it with --records")
-        print(f"{options.records}: {gather(options.gather, options.records)} runs")
-        return
-    if options.write:
-        if options.table is not None:
-            raise ValueError(f"--write writes all tables of a page: leave {options.table} out")
+    elif options.gather:
+        print(f"{records}: {gather(options.gather, records)} runs")
+    elif options.write:
         reports = write_page(options.write, records)
         if options.plot:
             print(f"picture: {plot_claims(reports, options.plot)}")
-        return
-    if options.table is None:
+    elif options.table is None:
         raise ValueError("name a table, such as reluformer/t2; --list shows them")
-    if options.jobs < 1:
-        raise ValueError(f"--jobs is {options.jobs}, but must be 1 or more")
+    else:
+        show_table(options, records)
+
+
+def list_rows(names: list[str]) -> None:
+    """Print tables with their settings and rows."""
+    for name in names:
+        table = Table.load(name)
+        print(f"{name}  {table.title}")
+        for setting in table.settings:
+            print(f"    {setting}: {', '.join(row.name for row in table.rows_of(setting))}")
+
+
+def show_table(options: argparse.Namespace, records: Path) -> None:
+    """Run what is missing of a table, unless it is only shown, and print it."""
     table = Table.load(options.table)
-    jobs = make_jobs(table, seeds, options, records)
-    flat = [job for of_row in jobs.values() for job in of_row]
-    finished = True
-    if not options.show:
-        known = {record.name: record for record in load_records(records)}
-        for job in flat:
-            check_data(job, known[job.name]) if job.name in known else check_job(job)
-        if not all(job.name in known for job in flat):
-            check_output_files(records / "RUN.json", options.output_dir / "RUN", options.plot)
-    if options.submit and not options.show:
-        ids = submit(flat, options.output_dir, read_fields(options.submit, "KEY=VALUE"))
-        print(f"submitted {len(ids)} runs: {' '.join(ids)}; the same command with --show shows what is finished")
-        return
-    if not options.show:
-        # seed by seed, so that early on every row has one
-        ordered = [job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed]
-        unique = list({job.name: job for job in ordered}.values())
-        finished = run_here(
-            unique, options.output_dir, workers=options.jobs, minutes=options.minutes, report=_print_line
-        )
+    jobs = make_jobs(table, list(map(int, options.seeds)), options, records)
+    finished = options.show or run_jobs(jobs, options, records)
     report = TableReport.of_records(
         table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
-    if options.plot:
-        has_runs = any(runs.records for runs in report.runs.values())
-        print(f"picture: {report.plot(options.plot)}" if has_runs else "no picture, as no run is finished")
+    if options.plot and any(runs.records for runs in report.runs.values()):
+        print(f"picture: {report.plot(options.plot)}")
     if not finished:
         sys.exit(1)
+
+
+def run_jobs(jobs: dict[str, list[Job]], options: argparse.Namespace, records: Path) -> bool:
+    """Run the jobs of rows that are not done; returns whether all are."""
+    # seed by seed, so that early on every row has one
+    unique = {job.name: job for of_seed in zip(*jobs.values(), strict=True) for job in of_seed}
+    known = {record.name: record for record in load_records(records)}
+    for name, job in unique.items():
+        check_data(job, known[name]) if name in known else check_job(job)
+    return run_here(
+        list(unique.values()),
+        options.output_dir,
+        workers=options.jobs,
+        minutes=options.minutes,
+        report=partial(print, flush=True),
+    )
 
 
 def make_jobs(table: Table, seeds: list[int], options: argparse.Namespace, records: Path) -> dict[str, list[Job]]:
@@ -188,7 +163,7 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
     job = Job(name, recipe.to_dict(), record.evaluate, str(options.output_dir / name), str(records))
     if not job.is_done:
         check_job(job)
-    if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=_print_line):
+    if not run_here([job], options.output_dir, workers=1, minutes=options.minutes, report=partial(print, flush=True)):
         sys.exit(1)
     metric = METRICS[task_named(sections["task"]).main_metric]
     again = RunRecord.load(records / name)
@@ -210,12 +185,10 @@ def write_page(page: Path, records: Path) -> list[TableReport]:
     """Write the tables of a page anew, and return them.
 
     Raises:
-        ValueError: the page cannot be read or names a table that is not there, or there are no records.
+        ValueError: the page names a table that is not there, or there are no records.
+        OSError: it cannot be read.
     """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{page}: cannot be read ({error.strerror})") from error
+    text = page.read_text(encoding="utf-8")
     evidence = Evidence.load(records)
     if not evidence:
         raise ValueError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
@@ -227,14 +200,3 @@ def write_page(page: Path, records: Path) -> list[TableReport]:
     found = list(reports.values())
     write_text(page, replace_claims(replace_tables(text, tables), found))
     return found
-
-
-def _seed(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"--seeds: {text!r} is no whole number") from None
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)

@@ -202,24 +202,6 @@ def test_the_whole_command(table_file, files, tmp_path, capsys):
     assert last.startswith(f"BLEU {score}; the record has {score}, its row ")
 
 
-@pytest.mark.slow
-def test_runs_are_handed_over(table_file, tmp_path, capsys):
-    """By submitit's executor for one machine, which takes what Slurm takes."""
-    options = ["--seeds", "1", "--rows", "softmax", "--output_dir", tmp_path / "runs"]
-    run_command("table", table_file, *options, "--submit", "cluster=local", "timeout_min=5")
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("submitted 1 runs: ")
-    records = tmp_path / "runs" / "records"
-    deadline = time.monotonic() + 240
-    while not list(records.glob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    run_command("table", table_file, *options, "--show")
-    assert "| softmax | 1.0 | 1 |" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        run_command("table", table_file, *options, "--submit", "cluster=local", "partitions=gpu")
-    assert "submitit: " in capsys.readouterr().err
-
-
 def test_a_page_is_not_emptied(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- table: reluformer/t2 small -->\n| 28.07 |\n<!-- end of table -->\n")
@@ -359,18 +341,6 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
         _checksum.cache_clear()
 
 
-def test_an_output_that_cannot_be_written_is_named_before_training(table_file, files, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    line = refusal_of(capsys, "table", table_file, "--records", tmp_path / "file" / "records")
-    assert "cannot be written here" in line
-
-
-def test_show_submits_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("reluformers_research.commands.table.submit", None)
-    run_command("table", "glu/t1", "--show", "--submit", "slurm_partition=gpu", "--output_dir", tmp_path)
-    assert capsys.readouterr().out.startswith("No run of glu/t1 (paper) is finished")
-
-
 def test_one_table_or_all_are_listed(capsys):
     run_command("table", "relu_vit/f4", "--list")
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["relu_vit/f4"]
@@ -385,51 +355,31 @@ def test_scores_are_drawn(tmp_path, capsys):
     assert (tmp_path / "scores.png").stat().st_size > 0
     (tmp_path / "scores.png").unlink()
     run_command("table", "relu_vit/f3", *options, "--records", tmp_path)
-    assert capsys.readouterr().out.endswith("no picture, as no run is finished\n")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ((), "name a table, such as reluformer/t2"),
-        (("reluformer/t9",), "unknown table 'reluformer/t9'"),
-        (("reluformer/t2", "--rows", "tanh"), "no row is called 'tanh'"),
-        (("reluformer/t2", "--setting", "large"), "unknown setting 'large'"),
-        (("reluformer/t2", "--jobs", "0"), "--jobs is 0"),
-        (("reluformer/t2", "model.heads=3"), "unknown key 'model.heads'"),
-        (("reluformer/t2", "--seeds", "1", "2", "model.heads=3"), "unknown key 'model.heads'"),
-        (("reluformer/t2", "--rows", "relu", "model.heads=3", "--jobs", "2"), "unknown key 'model.heads'"),
-        (("reluformer/t2", "--seeds", "model.heads=3"), "--seeds is followed by model.heads=3 and by no value"),
-        (("reluformer/t2", "--submit", "cluster=local", "model.heads=3"), "unknown key 'model.heads'"),
-        (("--seeds", "1", "2", "reluformer/t2"), "--seeds: 'reluformer/t2' is no whole number"),
-        (("reluformer/t2", "--seeds", "one"), "--seeds: 'one' is no whole number"),
-        (("--again", "nowhere.json"), "nowhere.json: cannot be read as a record (No such file or directory)"),
-        (("reluformer/t2", "--show", "--plot", "scores.pdf"), "scores.pdf must end in one of"),
-        (
-            ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
-            "nowhere.jsonl.gz: no such file; check the path",
-        ),
-        (("reluformer/t2", "--setting", "small"), "data.test is not given"),
-        (("reluformer/t2", "--setting", "small", f"data.test={__file__}"), "data.train is not given"),
-        (
-            ("reluformer/t2", "--setting", "small", f"data.test={__file__}", f"data.train={__file__}"),
-            "which shares rows with data.train",
-        ),
-        (("reluformer/t2", "--setting", "small", "data.path=acme/data"), "data.test is not given"),
-        (("reluformer/t2", "--show", "--records", "nowhere"), "--records is nowhere, but there is no such folder"),
-        (("reluformer/t2", "--write", "page.md"), "--write writes all tables of a page: leave reluformer/t2 out"),
-        (("reluformer/t2", "--minutes", "nan"), "--minutes is nan, but must be a number above 0"),
-        (("reluformer/t2", "--minutes", "-1"), "--minutes is -1.0, but must be a number above 0"),
-        (("--gather", "runs"), "--records"),
-        (("reluformer/t2", "--gather", "runs", "--records", "records"), "leave reluformer/t2 out"),
-        (("--gather", "runs", "--records", "records", "--plot", "scores.png"), "does not go with --gather"),
-        (("--again", "nowhere/RUN", "--seeds", "5"), "--seeds is of the runs of a table"),
-        (("reluformer/t2", "--submit", "cluster=local", "--minutes", "9"), "--minutes and --jobs are of runs on this"),
-        (("--again", "nowhere/RUN"), "nowhere/RUN.json: cannot be read as a record"),
-        (("reluformer/t9", "--list"), "unknown table 'reluformer/t9'"),
-        (("--list", "--plot", "scores.png"), "--plot draws a table that is shown or run"),
+        (),
+        ("reluformer/t9",),
+        ("reluformer/t2", "--rows", "tanh"),
+        ("reluformer/t2", "--setting", "large"),
+        ("reluformer/t2", "model.heads=3"),
+        ("reluformer/t2", "--seeds", "1", "2", "model.heads=3"),
+        ("reluformer/t2", "--seeds", "one"),
+        ("--again", "nowhere.json"),
+        ("--again", "nowhere/RUN"),
+        ("reluformer/t2", "--show", "--plot", "scores.pdf"),
+        ("reluformer/t2", "--setting", "small", "data.train=nowhere.jsonl.gz"),
+        ("reluformer/t2", "--setting", "small"),
+        ("reluformer/t2", "--setting", "small", f"data.test={__file__}"),
+        ("reluformer/t2", "--setting", "small", f"data.test={__file__}", f"data.train={__file__}"),
+        ("reluformer/t2", "--setting", "small", "data.path=acme/data"),
+        ("reluformer/t9", "--list"),
     ],
+    ids=" ".join,
 )
-def test_refusals(capsys, tmp_path, arguments, message):
-    assert message in refusal_of(capsys, "table", *arguments, "--output_dir", tmp_path)
+def test_refusals(capsys, tmp_path, arguments):
+    refusal_of(capsys, "table", *arguments, "--output_dir", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
