@@ -85,7 +85,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         changes, config = self._fields_of(weights), copy.deepcopy(self.config)
         config.update(changes)
-        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+        with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
             opened = type(self)(config)
         modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
         differences = []

@@ -78,10 +78,12 @@ CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2S
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`."""
-    if past_key_values is not None and cache is not None:
-        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
-    return past_key_values if cache is None else cache
+    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`.
+
+    Of two, it is the latter, as in transformers, unless that is empty: PEFT gives a prefix by the old name beside it.
+    """
+    is_empty = cache is None or (past_key_values is not None and int(cache.get_seq_length()) == 0)
+    return past_key_values if is_empty else cache
 
 
 def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
@@ -521,7 +523,14 @@ class Seq2SeqTransformerForConditionalGeneration(
         self.lm_head = value
 
     def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
-        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
+        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other.
+
+        Raises:
+            ValueError: `prefill_chunk_size` is given, by which transformers would cut the mask of the source.
+        """
+        size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
+        if size := kwargs.get("prefill_chunk_size", size):
+            raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -529,9 +538,11 @@ class Seq2SeqTransformerForConditionalGeneration(
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
-        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet."""
+        """Prepare as transformers does, but begin behind what the cache holds, and leave tokenizers out."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
-        if cache is not None:
+        for name in ("tokenizer", "assistant_tokenizer"):  # what `stop_strings` are read with
+            kwargs.pop(name, None)
+        if cache is not None and kwargs.get("is_first_iteration"):  # later it may hold a prefix too
             held = int(cache.get_seq_length())
             if held >= given:
                 raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")

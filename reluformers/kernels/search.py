@@ -48,13 +48,31 @@ ROW_PROCESSORS = (
     SuppressTokensLogitsProcessor,
 )
 ROW_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)
-KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache"}
+# the last one reads `stop_strings`, which are a criterion of their own
+KNOWN_INPUTS = {"attention_mask", "encoder_outputs", "past_key_values", "cache", "use_cache", "tokenizer"}
+# what the search of transformers calls at each step, and this one does not
+_STEP_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 _CACHE_NAMES: dict[Callable, str] = {}  # function of transformers that makes a cache → what it calls it
 DONE_SHARE = 1 / 8  # sentences leave the batch when so many of it are done: what stays has to be copied
 
 
 class SearchMixin(GenerationMixin):
-    """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source."""
+    """Greedy and beam search of encoder–decoder models whose decoder takes several rows for one of the source.
+
+    A class that names this one as its base is written for it; a subclass, a user or PEFT may replace its methods.
+    """
+
+    def __init_subclass__(cls, **keywords):
+        super().__init_subclass__(**keywords)
+        if SearchMixin in cls.__bases__:
+            cls._step_methods = {name: getattr(cls, name) for name in _STEP_METHODS}
+
+    def _is_replaced(self) -> bool:
+        """Whether a method that only the search of transformers calls is another than this search was written for."""
+        return any(
+            name in vars(self) or getattr(type(self), name) is not method
+            for name, method in self._step_methods.items()
+        )
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
@@ -100,7 +118,7 @@ class SearchMixin(GenerationMixin):
     ):
         """Greedy search here; sampling, and what `knows_search` does not know, by transformers."""
         search = (logits_processor, stopping_criteria, generation_config)
-        if synced_gpus or streamer is not None or not knows_search(*search, model_kwargs):
+        if synced_gpus or streamer is not None or self._is_replaced() or not knows_search(*search, model_kwargs):
             options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
             return super()._sample(input_ids, *search, **options)
         with _one_output_weight(self):
@@ -117,7 +135,7 @@ class SearchMixin(GenerationMixin):
     ):
         """Beam search here; what `knows_search` does not know by transformers."""
         search = (logits_processor, stopping_criteria, generation_config)
-        if synced_gpus or not knows_search(*search, model_kwargs):
+        if synced_gpus or self._is_replaced() or not knows_search(*search, model_kwargs):
             return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
         with _one_output_weight(self):
             return _beam_search(self, input_ids, *search, model_kwargs)
@@ -147,7 +165,6 @@ def knows_search(
     return (
         not (generation_config.do_sample or generation_config.return_dict_in_generate)
         and generation_config.use_cache
-        and generation_config.prefill_chunk_size is None
         and is_ours
         and cache.get_seq_length() == 0
         and {name for name, value in model_kwargs.items() if value is not None} <= KNOWN_INPUTS

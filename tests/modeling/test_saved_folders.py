@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from collections.abc import Callable
 
 import peft
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from transformers import PreTrainedModel
+from transformers import MarianConfig, MarianMTModel, PreTrainedModel
 
 from builders.clean_processes import run_clean
 from builders.models import TINY, TINY_VISION, build_model, draw_pairs, logits_of
 from reluformers.families import FAMILIES
+from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.normalization import UnitLinear
 
 FEW_LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
@@ -275,6 +277,36 @@ def test_a_model_that_is_not_replaced_keeps_its_ties_and_its_random_numbers(tmp_
     torch.manual_seed(5)
     model.save_pretrained(tmp_path)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_other_threads_build_models_while_one_is_saved(tmp_path, monkeypatch):
+    sizes = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 0}
+    stock = MarianMTModel(
+        MarianConfig(vocab_size=40, decoder_vocab_size=40, max_position_embeddings=16, **sizes, **heads)
+    )
+    stock.save_pretrained(tmp_path / "stock")
+    found = []
+
+    def build_others():
+        found.append(MarianMTModel.from_pretrained(tmp_path / "stock"))
+        found.append(nn.init.uniform_(torch.full((9,), 7.0)))
+
+    begin = MultiHeadAttention.__init__
+
+    def meanwhile(self, *arguments, **fields):
+        begin(self, *arguments, **fields)
+        if not found:
+            thread = threading.Thread(target=build_others)
+            thread.start()
+            thread.join()
+
+    model = build_model("reluformer")
+    monkeypatch.setattr(MultiHeadAttention, "__init__", meanwhile)
+    model.save_pretrained(tmp_path / "own")
+    opened, drawn = found
+    assert all(torch.equal(part, opened.state_dict()[name]) for name, part in stock.state_dict().items())
+    assert drawn.max() <= 1
 
 
 def test_weights_that_layers_share_by_hand_are_saved(tmp_path):

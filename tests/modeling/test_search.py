@@ -1,17 +1,22 @@
 """Greedy and beam search give the tokens of transformers' own."""
 
+import copy
+import functools
 import logging
 import warnings
 from unittest import mock
 
 import pytest
 import torch
+from peft import PrefixTuningConfig, get_peft_model
 from torch.testing import assert_close
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import all_presets, build_model
+from reluformers import ReLUFormerForConditionalGeneration
 from reluformers.modeling import normalization
 from reluformers.translation.length_penalty import wu_length_penalty
+from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import search
 from reluformers_kernels.cache import TargetCache
 
@@ -152,12 +157,85 @@ def test_what_is_not_known_goes_to_transformers(options, beams):
         model.generate(**draw_sources(), num_beams=beams, max_new_tokens=4, **options)
 
 
+def test_a_prompt_in_chunks_is_refused():
+    with pytest.raises(ValueError, match="prefill_chunk_size"):
+        trained_like().generate(**draw_sources(), max_new_tokens=4, prefill_chunk_size=2)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_prefix_in_chunks_is_left_to_transformers(beams):
-    """Which cuts the mask of the source too, and then finds it too short."""
-    refusal = pytest.raises(ValueError, match=r"the mask is .* but must be bool, of 9 keys")
-    with mock.patch.object(search, "_Decoder", side_effect=AssertionError), refusal:
-        trained_like().generate(**draw_sources(), num_beams=beams, max_new_tokens=4, prefill_chunk_size=2)
+def test_prefix_tuning_is_heard(beams):
+    model, batch = trained_like(), draw_sources(4)
+    plain = model.generate(**batch, num_beams=beams, max_new_tokens=6)
+    layers = {"num_layers": 3, "num_attention_heads": 4}
+    tuned = get_peft_model(
+        model,
+        PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, **layers),
+        autocast_adapter_dtype=False,
+    ).eval()
+    generator = torch.Generator().manual_seed(0)
+    for part in tuned.prompt_encoder.parameters():
+        part.data.normal_(std=3.0, generator=generator)
+    options = {"max_new_tokens": 6, "eos_token_id": None}
+    tokens = tuned.generate(**batch, num_beams=beams, **options)
+    assert not torch.equal(tokens, plain)
+    wanted = tokens[:, :1]
+    for _ in range(6):
+        wanted = torch.cat([wanted, tuned(**batch, decoder_input_ids=wanted).logits[:, -1:].argmax(-1)], dim=1)
+    if beams == 1:
+        assert torch.equal(tokens, wanted)
+    else:
+        best, greedy = (
+            tuned(**batch, decoder_input_ids=part[:, :-1])
+            .logits.log_softmax(-1)
+            .gather(2, part[:, 1:, None])
+            .sum((1, 2))
+            for part in (tokens, wanted)
+        )
+        assert (best >= greedy - 1e-4).all()
+
+
+class Shouting(ReLUFormerForConditionalGeneration):
+    """Repeats the last token, whatever it computed."""
+
+    def prepare_inputs_for_generation(self, input_ids, *args, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        return {**inputs, "decoder_input_ids": torch.full_like(inputs["decoder_input_ids"], 7)}
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_methods_that_a_user_replaces_are_called(beams):
+    model, batch = trained_like("reluformer"), draw_sources(4)
+    options = {"num_beams": beams, "max_new_tokens": 5, "eos_token_id": None}
+    before = model.generate(**batch, **options)
+    subclass = copy.deepcopy(model)
+    subclass.__class__ = Shouting
+    on_the_object = copy.deepcopy(model)
+    on_the_object.prepare_inputs_for_generation = functools.partial(Shouting.prepare_inputs_for_generation, subclass)
+    found = [one.generate(**batch, **options) for one in (subclass, on_the_object)]
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], before)
+    forward = model.forward
+
+    def always_nine(**inputs):
+        output = forward(**inputs)
+        output.logits = torch.zeros_like(output.logits).index_fill(-1, torch.tensor(9), 50.0)
+        return output
+
+    model.forward = always_nine
+    assert (model.generate(**batch, **options)[:, 1:] == 9).all()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_tokenizer_stops_at_strings_and_changes_nothing_else(beams):
+    model, batch = trained_like(), draw_sources(3)
+    tokenizer = train_tokenizer(["abcdef ghij"] * 4, vocab_size=VOCABULARY, min_frequency=1)
+    options = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": None}
+    wanted = check_same(model, batch, **options)
+    assert torch.equal(model.generate(**batch, **options, tokenizer=tokenizer), wanted)
+    word = tokenizer.decode(wanted[0, 3])
+    stopped = model.generate(**batch, **options, tokenizer=tokenizer, stop_strings=[word])
+    assert word in tokenizer.decode(stopped[0])
+    assert stopped.shape[1] <= wanted.shape[1]
 
 
 def test_a_streamer_gets_every_token():

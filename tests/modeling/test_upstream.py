@@ -90,8 +90,8 @@ def test_a_cache_has_one_name_in_a_call():
         module, inputs = parts[part]
         first, second = (module(**inputs, **{name: empty_cache()})[0] for name in ("past_key_values", "cache"))
         torch.testing.assert_close(first, second, rtol=0, atol=0)
-        with pytest.raises(ValueError, match="past_key_values and cache"):
-            module(**inputs, past_key_values=empty_cache(), cache=empty_cache())
+        of_both = module(**inputs, past_key_values=empty_cache(), cache=empty_cache())[0]
+        torch.testing.assert_close(of_both, first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["decoder_past_key_values", "decoder_cache", "decoder_use_cache", "typo"])
