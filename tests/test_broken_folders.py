@@ -247,10 +247,6 @@ PROCESSORS = [
     {"size": HUGE},
     {"do_pad": True, "pad_size": {"height": 50_000, "width": 50_000}},
     {"do_center_crop": True, "crop_size": {"height": 50_000, "width": 50_000}},
-    {"rescale_factor": "x"},
-    {"image_mean": [0, 0]},
-    {"image_std": "abc"},
-    {"resample": 99},
 ]
 
 

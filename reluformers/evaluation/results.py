@@ -228,14 +228,26 @@ class Evaluation:
             raise ValueError(f"{path}: {describe_error(error, path)}") from error
 
 
-def checksum(rows: Iterable[Iterable[bytes]]) -> str:
+class Checksum:
     """SHA-256 of rows of parts; each part counts with its length, so that no two data sets look alike."""
-    digest = hashlib.sha256()
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, *parts: bytes) -> None:
+        """Add a row."""
+        self._digest.update(b"".join(b"%d:" % len(part) + part for part in parts) + b"\n")
+
+    def __str__(self) -> str:
+        return f"sha256:{self._digest.hexdigest()}"
+
+
+def checksum(rows: Iterable[Iterable[bytes]]) -> str:
+    """Give the `Checksum` of rows."""
+    result = Checksum()
     for row in rows:
-        for part in row:
-            digest.update(b"%d:" % len(part) + part)
-        digest.update(b"\n")
-    return f"sha256:{digest.hexdigest()}"
+        result.add(*row)
+    return str(result)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import one_hot
-from transformers import ViTImageProcessorPil
+from transformers import BaseImageProcessor
 
 from reluformers.configuration.field_checks import check_choice, check_number
 
-from .loading import IMAGE, LABEL, PLACE
-from .processing import check_image_processor, decode_image, fit_image, target_size, to_pixel_values
+from .processing import IMAGE, LABEL, decode_image, fit_images, image_file, to_pixel_values
 from .rand_augment import rand_augment
 
 CROPS = ("none", "pad", "resized")
@@ -54,21 +53,14 @@ class Augmentation:
         check_choice(owner, "crop", self.crop, CROPS)
         check_number(owner, "padding", self.padding, "[0, inf)", integer=True)
         check_number(owner, "min_area", self.min_area, "(0, 1]")
-        if not isinstance(self.flip, bool):
-            raise ValueError(f"{owner}.flip is {self.flip!r}, but must be True or False")
         # below, numbers of the Beta distribution round to 0 and 1
         check_number(owner, "mixup", self.mixup, f"[{0.01 if self.mixup else 0}, inf)")
-        if self.rand_augment is None:
-            return
-        if not isinstance(self.rand_augment, list | tuple) or len(self.rand_augment) != 2:
-            raise ValueError(
-                f"{owner}.rand_augment is {self.rand_augment!r}, but must be [number of operations, strength] or null"
-            )
-        number, strength = self.rand_augment
-        check_number(owner, "rand_augment[0]", number, "[1, inf)", integer=True)
-        check_number(owner, "rand_augment[1]", strength, "[0, 20]")
+        if self.rand_augment is not None:
+            number, strength = self.rand_augment
+            check_number(owner, "rand_augment[0]", number, "[1, inf)", integer=True)
+            check_number(owner, "rand_augment[1]", strength, "[0, 20]")
 
-    def change(self, picture: Image.Image, processor: ViTImageProcessorPil) -> Image.Image:
+    def change(self, picture: Image.Image, processor: BaseImageProcessor) -> Image.Image:
         """Crop, flip and distort one image.
 
         Args:
@@ -79,10 +71,13 @@ class Augmentation:
             The image in that size. Random numbers come from torch's global generator.
         """
         if self.crop == "resized":
-            height, width = target_size(processor)
-            picture = picture.resize((width, height), processor.resample, box=self._random_box(*picture.size))
+            if "transparency" in picture.info:  # the processor decides what it becomes
+                picture = fit_images([picture], processor, do_resize=False, do_center_crop=False)[0]
+            size = processor.crop_size if processor.do_center_crop else processor.size
+            box = self._random_box(*picture.size)
+            picture = picture.resize((size.width, size.height), processor.resample, box=box)
         else:
-            picture = fit_image(picture, processor)
+            picture = fit_images([picture], processor)[0]
         if self.crop == "pad":
             left, top = torch.randint(-self.padding, self.padding + 1, (2,)).tolist()
             # Pillow fills what lies outside with black
@@ -121,44 +116,35 @@ class Augmentation:
 
 @dataclass
 class ImageCollator:
-    """Decodes rows of `load_image_split` and makes a batch of them.
+    """Make a batch of rows of `load_image_split`, for training and scoring alike.
 
     Args:
-        processor: the model's image processor, out of `build_image_processor`.
-        augmentation: what to do at random; None for evaluation, which gives what the processor itself gives.
+        processor: the model's image processor.
+        augmentation: what to do at random; None for what the processor gives.
         num_labels: number of classes, needed for Mixup.
-
-    Raises:
-        ValueError: Mixup is asked for without `num_labels`, or the processor does what is not known here.
+        keep_files: also return the files as `files`, list of bytes.
     """
 
-    processor: ViTImageProcessorPil
+    processor: BaseImageProcessor
     augmentation: Augmentation | None = None
     num_labels: int | None = None
+    keep_files: bool = False
 
-    def __post_init__(self):
-        check_image_processor(self.processor)
-        if self.augmentation is not None and self.augmentation.mixup and self.num_labels is None:
-            raise ValueError("Mixup mixes labels: num_labels must say how many classes there are")
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Tensors of a batch: `pixel_values`, float32 [batch, 3, height, width], and, if there are labels, `labels`:
         int64 [batch], with Mixup float32 [batch, num_labels].
 
         Raises:
-            ValueError: an image cannot be decoded; names its split, row and path.
+            ValueError: an image cannot be decoded; names its path.
         """
-        pictures = [self._read(row) for row in rows]
-        pixel_values = to_pixel_values(pictures, self.processor)
-        if LABEL not in rows[0]:
-            return {"pixel_values": pixel_values}
-        labels = torch.tensor([row[LABEL] for row in rows])
+        files = [image_file(row[IMAGE]) for row in rows]
+        images = [decode_image(file, row[IMAGE]["path"]) for file, row in zip(files, rows, strict=True)]
+        if self.augmentation is not None:
+            images = [self.augmentation.change(image, self.processor) for image in images]
+        batch = {"pixel_values": to_pixel_values(images, self.processor, fitted=self.augmentation is not None)}
+        if LABEL in rows[0]:
+            batch["labels"] = torch.tensor([row[LABEL] for row in rows])
         if self.augmentation is not None and self.augmentation.mixup:
-            pixel_values, labels = self.augmentation.mix(pixel_values, one_hot(labels, self.num_labels).float())
-        return {"pixel_values": pixel_values, "labels": labels}
-
-    def _read(self, row: dict[str, Any]) -> Image.Image:
-        picture = decode_image(row[IMAGE], row.get(PLACE, "image"))
-        if self.augmentation is None:
-            return fit_image(picture, self.processor)
-        return self.augmentation.change(picture, self.processor)
+            targets = one_hot(batch["labels"], self.num_labels).float()
+            batch["pixel_values"], batch["labels"] = self.augmentation.mix(batch["pixel_values"], targets)
+        return {**batch, "files": files} if self.keep_files else batch

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import datasets
@@ -12,8 +13,7 @@ from tqdm import tqdm
 from reluformers.data.batching import SeededBatch
 
 from .augmentation import ImageCollator
-from .loading import IMAGE, PLACE
-from .processing import decode_image
+from .processing import IMAGE, decode_image, image_file
 
 
 class SeededRows(Dataset):
@@ -62,14 +62,17 @@ def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progre
         show_progress: whether to draw a bar.
 
     Raises:
-        ValueError: one is broken; names its split, row and path.
+        ValueError: one is missing or broken; names its row and path.
     """
-    rows = DataLoader(dataset, 64, num_workers=num_workers, collate_fn=_decode_all)
+    rows = DataLoader(range(len(dataset)), 64, num_workers=num_workers, collate_fn=partial(_decode, dataset))
     for _ in tqdm(rows, "checking images", disable=not show_progress):
         pass
 
 
-def _decode_all(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _decode(dataset: datasets.Dataset, rows: Sequence[int]) -> None:
     for row in rows:
-        decode_image(row[IMAGE], row[PLACE])
-    return {}
+        image = dataset[row][IMAGE]
+        try:
+            decode_image(image_file(image), image["path"])
+        except (ValueError, TypeError, OSError) as error:
+            raise ValueError(f"row {row + 1}: {error}; replace or remove it") from error

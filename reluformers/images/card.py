@@ -15,8 +15,8 @@ from reluformers.evaluation.attention_statistics import AttentionReport
 from reluformers.evaluation.examples import Example
 from reluformers.files import atomic_write
 
-from .loading import IMAGE, LABEL, class_names, load_image_split
-from .processing import decode_image
+from .loading import class_names, load_image_split
+from .processing import IMAGE, LABEL, decode_image, image_file
 from .run import CONFUSION_FILE
 from .scoring import image_batches, load_image_model, model_classes
 
@@ -115,7 +115,7 @@ def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[
             chosen.setdefault(label, row)
     pictures = []
     for label, row in chosen.items():
-        picture = decode_image(images[row][IMAGE], images[row]["place"])
+        picture = decode_image(image_file(images[row][IMAGE]))
         picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
         pictures.append((names[label], picture))
     answers = _classify(folder, pictures, output)
@@ -160,6 +160,6 @@ def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], o
 
 
 def _open(path: str | Path) -> Image.Image:
-    picture = decode_image(path, "example")
+    picture = decode_image(Path(path).read_bytes(), path)
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     return picture

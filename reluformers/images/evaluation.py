@@ -8,14 +8,23 @@ import numpy as np
 from torch import Tensor
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
-from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum
+from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
 from reluformers.files import check_output_files
 from reluformers.saved_models import model_files
 
-from .loading import IMAGE, LABEL, image_file, load_image_split
+from .loading import load_image_split
 from .recipe import ImageRecipe
-from .scoring import Predictions, evaluate, image_batches, load_image_model, model_classes, predict
+from .scoring import (
+    Predictions,
+    class_results,
+    confusion_matrix,
+    evaluate,
+    image_batches,
+    load_image_model,
+    model_classes,
+    predict,
+)
 
 PRINTED_CLASSES = 10
 
@@ -67,31 +76,34 @@ class ImageScorer(Scorer):
         self.names = model_classes(self.model.config)
         columns = {name: getattr(options, name) for name in ("image_column", "label_column")}
         dataset = load_image_split(options.source, options.split, classes=self.names, **columns)
-        self.batches = image_batches(
-            dataset,
-            processor,
-            batch_size=options.batch_size,
-            num_workers=options.num_workers,
-        )
-        return ScoredData(
+        loading = {name: getattr(options, name) for name in ("batch_size", "num_workers")}
+        self.batches = image_batches(dataset, processor, **loading)
+        self.data = ScoredData(
             split=options.split,
             source=options.data,
             config=options.data_config,
             rows=len(dataset),
             unit="images",
-            checksum=checksum((image_file(row[IMAGE]), self.names[row[LABEL]].encode()) for row in dataset),
         )
+        return self.data
 
     def answer(self) -> Predictions:
-        """Logits of all images."""
-        return predict(self.model, self.batches, progress=None)
+        """Logits of all images, whose checksum is taken as they pass."""
+        checksum = Checksum()
+
+        def see(batch: Mapping[str, Any]) -> None:
+            for file, label in zip(batch["files"], batch["labels"].tolist(), strict=True):
+                checksum.add(file, self.names[label].encode())
+
+        answers = predict(self.model, self.batches, progress=None, see=see)
+        self.data.checksum = str(checksum)
+        return answers
 
     def count(self, answers: Predictions) -> Scores:
         """Accuracies and loss, and the scores of each class by name."""
-        measured = evaluate(answers)
-        self.matrix = measured["confusion_matrix"]
-        scores = {name: Score(measured[name]) for name in METRICS if measured.get(name) is not None}
-        return Scores(scores, classes=class_results(measured, self.names))
+        self.matrix = confusion_matrix(answers.logits.argmax(-1), answers.labels, len(self.names))
+        scores = {name: Score(value) for name, value in evaluate(answers).items()}
+        return Scores(scores, classes=class_results(self.matrix, self.names))
 
     def row_statistics(self, answers: Predictions) -> dict[str, np.ndarray]:
         """Hits and images: 1 or 0, and 1."""
@@ -123,18 +135,3 @@ class ImageScorer(Scorer):
             shown = "-" if precision is None else f"{precision:.2%}"
             lines.append(f"{name:<{width}} {found[name]['images']:>7} {found[name]['recall']:>8.2%} {shown:>9}")
         return lines
-
-
-def class_results(scores: dict[str, Any], names: list[str]) -> dict[str, dict[str, Any]]:
-    """The scores of each class by name; `predicted_as` is its row of the confusion matrix, most frequent first."""
-    classes = {}
-    for label, name in enumerate(names):
-        row = scores["confusion_matrix"][label].tolist()
-        predicted = {other: count for other, count in zip(names, row, strict=True) if count}
-        classes[name] = {
-            "images": sum(row),
-            "recall": scores["recall"][label],
-            "precision": scores["precision"][label],
-            "predicted_as": dict(sorted(predicted.items(), key=lambda item: -item[1])),
-        }
-    return classes

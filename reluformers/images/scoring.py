@@ -1,15 +1,13 @@
 """Classifies images with a trained model and counts what it gets right."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -20,7 +18,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from reluformers.saved_models import load_model, opening
 
-from .processing import decode_image
+from .augmentation import ImageCollator
 
 # what is cropped is made somewhat larger before: sides of a processor, in those of the model, and in pixels
 _MOST_TIMES, _LEAST_BOUND = 4, 1024
@@ -53,30 +51,18 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
         The model in evaluation mode, and the processor.
 
     Raises:
-        ValueError: the folder, its weights or its processor are missing or damaged, the model takes no RGB, or the
-            processor makes far larger images than the model's.
+        ValueError: the folder, its weights or its processor are missing or damaged, or the processor makes far larger
+            images than the model's, which would take memory first.
     """
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
-    channels = getattr(model.config, "num_channels", 3)
-    if channels != 3:
-        raise ValueError(f"{name_or_path}: the model takes {channels} channels, but images are read as RGB.")
     with opening(name_or_path, "the image processor"):
         processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-        _check_sides(processor, model.config)
-        processor(images=Image.new("RGB", (16, 16)), return_tensors="pt")["pixel_values"]
+    most = max(_LEAST_BOUND, _MOST_TIMES * int(np.max(getattr(model.config, "image_size", 0) or 0)))
+    for sizes in (getattr(processor, name, None) for name in ("size", "crop_size", "pad_size")):
+        sides = [sizes] if isinstance(sizes, int) else dict(sizes or {}).values()
+        if any(side is not None and side > most for side in sides):
+            raise ValueError(f"{name_or_path}: its image processor has {sizes}, but at most {most} pixels may be")
     return model, processor
-
-
-def _check_sides(processor: Any, config: PreTrainedConfig) -> None:
-    """Refuse a processor that makes images far larger than the model's, before they take memory."""
-    most = max(_LEAST_BOUND, _MOST_TIMES * int(np.max(getattr(config, "image_size", 0) or 0)))
-    for name in ("size", "crop_size", "pad_size"):
-        sides = getattr(processor, name, None) or {}
-        for side in dict(sides).values() if not isinstance(sides, int) else [sides]:
-            if side is not None and (not isinstance(side, int) or side > most):
-                raise ValueError(
-                    f"{name} of preprocessor_config.json is {side!r:.60}, but must be at most {most} pixels"
-                )
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:
@@ -108,23 +94,19 @@ def image_batches(dataset: Dataset, processor: Any, *, batch_size: int = 64, num
         num_workers: processes that decode images; 0 = this one.
 
     Returns:
-        Loader of dicts with `pixel_values` float32 [batch, channels, height, width] and `labels` int64 [batch].
-
-    Raises:
-        ValueError: while iterating, an image cannot be decoded.
+        Loader of dicts with `pixel_values` float32 [batch, channels, height, width], `labels` int64 [batch] and the
+        `files` of the images, bytes.
     """
-    return DataLoader(dataset, batch_size, collate_fn=partial(_collate, processor), num_workers=num_workers)
-
-
-def _collate(processor: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """One batch, by the processor itself, which may be of any kind."""
-    pictures = [decode_image(row["image"], row["place"]) for row in rows]
-    pixel_values = processor(images=pictures, return_tensors="pt")["pixel_values"]
-    return {"pixel_values": pixel_values, "labels": torch.tensor([row["label"] for row in rows])}
+    collator = ImageCollator(processor, keep_files=True)
+    return DataLoader(dataset, batch_size, collate_fn=collator, num_workers=num_workers)
 
 
 def predict(
-    model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], *, progress: bool | None = False
+    model: PreTrainedModel,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    progress: bool | None = False,
+    see: Callable[[Mapping[str, Any]], None] = lambda batch: None,
 ) -> Predictions:
     """Run a classifier over batches.
 
@@ -132,12 +114,13 @@ def predict(
         model: it is put in evaluation mode and back.
         batches: dicts with `pixel_values` [batch, channels, height, width] and `labels` int64 [batch].
         progress: whether to show a progress bar; None for where somebody looks at the terminal.
+        see: called with each batch, so that nobody has to read the images again.
 
     Returns:
         Logits and labels in the order of the batches, on the CPU, and the loss.
 
     Raises:
-        ValueError: there are no batches, a label is that of no class, or the model computes NaN or infinite logits.
+        ValueError: the model computes NaN or infinite logits.
     """
     logits, labels, loss = [], [], 0.0
     training = model.training
@@ -145,20 +128,15 @@ def predict(
     try:
         with torch.inference_mode():
             for batch in tqdm(batches, unit=" batches", disable=None if progress is None else not progress):
-                given, classes = batch["labels"], model.config.num_labels
-                if len(wrong := given[(given < 0) | (given >= classes)]):
-                    raise ValueError(f"the label {wrong[0]} is none of the model's, from 0 to {classes - 1}")
-                outputs = model(**{name: tensor.to(model.device) for name, tensor in batch.items()})
+                see(batch)
+                outputs = model(**{name: batch[name].to(model.device) for name in ("pixel_values", "labels")})
                 logits.append(outputs.logits.float().cpu())
-                labels.append(given.cpu())
+                labels.append(batch["labels"].cpu())
                 loss += float(outputs.loss) * len(logits[-1])
     finally:
         model.train(training)
-    if not logits:
-        raise ValueError("there are no images to classify")
     predictions = Predictions(torch.cat(logits), torch.cat(labels), loss / sum(map(len, logits)))
-    broken = int((~predictions.logits.isfinite()).any(-1).sum())
-    if broken:
+    if broken := int((~predictions.logits.isfinite()).any(-1).sum()):
         raise ValueError(f"the model computes NaN or infinite logits for {broken} of {len(predictions.logits)} images")
     return predictions
 
@@ -186,32 +164,37 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> np.ndar
     return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes).numpy()
 
 
-def evaluate(predictions: Predictions) -> dict[str, Any]:
-    """Score predictions.
+def evaluate(predictions: Predictions) -> dict[str, float]:
+    """Score predictions: `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1), and `loss` (nats)."""
+    hits = top_classes(predictions.logits, 5) == predictions.labels.unsqueeze(-1)  # [images, 5]
+    scores = {"accuracy": hits[:, 0].double().mean().item()}
+    if predictions.logits.shape[-1] > 5:
+        scores["top5_accuracy"] = hits.any(1).double().mean().item()
+    return {**scores, "loss": predictions.loss}
+
+
+def class_results(matrix: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Score each class by name from a confusion matrix.
 
     Args:
-        predictions: of `predict`.
+        matrix: counts [true classes, predicted classes].
+        names: of the classes.
 
     Returns:
-        `images` (their number), `accuracy` and `top5_accuracy` (0 to 1; None where there are five classes or fewer),
-        `loss` (nats), `confusion_matrix` (int64 [true classes, predicted classes]), and for each class `recall`, the
-        share of its images that were found, and `precision`, the share of right ones among those taken for it; None
-        where there are no such images.
+        Class → `images` (their number), `recall`, the share of its images that were found, `precision`, the share of
+        right ones among those taken for it (both None where there are no such images), and `predicted_as`, the counts
+        of its row, most frequent first.
     """
-    logits, labels = predictions.logits, predictions.labels
-    classes = logits.shape[-1]
-    hits = top_classes(logits, 5) == labels.unsqueeze(-1)  # [images, 5]
-    matrix = confusion_matrix(logits.argmax(-1), labels, classes)
-    return {
-        "images": len(labels),
-        "accuracy": hits[:, 0].double().mean().item(),
-        "top5_accuracy": hits.any(1).double().mean().item() if classes > 5 else None,
-        "loss": predictions.loss,
-        "confusion_matrix": matrix,
-        "recall": _shares(matrix.diagonal(), matrix.sum(1)),
-        "precision": _shares(matrix.diagonal(), matrix.sum(0)),
-    }
-
-
-def _shares(parts: np.ndarray, wholes: np.ndarray) -> list[float | None]:
-    return [part / whole if whole else None for part, whole in zip(parts.tolist(), wholes.tolist(), strict=True)]
+    classes, taken = {}, matrix.sum(0).tolist()
+    for label, (name, row) in enumerate(zip(names, matrix.tolist(), strict=True)):
+        images, found = sum(row), row[label]
+        predicted = sorted(
+            ((names[other], count) for other, count in enumerate(row) if count), key=lambda item: -item[1]
+        )
+        classes[name] = {
+            "images": images,
+            "recall": found / images if images else None,
+            "precision": found / taken[label] if taken[label] else None,
+            "predicted_as": dict(predicted),
+        }
+    return classes

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 import models
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
-from reluformers.modeling import handler_images as handler
+from reluformers.modeling import image_input
 from reluformers.modeling.pipeline_translation import longest_translation
 
 TEXT = TEXTS[1]
@@ -183,6 +184,19 @@ def test_pooling_query_is_a_layer_of_its_own(classifier, image_file):
         classifier.attend(values, 3)
 
 
+def test_threads_see_only_their_own_pooling_query(classifier):
+    layer = len(classifier.layer_names()) - 1
+    pixels = [torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    alone = [classifier.attend(values, layer).weights for values in pixels]
+    assert not np.allclose(alone[0], alone[1])
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            for one, other in zip(
+                pool.map(lambda values: classifier.attend(values, layer), pixels), alone, strict=True
+            ):
+                np.testing.assert_allclose(one.weights, other, rtol=1e-5)
+
+
 def test_bad_images_are_refused(tmp_path, monkeypatch, image_file):
     text, broken = tmp_path / "text.png", tmp_path / "broken.png"
     text.write_text("no image")
@@ -208,8 +222,8 @@ def test_mutated_images_are_opened_or_refused(number):
 
 
 def test_page_and_handler_read_the_same_images():
-    assert models.IMAGE_FORMATS == handler.IMAGE_FORMATS
-    assert models.MAX_PIXELS == handler.MAX_PIXELS
+    for name in ("IMAGE_FORMATS", "MAX_PIXELS", "MAX_RATIO"):
+        assert getattr(models, name) == getattr(image_input, name)
 
 
 def test_only_ordinary_files_of_images_are_opened(tmp_path, image_file):

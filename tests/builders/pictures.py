@@ -21,7 +21,7 @@ def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
 
 
 def row(image: Image.Image, label: int = 0) -> dict:
-    return {"image": {"bytes": encode(image), "path": None}, "label": label, "place": "split 'train', row 1"}
+    return {"image": {"bytes": encode(image), "path": None}, "label": label}
 
 
 def mutations(number: int, seed: int = 0) -> Iterator[bytes]:

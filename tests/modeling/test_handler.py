@@ -9,10 +9,12 @@ import struct
 import sys
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import torch
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
@@ -22,7 +24,7 @@ from builders.clean_processes import run_clean
 from builders.models import build_model
 from builders.pictures import encode, mutations, picture
 from reluformers.images.processing import build_image_processor
-from reluformers.modeling.handler_images import open_image
+from reluformers.modeling.image_input import check_bounds
 from reluformers.translation.tokenization import train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
@@ -252,6 +254,31 @@ def test_mutated_images_are_answered_or_refused(classify, number, monkeypatch):
     assert 0 < answered < number
 
 
+def test_requests_of_eight_threads_leave_nothing_on_the_model(classify):
+    def state() -> str:
+        parts = [(name, {**vars(module), "config": None}) for name, module in classify.pipeline.model.named_modules()]
+        return repr((parts, classify.pipeline.model.config.to_dict(), classify.pipeline._forward_params))
+
+    requests = [
+        {"inputs": [encode(picture(8 + 4 * number, 12, seed=number))] * (1 + number % 3), "parameters": parameters}
+        for number in range(8)
+        for parameters in ({"top_k": 1 + number % 3}, {"function_to_apply": "none"})
+    ]
+    alone, before = [classify(request) for request in requests], state()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            together = list(pool.map(classify, requests))
+            assert [[entry["label"] for entry in answer] for answers in together for answer in answers] == [
+                [entry["label"] for entry in answer] for answers in alone for answer in answers
+            ]
+            torch.testing.assert_close(scores_in(together), scores_in(alone))
+    assert state() == before
+
+
+def scores_in(answers: list) -> list[float]:
+    return [entry["score"] for answer in answers for row in answer for entry in row]
+
+
 def test_an_image_that_the_server_opened_is_of_these_formats_too(classify):
     with Image.open(io.BytesIO(encode(picture(8, 12), "EPS"))) as postscript:
         assert "of format PNG, JPEG" in error_of(classify, {"inputs": postscript})
@@ -373,5 +400,5 @@ def test_the_client_classifies_with_and_without_parameters(classify, online, tmp
 @pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
 def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
     with pytest.raises(ValueError, match="50 times"):
-        open_image(Image.new("RGB", size))
-    assert open_image(Image.new("RGB", (1, 50))).size == (1, 50)
+        check_bounds([Image.new("RGB", size)])
+    check_bounds([Image.new("RGB", (1, 50))])
