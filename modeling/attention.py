@@ -25,7 +25,7 @@ from .attention_functions import ATTENTION_ACTIVATIONS, length_divisor, length_f
 from .kernels import apply_dropout, kernels
 from .masks import AttentionMask
 from .normalization import OUTPUT_NORMS, at_least_float32, unit_length, wide_dtype
-from .regularization import RowStatistics, regularizer_sums
+from .regularization import RowStatistics
 
 SHORT_KEYS = 128  # up to so many, softmax in bfloat16 is faster written out on a CPU
 BLOCK_WEIGHTS = 2**22  # that are kept at a time without the library's kernels
@@ -387,11 +387,9 @@ class MultiHeadAttention(AttentionVariant):
         key_value_states: Tensor | None = None,
         attention_mask: Tensor | AttentionMask | None = None,
         past_key_values: Cache | None = None,
-        query_mask: Tensor | None = None,
-        entropy_bound: float | None = None,
-        count_null_rows: bool = False,
+        statistics: str = "none",
         attn_implementation: str = "eager",
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> AttentionOutput:
         r"""Attend from `hidden_states` to `key_value_states`, or to themselves and the cache.
 
         Args:
@@ -400,27 +398,23 @@ class MultiHeadAttention(AttentionVariant):
             attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
                 key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            query_mask: bool, True = real query [batch, query_len]; for the regulariser and the null rate.
-            entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
-            count_null_rows: whether rows and null rows are counted without the regulariser too.
+            statistics: of the rows of weights: `"none"`, `"sums"` or `"all"`, as in `eager_attention`.
             attn_implementation: backend.
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
+            from a backend that keeps none; the `RowStatistics`, or None.
         """
         query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
-        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
         output, weights, rows = self.attend(
             formula, query, key, value, mask, statistics, attn_implementation, is_cross=key_value_states is not None
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
-        sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
-        return self.out_proj(output), weights, sums
+        return self.out_proj(output), weights, rows
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None

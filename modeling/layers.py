@@ -11,6 +11,7 @@ from .attention import MultiHeadAttention
 from .feed_forward import FeedForward
 from .kernels import apply_dropout
 from .normalization import build_norm
+from .regularization import tensors_of
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
@@ -50,9 +51,9 @@ class EncoderLayer(TransformerLayer):
         self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
         self.self_attn_norm = build_norm(config)
 
-    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """Hidden states [batch, length, hidden_size] after the layer, and the tensors of `RowStatistics` if needed."""
+        branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)

@@ -36,6 +36,7 @@ class AttentionMask:
             the sequence in a packed row; None for 0.
         given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
             windows are then None.
+        query_mask: bool, True = real query [batch, query_len], for the statistics of rows; None if all are real.
     """
 
     query_len: int
@@ -45,6 +46,7 @@ class AttentionMask:
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
     given: Tensor | None = None
+    query_mask: Tensor | None = None
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length

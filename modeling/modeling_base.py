@@ -22,7 +22,7 @@ from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
-from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS
+from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, RowStatistics, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
@@ -157,18 +157,21 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def attention_options(
         self,
         mask: AttentionMask,
-        query_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> dict:
         """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
         return {
             "attention_mask": mask,
-            "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
-            "count_null_rows": bool(output_null_rate),
+            "statistics": "all" if self.is_regularized else "sums" if output_null_rate else "none",
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
+
+    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask) -> Tensor | None:
+        """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
+        bound = self.config.entropy_bound if self.is_regularized else None
+        rows = RowStatistics.stack(layers)
+        return None if rows is None else regularizer_sums(rows, mask.key_counts, mask.query_mask, bound)
 
     @property
     def is_regularized(self) -> bool:

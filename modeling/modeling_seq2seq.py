@@ -3,7 +3,7 @@
 """Encoder–decoder Transformers for translation whose families differ by their configuration alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ from .kernels import apply_dropout, kernels
 from .layers import EncoderLayer, TransformerLayer
 from .modeling_base import TransformerPreTrainedModel, is_same
 from .normalization import UnitLinear, at_least_float32, build_norm, unit_length
-from .regularization import add_regularizer_sums
+from .regularization import add_regularizer_sums, tensors_of
 from .sequence_masks import causal_mask, padding_mask, token_positions
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
@@ -111,9 +111,9 @@ class DecoderLayer(TransformerLayer):
         self_attention_options: dict,
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, self_sums = self.self_attn(
+    ) -> tuple[Tensor, ...]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `RowStatistics` of its two sites."""
+        branch, _, self_rows = self.self_attn(
             self.branch_input(self.self_attn_norm, hidden_states),
             past_key_values=past_key_values,
             **self_attention_options,
@@ -121,7 +121,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         queries = self.branch_input(self.cross_attn_norm, hidden_states)
         # rows of one sentence, as beam search has them, are queries of one attention
-        branch, _, cross_sums = self.cross_attn(
+        branch, _, cross_rows = self.cross_attn(
             queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
             past_key_values=past_key_values,
@@ -129,7 +129,8 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), add_regularizer_sums([self_sums, cross_sums])
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -251,13 +252,13 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             hidden_states = self.embedding_norm(hidden_states)
         return apply_dropout(hidden_states, self.dropout, self.training)
 
-    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after all layers and the last norm, and `regularizer_sums`."""
-        sums = []
+    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """Hidden states after all layers and the last norm, and what each layer has of row statistics."""
+        rows = []
         for layer in self.layers:
-            hidden_states, layer_sums = layer(hidden_states, *arguments)
-            sums.append(layer_sums)
-        return hidden_states if self.norm is None else self.norm(hidden_states), add_regularizer_sums(sums)
+            hidden_states, *layer_rows = layer(hidden_states, *arguments)
+            rows.append(tuple(layer_rows))
+        return hidden_states if self.norm is None else self.norm(hidden_states), rows
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -287,10 +288,12 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         length, device = given.shape[1], given.device
         self.check_length(length)
         mask = padding_mask(attention_mask, length, length, device)
-        options = self.attention_options(mask, mask.key_padding_mask, output_attentions, output_null_rate)
+        mask = replace(mask, query_mask=mask.key_padding_mask)
+        options = self.attention_options(mask, output_attentions, output_null_rate)
         positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
-        hidden_states, sums = self.run_layers(hidden_states, options)
+        hidden_states, rows = self.run_layers(hidden_states, options)
+        sums = self.regularizer_sums(rows, mask)
         return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
 
 
@@ -354,13 +357,22 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
-        cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
+        if query_mask is not None:
+            mask = replace(mask, query_mask=query_mask)
+            source_mask = replace(source_mask, query_mask=query_mask.reshape(sources, queries))
         self_options, cross_options = (
-            self.attention_options(*masks, output_attentions, output_null_rate)
-            for masks in ((mask, query_mask), (source_mask, cross_queries))
+            self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
         # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
-        hidden_states, sums = self.run_layers(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
+        hidden_states, found = self.run_layers(
+            hidden_states, encoder_hidden_states, self_options, cross_options, cache
+        )
+        sums = add_regularizer_sums(
+            [
+                self.regularizer_sums([part[: len(part) // 2] for part in found], mask),
+                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask),
+            ]
+        )
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
         )

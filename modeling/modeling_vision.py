@@ -29,7 +29,7 @@ from .masks import AttentionMask
 from .modeling_base import TransformerPreTrainedModel
 from .normalization import at_least_float32, build_norm
 from .patch_embeddings import PatchEmbeddings
-from .regularization import add_regularizer_sums
+from .regularization import add_regularizer_sums, tensors_of
 
 if TYPE_CHECKING:  # a model is saved with the files that its own files name, and the handler's must be among them
     from .handler_images import EndpointHandler as EndpointHandler
@@ -74,12 +74,12 @@ class ProbePooling(nn.Module):
         bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
         init.uniform_(self.probe, -bound, bound)
 
-    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` or None."""
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and the tensors of `RowStatistics`."""
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
-        pooled, _, sums = self.attention(query, hidden_states, **attention_options)
+        pooled, _, rows = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
-        return pooled[:, 0], sums
+        return pooled[:, 0], *tensors_of(rows)
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -162,34 +162,37 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
-        options = self.attention_options(AttentionMask(length, length, device), **outputs)
-        sums = []
+        mask, pooling_mask = AttentionMask(length, length, device), AttentionMask(1, length - prefix, device)
+        options = self.attention_options(mask, **outputs)
+        rows = []
         for layer in self.layers:
-            hidden_states, layer_sums = layer(hidden_states, options)
-            sums.append(layer_sums)
+            hidden_states, *layer_rows = layer(hidden_states, options)
+            rows.append(tuple(layer_rows))
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
-        pooled, pooling_sums = self.pool(
-            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **outputs)
-        )
+        pooled, *pooling_rows = self.pool(hidden_states, self.attention_options(pooling_mask, **outputs))
+        sums = [
+            self.regularizer_sums(rows, mask),
+            self.regularizer_sums([tuple(pooling_rows)], pooling_mask),
+        ]
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
-            regularizer_sums=add_regularizer_sums([*sums, pooling_sums]),
+            regularizer_sums=add_regularizer_sums(sums),
         )
 
-    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """One vector for each image [batch, hidden_size or representation_size], and `regularizer_sums`."""
-        sums, patches = None, hidden_states[:, self.config.num_prefix_tokens :]
+    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
+        rows, patches = (), hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
-            pooled, sums = self.pooler(patches, attention_options)
+            pooled, *rows = self.pooler(patches, attention_options)
         else:
             pooled = hidden_states[:, 0] if self.config.pooling == "cls" else patches.mean(1)
         if self.norm is not None and self.config.norm_after_pooling:
             pooled = self.norm(pooled)
         if self.representation is not None:
             pooled = torch.tanh(self.representation(pooled))
-        return pooled, sums
+        return pooled, *rows
 
 
 class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):

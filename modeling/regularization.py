@@ -39,6 +39,15 @@ class RowStatistics:
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
     @classmethod
+    def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":
+        """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
+        layers = [tensors for tensors in layers if tensors]  # a layer may be computed by another model's attention
+        if not layers:
+            return None
+        device = layers[-1][0].device
+        return cls(*(torch.stack([part.to(device) for part in parts]) for parts in zip(*layers, strict=True)))
+
+    @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
         """Join the statistics of queries that were computed in parts."""
         if parts[0] is None:
@@ -47,16 +56,23 @@ class RowStatistics:
         return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
+def tensors_of(rows: RowStatistics | None) -> tuple[Tensor, ...]:
+    """The statistics that there are, as layers return them: reentrant checkpoints see flat tuples of tensors."""
+    found = () if rows is None else (rows.row_sums, rows.weighted_logs)
+    return tuple(tensor for tensor in found if tensor is not None)
+
+
 def regularizer_sums(
     rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
 ) -> Tensor:
-    r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
+    r"""Sums over the rows of real queries of all layers of a site, so that sites of different sizes add to one mean.
 
     With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
 
     Args:
-        rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
+        rows: of the weights before dropout [..., batch, heads, query_len]; its `weighted_logs` are needed with an
+            entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
@@ -65,8 +81,12 @@ def regularizer_sums(
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
     row_sums = rows.row_sums
-    is_real = torch.ones_like(row_sums, dtype=torch.bool) if query_mask is None else query_mask[:, None]
-    is_used, number = is_real & (row_sums != 0), is_real.expand_as(row_sums).sum()
+    is_used = row_sums != 0
+    if query_mask is None:
+        number = row_sums.new_full((), row_sums.numel())
+    else:
+        is_real = query_mask[:, None].to(row_sums.device)
+        is_used, number = is_used & is_real, is_real.expand_as(row_sums).sum().to(row_sums.dtype)
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
         safe_sums = row_sums.masked_fill(~is_used, 1.0)
@@ -74,11 +94,11 @@ def regularizer_sums(
         entropy = log_sums - rows.weighted_logs / safe_sums
         bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
         if isinstance(bounds, Tensor):
-            bounds = bounds.squeeze(-1)
+            bounds = bounds.squeeze(-1).to(row_sums.device)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
         entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
-    counts = (number - is_used.sum(), number)
-    return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
+    null_rows = number - is_used.sum()
+    return torch.stack([normalization, entropy_excess, null_rows, number])
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:

@@ -132,12 +132,13 @@ def recording(modules: Mapping[str, MultiHeadAttention]) -> Iterator[dict[str, l
     def before(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple, options: dict[str, Any]) -> None:
             hidden_states, key_value_states = (*given, None)[:2]
-            query_mask = options.get("query_mask")
+            mask = options.get("attention_mask")
+            query_mask = getattr(mask, "query_mask", None)  # a tensor has none
             real = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
             inputs[name] = {
                 "hidden_states": hidden_states,
                 "key_value_states": key_value_states,
-                "mask": options.get("attention_mask"),
+                "mask": mask,
                 "real": real if query_mask is None else query_mask,
             }
 

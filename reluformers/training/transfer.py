@@ -195,11 +195,11 @@ class Transfer(TrainerCallback):
             if share == 1:
                 return new(*given, **options)
             # regulariser and null rate are of the new attention alone
-            kept = old(*given, **{**options, "entropy_bound": None, "count_null_rows": False})
+            kept = old(*given, **{**options, "statistics": "none"})
             if share == 0:
                 return kept
-            output, weights, sums = new(*given, **options)
-            return torch.lerp(kept[0].to(output.dtype), output, share), weights, sums
+            output, weights, rows = new(*given, **options)
+            return torch.lerp(kept[0].to(output.dtype), output, share), weights, rows
 
         return forward
 

@@ -103,7 +103,7 @@ def test_row_sums_are_1_on_average(attention, original):
 
     def note(name):
         def hook(module, given, options, output):
-            real = options.get("query_mask")
+            real = options["attention_mask"].query_mask
             rows = output[1].sum(-1).transpose(1, 2)  # [batch, query_len, heads]
             sums.setdefault(name, []).append(rows[real] if real is not None else rows.flatten(0, 1))
 

@@ -14,6 +14,7 @@ from reluformers.configuration.configuration_attention import SHIFT_INVARIANT_AC
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.regularization import regularizer_sums
 
 WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 10, 2, 7, 4  # odd head width, odd length
 VARIANTS = {
@@ -334,12 +335,12 @@ def test_autocast_is_finite_and_near(preset, site, backend):
     module, case = build(preset, torch.float32).train(), draw_case(site, "left", torch.float32)
     expected, _ = one_shot(module, case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, _, statistics = module(
-            case.hidden, case.source, case.mask_for(backend), entropy_bound=0.7, attn_implementation=backend
+        output, _, rows = module(
+            case.hidden, case.source, case.mask_for(backend), statistics="all", attn_implementation=backend
         )
     error = (output - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < 0.03
-    total = output.float().square().sum() + statistics[:2].sum()
+    total = output.float().square().sum() + rows.row_sums.sin().sum() + rows.weighted_logs.sin().sum()
     assert all(x.isfinite().all() for x in gradients(total, module, case, torch.ones(())))
 
 
@@ -365,10 +366,10 @@ def test_row_that_sees_nothing_is_zero(preset, run, dtype):
 def test_sequence_of_padding_alone_is_finite(preset, backend):
     module, case = build(preset), draw_case("cross", "right")
     nothing = torch.zeros(2, 1, 1, SOURCE_LENGTH, dtype=torch.bool)
-    options = {"count_null_rows": True, "attn_implementation": backend}
-    output, weights, statistics = module(case.hidden, case.source, nothing, **options)
+    options = {"statistics": "sums", "attn_implementation": backend}
+    output, weights, rows = module(case.hidden, case.source, nothing, **options)
     assert weights is None or not weights.any()
-    assert statistics.tolist() == [0, 0, 28, 28]  # rows: each is a null row
+    assert regularizer_sums(rows, 0, None, None).tolist() == [0, 0, 28, 28]  # rows: each is a null row
     torch.testing.assert_close(output, module.out_proj.bias.expand_as(output), rtol=0, atol=0)
     assert all(x.isfinite().all() for x in gradients(output, module, case, torch.ones_like(output)))
 
@@ -463,12 +464,12 @@ def test_dropout_leaves_the_returned_weights_alone(preset):
 @all_presets
 def test_statistics_in_training(preset, site, padding, bound, backend):
     module, case = build(preset), draw_case(site, padding)
-    options = {"query_mask": case.queries, "entropy_bound": bound, "attn_implementation": backend}
-    options["attention_mask"] = case.mask_for(backend)
-    if bound is None:
-        assert module.train()(case.hidden, case.source, **options)[2] is None
-        options["count_null_rows"] = True
-    statistics = module.train()(case.hidden, case.source, **options)[2]
+    mask = case.mask_for(backend)
+    options = {"attention_mask": mask, "attn_implementation": backend}
+    assert module.train()(case.hidden, case.source, **options)[2] is None
+    rows = module.train()(case.hidden, case.source, statistics="sums" if bound is None else "all", **options)[2]
+    counts = AttentionMask.of(mask, *case.visible.shape[-2:], case.hidden.device).key_counts
+    statistics = regularizer_sums(rows, counts, case.queries, bound)
     weights = naive(module, case)[1].detach()
     *terms, nulls, rows = reference.regularization(weights, case.visible, case.queries, bound or 0)
     expected = [*terms, nulls, rows] if bound is not None else [0, 0, nulls, rows]

@@ -17,6 +17,7 @@ from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
+from reluformers.modeling.regularization import tensors_of
 
 VARIANTS = {
     **{
@@ -51,12 +52,13 @@ def no_library(monkeypatch):
 
 
 def answers(module, mask, backend, states, **options):
-    """Output, regulariser's sums and gradients."""
+    """Output, row statistics and gradients."""
     module.zero_grad()
     states = [part.detach().requires_grad_() for part in states]
-    output, _, sums = module(*states, mask, attn_implementation=backend, **options)
-    (output.square().sum() + (0 if sums is None else sums[:2].sum())).backward()
-    return output, sums, *(part.grad for part in [*states, *module.parameters()])
+    output, _, rows = module(*states, mask, attn_implementation=backend, **options)
+    rows = tensors_of(rows)
+    (output.square().sum() + sum(part.sin().sum() for part in rows)).backward()
+    return output, *rows, *(part.grad for part in [*states, *module.parameters()])
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -67,7 +69,7 @@ def test_blocks_of_queries_give_what_all_at_once_give(variant, mask):
     module = MultiHeadAttention(WIDTH, 2, VARIANTS[variant]).double()
     states = [torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (QUERIES, KEYS)]
     signed = variant in ("leaky_relu", "gelu", "identity")
-    for options in ({}, {"count_null_rows": True}, {} if signed else {"entropy_bound": 0.5}):
+    for options in ({}, {"statistics": "sums"}, {} if signed else {"statistics": "all"}):
         found, expected = (answers(module, mask, backend, states, **options) for backend in ("fused", "eager"))
         for part, right in zip(found, expected, strict=True):
             assert_close(part, right)
