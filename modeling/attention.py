@@ -89,7 +89,7 @@ def eager_attention(
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the `RowStatistics`.
+        the `RowStatistics` of the weights before they are divided by c·n_i^α, or of those that sum to 1.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     scores = query @ key.transpose(-1, -2) * formula.scaling
@@ -99,13 +99,15 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    rows = None if formula.attention.normalizer == "sum" else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
+        rows = RowStatistics.of(weights, statistics)
     output = apply_dropout(weights, formula.dropout) @ value
-    return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
+    return output.transpose(1, 2), weights, rows
 
 
 def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
@@ -151,6 +153,7 @@ def fused_attention(
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
+            divide_statistics=False,
         )
         if found is not None:
             output, row_sums, weighted_logs, _ = found
@@ -225,8 +228,7 @@ def softmax_attention(
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
-        rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
+        rows = RowStatistics(is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype)).squeeze(-1))
     return output.transpose(1, 2), None, rows
 
 
@@ -403,7 +405,7 @@ class MultiHeadAttention(AttentionVariant):
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; the `RowStatistics`, or None.
+            from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
         query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
@@ -414,6 +416,8 @@ class MultiHeadAttention(AttentionVariant):
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
+        if rows is not None and self.length_exponent is not None:  # else the model divides those of all layers at once
+            rows = rows.divided(formula.length_divisor(mask, query.dtype))
         return self.out_proj(output), weights, rows
 
     def _keys_and_values(

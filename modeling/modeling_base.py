@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
+from .attention_functions import length_divisor
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
@@ -167,11 +168,16 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask) -> Tensor | None:
+    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
         bound = self.config.entropy_bound if self.is_regularized else None
-        rows = RowStatistics.stack(layers)
-        return None if rows is None else regularizer_sums(rows, mask.key_counts, mask.query_mask, bound)
+        rows, config = RowStatistics.stack(layers), self.config.attention_for(site)
+        if rows is None:
+            return None
+        if config.normalizer != "sum" and not config.learned_length_exponent:
+            numbers = config.length_coefficient, config.length_exponent, rows.row_sums.dtype
+            rows = rows.divided(length_divisor(mask.key_counts, *numbers))
+        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound)
 
     @property
     def is_regularized(self) -> bool:

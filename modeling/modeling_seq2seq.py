@@ -293,7 +293,7 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         positions = token_positions(length, 0, attention_mask, device)
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
-        sums = self.regularizer_sums(rows, mask)
+        sums = self.regularizer_sums(rows, mask, "encoder")
         return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
 
 
@@ -369,8 +369,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         )
         sums = add_regularizer_sums(
             [
-                self.regularizer_sums([part[: len(part) // 2] for part in found], mask),
-                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask),
+                self.regularizer_sums([part[: len(part) // 2] for part in found], mask, "decoder"),
+                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask, "cross"),
             ]
         )
         return Seq2SeqTransformerDecoderOutput(

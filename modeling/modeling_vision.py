@@ -172,8 +172,8 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
             hidden_states = self.norm(hidden_states)
         pooled, *pooling_rows = self.pool(hidden_states, self.attention_options(pooling_mask, **outputs))
         sums = [
-            self.regularizer_sums(rows, mask),
-            self.regularizer_sums([tuple(pooling_rows)], pooling_mask),
+            self.regularizer_sums(rows, mask, "encoder"),
+            self.regularizer_sums([tuple(pooling_rows)], pooling_mask, "pooling"),
         ]
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,

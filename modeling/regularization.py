@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,17 @@ class RowStatistics:
         # log of the clamped weight: at s = 0 the product is 0 and its gradient finite, which xlogy's is not
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
+
+    def divided(self, divisor: Tensor | float | None) -> "RowStatistics":
+        """The same of weights over a divisor: a number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
+        if divisor is None:
+            return self
+        if isinstance(divisor, Tensor):
+            divisor = divisor.squeeze(-1).to(self.row_sums.device, self.row_sums.dtype)
+        row_sums, logs = self.row_sums / divisor, self.weighted_logs
+        if logs is not None:
+            logs = logs / divisor - row_sums * (divisor.log() if isinstance(divisor, Tensor) else math.log(divisor))
+        return RowStatistics(row_sums, logs)
 
     @classmethod
     def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":

@@ -333,6 +333,7 @@ def attention(
     dropout: float = 0.0,
     needed_statistics: str = "none",
     may_write_out: bool = False,
+    divide_statistics: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
@@ -343,6 +344,7 @@ def attention(
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
         needed_statistics: of the rows: `"none"`, `"sums"`, or `"all"`.
         may_write_out: whether None may be returned, where it is as fast to keep every weight.
+        divide_statistics: False for sums over φ(…) in place of s_ij: a caller divides those of all layers at once.
 
     Returns:
         output like `query`, and Σ_j s_ij, Σ_j s_ij·log s_ij and the number of s_ij ≠ 0 or None; or None, see above.
@@ -426,6 +428,8 @@ def attention(
     _refuse_tangents(query, key, value, threshold, divisor)
     # a compiler would take the quotient of a length for a constant, and compile anew for each
     is_number = not (is_sparse or isinstance(divisor, Tensor | None) or torch.compiler.is_compiling())
+    divides_sums = divide_statistics or normalizer == "sum"
+    is_number = is_number and (divides_sums or needed_statistics == "none")
     if is_number and can_scale_weights(activation, scale, threshold, query.dtype):
         scale, divisor = scale / divisor, None  # φ(a·q·k) / c = φ((a/c)·q·k): nothing is left to do by row
     is_learned = isinstance(divisor, Tensor) and divisor.requires_grad
@@ -459,13 +463,13 @@ def attention(
         output = (output * (divisor.detach() / divisor)).to(output.dtype)
     if options.needed_statistics == "none":
         return _unfold(output, group), None, None, None
-    if divisor is not None:
+    if divisor is not None and divides_sums:
         if isinstance(divisor, Tensor):
             divisor = divisor.to(row_sums.dtype).squeeze(-1)
         row_sums = row_sums / divisor
-    if needed_statistics == "all" and divisor is not None:
-        log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
-        weighted_logs = weighted_logs / divisor - row_sums * log_divisor
+        if needed_statistics == "all":
+            log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
+            weighted_logs = weighted_logs / divisor - row_sums * log_divisor
     if normalizer == "sum":
         shares = _shares(row_sums)
         output = (output * shares[..., None]).to(output.dtype)
