@@ -5,6 +5,8 @@
 A saved folder keeps its code while transformers goes on.
 """
 
+import threading
+
 import torch
 import transformers
 from transformers import GenerationConfig, GenerationMixin
@@ -14,6 +16,7 @@ logger = logging.get_logger(__name__)
 
 # the newest release of transformers that this code was tested with
 NEWEST_TESTED = (5, 24)
+_CHECKING = threading.Lock()
 
 
 class CheckedGenerationMixin(GenerationMixin):
@@ -25,21 +28,24 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            self._is_generation_checked = True  # before the check, which generates
-            if problem := find_generation_fault(self):
-                newest = "{}.{}".format(*NEWEST_TESTED)
-                problem = (
-                    f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
-                    f"{problem}: install transformers {newest}, or save the model with newer code"
-                )
-                self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
-                if not self._is_generation_checked:
-                    raise RuntimeError(problem)
-                self._generates_with_cache = False
-                logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
+            with _CHECKING:  # other threads wait for what the first one finds
+                self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)
+
+    def _check_generation(self) -> None:
+        if not self._is_generation_checked and (problem := find_generation_fault(self)):
+            newest = "{}.{}".format(*NEWEST_TESTED)
+            problem = (
+                f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
+                f"{problem}: install transformers {newest}, or save the model with newer code"
+            )
+            if find_generation_fault(self, use_cache=False) is not None:
+                raise RuntimeError(problem)
+            self._generates_with_cache = False
+            logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
+        self._is_generation_checked = True
 
 
 @torch.no_grad()
@@ -58,7 +64,8 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        return model.generate(**inputs, generation_config=GenerationConfig(**{**options, **others}))
+        search = super(CheckedGenerationMixin, model).generate  # the checked one waits for this
+        return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
     try:

@@ -147,7 +147,6 @@ DOORS = {
     *("reluformers.modeling.handler_translation", "reluformers.modeling.handler_images"),
     *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
     "reluformers_native",
-    "reluformers.translation.inline_tags",
 }
 
 

@@ -26,13 +26,13 @@ class PairCollator:
 
     def __call__(self, rows: Sequence[dict[str, Sequence[int]]]) -> dict[str, Tensor]:
         """Tensors of a batch: `input_ids`, `attention_mask`, `labels`, int64 [rows, longest of that side]."""
-        input_ids, visible = _pad([row["input_ids"] for row in rows], self.pad_token_id)
-        labels, _ = _pad([row["labels"] for row in rows], IGNORED_LABEL)
+        input_ids, visible = pad_rows([row["input_ids"] for row in rows], self.pad_token_id)
+        labels, _ = pad_rows([row["labels"] for row in rows], IGNORED_LABEL)
         return {"input_ids": input_ids, "attention_mask": visible.long(), "labels": labels}
 
 
-def _pad(rows: list[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
-    """One int64 tensor [rows, longest] and where it holds tokens, bool."""
+def pad_rows(rows: list[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
+    """Pad rows on the right: int64 [rows, longest], and where there are tokens, bool."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     is_token = np.arange(lengths.max()) < lengths[:, None]
     padded = np.full(is_token.shape, value, dtype=np.int64)

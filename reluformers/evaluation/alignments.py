@@ -122,7 +122,10 @@ def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignme
         shifted = functional.pad(normal[:, :, 1:], (0, 0, 0, 1))
         sums = sum_over_words(torch.stack([normal, shifted]), source, target)[..., :-1]
         best, links = functional.pad(sums, (0, 1)).max(-1)  # a text may have no words
-        aligned.append(WordAlignments(source[0], target[0], links.masked_fill(best == 0, NO_LINK)))
+        words = [text.split() for text in texts]
+        beyond = len(words[1]) - links.shape[-1]  # words of a target that was cut
+        links = functional.pad(links.masked_fill(best == 0, NO_LINK), (0, beyond), value=NO_LINK)
+        aligned.append(WordAlignments(*words, links))
     return aligned
 
 

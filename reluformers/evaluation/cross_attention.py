@@ -105,8 +105,7 @@ def _run(
     is_training = model.training
     model.eval()
     try:
-        with returning_weights(model):
-            outputs = model(**batch, output_attentions=True, use_cache=False, return_dict=True)
+        outputs = returning_weights(model)(**batch, output_attentions=True, use_cache=False, return_dict=True)
     finally:
         model.train(is_training)
     layers = getattr(outputs, "cross_attentions", None)

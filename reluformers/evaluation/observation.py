@@ -113,8 +113,8 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
     pooled: dict[nn.Module, Tensor] = {}
     with ExitStack() as stack:
         stack.callback(model.train, model.training)
-        stack.enter_context(returning_weights(model))
         model.eval()
+        model = returning_weights(model)
         for module in attention_modules(model).get("pooling", []):
             hook = module.register_forward_hook(lambda module, _, outputs: pooled.update({module: outputs[1]}))
             stack.callback(hook.remove)

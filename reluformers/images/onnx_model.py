@@ -10,7 +10,6 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from reluformers.modeling.modeling_vision import VisionTransformerForImageClassification
-from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.onnx.graphs import export_graph
 from reluformers.onnx.models import OnnxModel
 from reluformers.onnx.precision import convert_precision
@@ -42,12 +41,11 @@ def export_graphs(
     config = model.config
     height, width = [side * config.patch_size for side in config.grid_size]
     pixels = torch.randn(2, config.num_channels, height, width)
-    with returning_weights(model):
-        graph = export_graph(
-            _Classifier(model, attentions),
-            {"pixel_values": pixels},
-            {"pixel_values": ("batch_size", None, None, None)},
-        )
+    graph = export_graph(
+        _Classifier(model, attentions),
+        {"pixel_values": pixels},
+        {"pixel_values": ("batch_size", None, None, None)},
+    )
     for precision in precisions:
         yield NAME, precision, convert_precision(graph, precision)
 

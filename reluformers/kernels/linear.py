@@ -10,7 +10,7 @@ them by several operators a layer unless the model is compiled: on CPUs a third 
 import warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def store_by_columns(model: nn.Module) -> nn.Module:
@@ -33,11 +33,37 @@ def store_by_columns(model: nn.Module) -> nn.Module:
     return model
 
 
-def quantize_int8(model: nn.Module) -> nn.Module:
-    """Replace the linear layers of a model, in place, by packed ones that multiply in int8; embeddings stay.
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are int8 and packed, and whose activations become 7 bits, by a scale a row.
 
-    x ↦ s_x·s_w,i·Σ_j q(x)_j·q(w)_ij + b_i: weights have 8 bits and one scale a row i, activations 7 bits, one
-    scale a call and a zero point.
+    x ↦ r·(Σ_j q(y)_j·q(w)_ij·s_w,i/127) + l·Σ_j w_ij + b_i with l = min x, r = max x − l and y = (x − l)/r: PyTorch
+    takes one scale for all rows of a call, but each y goes from 0 to 1 exactly, so that no row hangs on the others.
+
+    Args:
+        weight: one of PyTorch's, quantised by a scale a row.
+        bias: in float32, if there is one.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.quantized.linear_prepack(weight, None)
+        self.register_buffer("sums", weight.dequantize().sum(1), persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in_features]."""
+        low = x.amin(-1, keepdim=True)
+        span = (x.amax(-1, keepdim=True) - low).clamp_min_(torch.finfo(x.dtype).tiny)
+        product = torch.ops.quantized.linear_dynamic((x - low).div_(span), self.packed, True)
+        product = product.mul_(span).addcmul_(low, self.sums)
+        return product if self.bias is None else product.add_(self.bias)
+
+
+@torch.no_grad()
+def quantize_int8(model: nn.Module) -> nn.Module:
+    """Replace the linear layers of a model, in place, by `PackedLinear`, which multiplies in int8; embeddings stay.
+
     Weights that torchao has quantised (`TorchAoConfig(Int8DynamicActivationInt8WeightConfig())`) keep their integers.
     The result is for inference on CPUs and cannot be saved; what is saved is a model that torchao has quantised.
 
@@ -49,7 +75,6 @@ def quantize_int8(model: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: it is elsewhere, in another data type, or a linear layer itself, which nothing holds.
-        ImportError: this build of PyTorch has no int8 kernels.
     """
     if isinstance(model, nn.Linear):
         raise ValueError("model is a linear layer, but must hold those that are replaced")
@@ -57,23 +82,14 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     for tensor in weights:
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
             raise ValueError(f"int8 needs a model in float32 on the CPU, got {tensor.dtype} on {tensor.device}")
-    try:
-        from torch.ao.nn.quantized.dynamic import Linear as PackedLinear
-        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
-    except ImportError as error:
-        raise ImportError(f"PyTorch {torch.__version__} has no eager quantisation any more: {error}") from error
     model.eval()
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of its end, which the message above then says
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that its quantised tensors will go
         for parent in list(model.modules()):
             for name, layer in list(parent.named_children()):
-                if hasattr(layer, "unit_weight"):  # FixNorm's output layer: its rows are final in inference
-                    plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-                    plain.weight, plain.bias = nn.Parameter(layer.unit_weight(), requires_grad=False), layer.bias
-                    setattr(parent, name, plain)
-                elif hasattr(getattr(layer, "weight", None), "qdata"):
-                    setattr(parent, name, _packed(layer, PackedLinear))
-        quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
+                is_torchao = hasattr(getattr(layer, "weight", None), "qdata")
+                if type(layer) is nn.Linear or hasattr(layer, "unit_weight") or is_torchao:
+                    setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
         model.save_pretrained = _refuse_saving
     return model
@@ -88,14 +104,15 @@ def is_quantized(model: nn.Module) -> bool:
     return any(hasattr(parameter, "qdata") and parameter.qdata.dtype == torch.int8 for parameter in model.parameters())
 
 
-def _packed(layer: nn.Linear, packed_class: type[nn.Module]) -> nn.Module:
-    """The layer with the integers and scales that torchao has chosen, packed."""
-    weight = layer.weight
-    scales = weight.scale.flatten().double()
-    if weight.qdata.dtype != torch.int8 or len(scales) != layer.out_features:
-        raise ValueError(f"weights are quantised to {weight.qdata.dtype}, but must have int8 and a scale for each row")
-    zeros = torch.zeros(len(scales), dtype=torch.long)
-    integers = torch._make_per_channel_quantized_tensor(weight.qdata, scales, zeros, 0)
-    packed = packed_class(layer.in_features, layer.out_features, layer.bias is not None)
-    packed.set_weight_bias(integers, layer.bias)
-    return packed
+def _quantized_weight(layer: nn.Module) -> Tensor:
+    """The weights as integers with a scale a row, which torchao may have chosen."""
+    zeros = torch.zeros(layer.out_features, dtype=torch.long)
+    if hasattr(layer.weight, "qdata"):
+        integers, scales = layer.weight.qdata, layer.weight.scale.flatten().double()
+        if integers.dtype != torch.int8 or len(scales) != layer.out_features:
+            raise ValueError(f"weights are quantised to {integers.dtype}, but must have int8 and a scale for each row")
+        return torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)
+    # FixNorm's output layer: its rows are final in inference
+    weight = layer.unit_weight() if hasattr(layer, "unit_weight") else layer.weight
+    scales = (weight.abs().amax(1).double() / 127.5).clamp_min(torch.finfo(weight.dtype).eps)
+    return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir
 from onnx import ModelProto, numpy_helper
+from onnx.helper import make_node
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -25,8 +26,8 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
     Args:
         model: without graphs inside of it.
         precision: `"fp16"` for weights and computation; `"int8"` for weights of products and of embeddings, with
-            activations that are rounded as they come; `"q4"` for weights of products in 4 bits, those of embeddings in
-            8; `"fp32"` for the same graph.
+            activations that are rounded as they come, by a scale for each row; `"q4"` for weights of products in 4
+            bits, those of embeddings in 8; `"fp32"` for the same graph.
     """
     if precision == "fp32":
         return model
@@ -35,6 +36,8 @@ def convert_precision(model: ModelProto, precision: str) -> ModelProto:
         converted.graph.sort()  # its casts come last
         return onnx_ir.to_proto(converted)
     model = _with_transposed_weights(model)
+    if precision == "int8":
+        _spread_rows(model)
     if precision == "q4":
         with _root_logger_quiet():  # which this import sets up for itself
             from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -72,6 +75,46 @@ def _quantize_to_int8(model: ModelProto, kinds: list[str]) -> ModelProto:
                 extra_options={"MatMulConstBOnly": True},
             )
         return onnx.load(target)
+
+
+def _spread_rows(model: ModelProto) -> None:
+    """Multiply by weights only rows from 0 to 1: onnxruntime has one scale for all rows of a call.
+
+    x·W = r·(y·W) + l·Σ_j W_j with l = min x, r = max x − l and y = (x − l)/r, so that no row hangs on the others.
+    """
+    graph, made = model.graph, {}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    graph.initializer.append(numpy_helper.from_array(np.array([-1]), "rows.axis"))
+    graph.initializer.append(numpy_helper.from_array(np.array(1e-30, dtype=np.float32), "rows.least"))
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        (x, weight), (output,) = node.input, node.output
+        names = ("low", "high", "width", "span", "shifted", "spread")
+        low, high, width, span, shifted, spread = (f"{x}.rows.{name}" for name in names)
+        if x not in made:
+            made[x] = [
+                make_node("ReduceMin", [x, "rows.axis"], [low]),
+                make_node("ReduceMax", [x, "rows.axis"], [high]),
+                make_node("Sub", [high, low], [width]),
+                make_node("Max", [width, "rows.least"], [span]),
+                make_node("Sub", [x, low], [shifted]),
+                make_node("Div", [shifted, span], [spread]),
+            ]
+            nodes += made[x]
+        sums, product, scaled, moved = (f"{output}.{name}" for name in ("sums", "product", "scaled", "moved"))
+        total = numpy_helper.to_array(weights[weight]).sum(0, dtype=np.float32)
+        graph.initializer.append(numpy_helper.from_array(total, sums))
+        nodes += [
+            make_node("MatMul", [spread, weight], [product], name=node.name),
+            make_node("Mul", [product, span], [scaled]),
+            make_node("Mul", [low, sums], [moved]),
+            make_node("Add", [scaled, moved], [output]),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _with_transposed_weights(model: ModelProto) -> ModelProto:

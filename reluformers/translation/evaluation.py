@@ -24,7 +24,7 @@ from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOp
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import DTYPES, model_files, opening
 
-from .decoding import EARLY_STOPPING, PENALTIES, check_search, load_translation_model, translate
+from .decoding import Search, load_translation_model, translate
 from .languages import saved_languages
 from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
@@ -38,11 +38,13 @@ logger = logging.getLogger(__name__)
 MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
+# as the command line spells it → what `generate` takes
+EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
 _SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
 
 
 @dataclass(kw_only=True)
-class TranslationScoring(ScoringOptions):
+class TranslationScoring(ScoringOptions, Search):
     """How a translation model is scored, beside what all models need.
 
     Args:
@@ -52,11 +54,6 @@ class TranslationScoring(ScoringOptions):
         document_column: column of the document's id, for document_tokens.
         document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
         max_tokens: source tokens of a batch, with padding.
-        num_beams: beams; 1 is greedy search.
-        length_penalty: exponent a of the length penalty.
-        penalty: hf: len^a, wu: ((5 + len)/6)^a.
-        early_stopping: end of a beam search.
-        min_new_tokens: tokens; 1 forbids empty translations.
         tokenize: sacreBLEU's tokenizer; none for text in tokens, and that of the target's language if missing.
         predictions: text file for the translations, one per line.
         dtype: data type to compute in, int8 on CPUs alone; that of the saved model if missing.
@@ -69,11 +66,7 @@ class TranslationScoring(ScoringOptions):
     document_column: str | None = None
     document_tokens: int | None = None
     max_tokens: int = 4096
-    num_beams: int = 5
-    length_penalty: float = 1.0
-    penalty: Literal[PENALTIES] = "hf"
     early_stopping: Literal[tuple(EARLY_STOPPING)] = "false"
-    min_new_tokens: int = 0
     tokenize: str | None = None
     predictions: str | None = None
     dtype: Literal[DTYPES] | None = None
@@ -83,17 +76,14 @@ class TranslationScoring(ScoringOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        Search.__post_init__(self)
         known = (None, None) if self.source_lang and self.target_lang else saved_languages(self.model)
         self.source_lang, self.target_lang = self.source_lang or known[0], self.target_lang or known[1]
-        for name in _LANGUAGES:
-            if getattr(self, name) is None:
-                raise ValueError(f"--{name} is needed, as the model's folder does not say it: such as --{name} en")
-        check_search(num_beams=self.num_beams, length_penalty=self.length_penalty, max_tokens=self.max_tokens)
-        check_at_least(self, min_new_tokens=0, document_tokens=1)
-        if self.document_tokens is None and self.document_column is not None:
-            raise ValueError("--document_column is of documents that are joined: give --document_tokens too")
-        if self.document_tokens is not None and self.document_column is None:
-            raise ValueError("--document_tokens joins sentences of a document: name --document_column too")
+        if self.source_lang is None or self.target_lang is None:
+            raise ValueError("the model's folder does not say its languages: give --source_lang en --target_lang de")
+        check_at_least(self, max_tokens=1, document_tokens=1)
+        if (self.document_tokens is None) != (self.document_column is None):
+            raise ValueError("--document_tokens joins the sentences of a --document_column: give both or neither")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
         if self.comet is not None and importlib.util.find_spec("comet") is None:
             raise ValueError(

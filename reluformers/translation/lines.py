@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from .rows import read_rows
 
 BLOCK_LINES = 2000  # held and sorted by length together
 TABLES = (".jsonl", ".json", ".tsv", ".csv")
-_SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'»”’)\]]*\s+")
+_SENTENCE_ENDS, _CLOSING = tuple(".!?…。！？"), "\"'»”’)]"
 
 
 def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
@@ -38,19 +37,18 @@ def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> lis
     Returns:
         The text alone if it is short enough, else its parts; none of an empty one.
     """
-    text = text.strip()
+    words = text.split()
+    text = " ".join(words)
     if not text:
         return []
     if count_tokens(text) <= limit or len(text) == 1:
         return [text]
-    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
-    parts = [text[start:end] for start, end in pairwise(ends)]
-    if len([part for part in parts if part]) == 1:
-        words = text.split()
-        middle = len(words) // 2
-        parts = [" ".join(words[:middle]), " ".join(words[middle:])]
-        if not middle:
-            parts = [text[: len(text) // 2], text[len(text) // 2 :]]
+    ends = [number for number, word in enumerate(words[:-1], 1) if word.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
+    if not ends:
+        ends = [len(words) // 2]
+    parts = [" ".join(words[start:end]) for start, end in pairwise([0, *ends, len(words)])]
+    if len(words) == 1:
+        parts = [text[: len(text) // 2], text[len(text) // 2 :]]
     return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
 
 
@@ -125,16 +123,17 @@ def align_lines(
         with opening(model.name_or_path, "alignments by its config.json"):
             aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
         for source, row in block:
-            links, text, end = [], " ".join(source.split()), 0
+            links, text, end, words_before = [], " ".join(source.split()), 0, 0
             for (part, translation), of_part in zip(row, aligned, strict=False):
                 start = text.index(part, end)
-                end, words_before = start + len(part), len(text[: start + 1].split()) - 1
+                words_before += text.count(" ", end, start)
                 # words that are beyond the model's positions when they are read again
                 rest = translation.split()[len(of_part) :]
                 of_part += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
                 for link in of_part:
                     is_linked = link["source_index"] is not None
                     links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
+                words_before, end = words_before + text.count(" ", start, start + len(part)), start + len(part)
             translation = " ".join(translation for _, translation in row)
             yield {"source": source, "translation_text": translation, "alignments": links}
 

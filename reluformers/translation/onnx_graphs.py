@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.onnx.graphs import export_graph, merge_branches
 from reluformers.onnx.precision import convert_precision
 
@@ -126,30 +125,29 @@ def export_graphs(
         axes = (_ROWS, "past_decoder_sequence_length") if is_own else (_SOURCES, "encoder_sequence_length")
         past_axes[name] = (axes[0], None, axes[1], None)
     of_source = (_SOURCES, "encoder_sequence_length")
-    with returning_weights(model):
-        encoder = export_graph(
-            _Encoder(model, attentions),
-            {"input_ids": torch.ones_like(mask), "attention_mask": mask},  # one tensor would be one input
-            dict.fromkeys(("input_ids", "attention_mask"), of_source),
-        )
-        first = export_graph(
-            _SourceStates(model), {"encoder_hidden_states": states}, {"encoder_hidden_states": (*of_source, None)}
-        )
-        body = export_graph(
-            _Decoder(model, attentions),
-            {
-                "encoder_attention_mask": mask,
-                "input_ids": ids,
-                "encoder_hidden_states": states,
-                **past_states,
-            },
-            {
-                "encoder_attention_mask": of_source,
-                "input_ids": (_ROWS, "decoder_sequence_length"),
-                "encoder_hidden_states": (*of_source, None),
-                **past_axes,
-            },
-        )
+    encoder = export_graph(
+        _Encoder(model, attentions),
+        {"input_ids": torch.ones_like(mask), "attention_mask": mask},  # one tensor would be one input
+        dict.fromkeys(("input_ids", "attention_mask"), of_source),
+    )
+    first = export_graph(
+        _SourceStates(model), {"encoder_hidden_states": states}, {"encoder_hidden_states": (*of_source, None)}
+    )
+    body = export_graph(
+        _Decoder(model, attentions),
+        {
+            "encoder_attention_mask": mask,
+            "input_ids": ids,
+            "encoder_hidden_states": states,
+            **past_states,
+        },
+        {
+            "encoder_attention_mask": of_source,
+            "input_ids": (_ROWS, "decoder_sequence_length"),
+            "encoder_hidden_states": (*of_source, None),
+            **past_axes,
+        },
+    )
     kept, passed = {}, {}
     for name in past_names(config):
         _, layer, side, kind = name.split(".")

@@ -16,7 +16,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
@@ -31,6 +30,7 @@ from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
 from .streaming import PairStream
 from .tokenization import (
+    Tokenizers,
     check_tokenizer_fits,
     encode_pairs,
     load_tokenizers,
@@ -42,7 +42,6 @@ from .tokenization import (
 
 logger = logging.getLogger(__name__)
 
-Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 # of a stream, for training its tokenizers
 TOKENIZER_ROWS = 1_000_000
 _CALIBRATION_BATCH = 32  # rows
@@ -163,9 +162,8 @@ def make_tokenizers(
     if section.shared:
         tokenizer = train_tokenizer(_texts(train, ("source", "target")), **options)
         return tokenizer, tokenizer
-    return train_tokenizer(_texts(train, ("source",)), **options), train_tokenizer(
-        _texts(train, ("target",)), **options
-    )
+    source = train_tokenizer(_texts(train, ("source",)), normalization=section.source_normalization, **options)
+    return source, train_tokenizer(_texts(train, ("target",)), **options)
 
 
 def prepare_data(
@@ -261,7 +259,7 @@ def build_model(
     model.generation_config = GenerationConfig(
         **{f"{name}_token_id": value for name, value in token_ids.items()},
         max_length=_default_max_length(recipe, config),
-        **recipe.decoding.search_options(),
+        **recipe.decoding.generation_options(),
     )
     return model
 
@@ -285,7 +283,7 @@ def _start_model(
     for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
         check_tokenizer_fits(tokenizer, model.config, side=side)
     max_length = _default_max_length(recipe, model.config)
-    model.generation_config.update(max_length=max_length, **recipe.decoding.search_options())
+    model.generation_config.update(max_length=max_length, **recipe.decoding.generation_options())
     return model
 
 

@@ -1,6 +1,5 @@
 """Recipes of translation: their sections and checks."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from reluformers.families import seq2seq_config
 from reluformers.training.recipe import Recipe, check_least
 
 from .arguments import TranslationTrainingArguments
+from .decoding import Search
 
 
 @dataclass
@@ -25,6 +25,8 @@ class TokenizerSection:
         min_frequency: a trained merge must occur that often.
         byte_fallback: unknown characters become bytes instead of <unk>.
         max_digits: numbers are cut into groups of so many digits; None merges digits as letters.
+        source_normalization: of the source, where each side has a tokenizer; a target and a shared vocabulary are
+            always in nfc, as text that is to come out must stay as it was written.
     """
 
     path: str | None = None
@@ -33,9 +35,14 @@ class TokenizerSection:
     min_frequency: int = 2
     byte_fallback: bool = False
     max_digits: int | None = None
+    source_normalization: Literal["nfc", "nfkc"] = "nfc"
 
     def __post_init__(self):
         check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0, "max_digits": 1})
+        if self.source_normalization == "nfkc" and (self.shared or self.path is not None):
+            raise ValueError(
+                "tokenizer.source_normalization nfkc needs a source tokenizer: set tokenizer.shared=false"
+            )
         for name in ("byte_fallback", "max_digits"):
             if self.path is not None and getattr(self, name):
                 raise ValueError(f"tokenizer.{name} is of a tokenizer that is trained: leave it or tokenizer.path out")
@@ -123,44 +130,22 @@ class TranslationDataSection:
         return defaults | {name: source for name, source in given.items() if source is not None}
 
 
-@dataclass
-class DecodingSection:
-    """How the finished model translates: for the last evaluation and as its generation defaults.
+@dataclass(kw_only=True)
+class DecodingSection(Search):
+    """How the finished model translates: for the last evaluation and as its generation defaults; `penalty` alone is of
+    the evaluation only.
 
     Args:
-        num_beams: width of the beam; 1 for greedy search.
-        length_penalty: α.
-        penalty: what α means: `"hf"` divides by |Y|^α, `"wu"` by ((5+|Y|)/6)^α, in the evaluation only.
-        early_stopping: when the beam search ends, as in transformers; the papers' search is `"never"`.
-        min_new_tokens: the shortest output, in tokens; 1 forbids an empty one, as the papers do.
         max_new_tokens: the longest output of the saved model by default, in tokens, at least `data.document_tokens`
             and at most as many as the model has positions; for `generate` alone, as evaluation and pipeline go by
             `longest_translation`.
-
-    Raises:
-        ValueError: a number is too small, or α is not finite.
     """
 
-    num_beams: int = 5
-    length_penalty: float | int = 1.0
-    penalty: Literal["hf", "wu"] = "hf"
-    early_stopping: bool | Literal["never"] = False
-    min_new_tokens: int = 0
     max_new_tokens: int = 256
 
     def __post_init__(self):
-        check_least(self, "decoding", {"num_beams": 1, "min_new_tokens": 0, "max_new_tokens": 1})
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"decoding.length_penalty is {self.length_penalty}, but must be finite")
-
-    def search_options(self) -> dict[str, Any]:
-        """What `generate` and a `GenerationConfig` need of it."""
-        options: dict[str, Any] = {"num_beams": self.num_beams}
-        if self.num_beams > 1:
-            options |= {"length_penalty": float(self.length_penalty), "early_stopping": self.early_stopping}
-        if self.min_new_tokens > 0:
-            options["min_new_tokens"] = self.min_new_tokens
-        return options
+        super().__post_init__()
+        check_least(self, "decoding", {"max_new_tokens": 1})
 
 
 @dataclass

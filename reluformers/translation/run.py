@@ -149,4 +149,4 @@ class _TranslationRun(TaskRun):
 
 def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:
     """What `translate` needs of the section."""
-    return {**decoding.search_options(), "penalty": decoding.penalty}
+    return {**decoding.generation_options(), "penalty": decoding.penalty}

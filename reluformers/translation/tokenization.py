@@ -15,23 +15,27 @@ import torch
 from datasets import Dataset, Features, Value, concatenate_datasets
 from datasets import Sequence as SequenceFeature
 from datasets.fingerprint import Hasher
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
 from reluformers.configuration.configuration_base import MOST_TOKENS
+from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING
 from reluformers.saved_models import opening
 
 logger = logging.getLogger(__name__)
 
 # order gives the ids 0 to 3, the defaults of the configurations
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-TARGET_FOLDER = "target_tokenizer"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 ROWS_PER_BLOCK = 100_000
 _ROWS_PER_CALL = 1000
 LONGEST_WORD = 1000
+NORMALIZERS = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
+Tokenizer = PreTrainedTokenizerBase
+Tokenizers = tuple[Tokenizer, Tokenizer]
 MOST_NAMED = 20  # unknown characters that a warning names
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
@@ -43,11 +47,12 @@ def train_tokenizer(
     min_frequency: int = 2,
     byte_fallback: bool = False,
     max_digits: int | None = None,
+    normalization: str = "nfc",
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Train a byte-pair encoding on words, as translation models use it.
 
-    Text is brought to NFKC, runs of white space become one blank, and the blank belongs to the word after it (`▁`), so
+    Text is brought to NFC, runs of white space become one blank, and the blank belongs to the word after it (`▁`), so
     that decoding gives the text back. A sequence ends in `</s>`; `<pad>`, `<s>`, `</s>`, `<unk>` have the ids 0 to 3
     and are not recognised inside a text. The same texts in the same order give the same tokenizer. For a joint
     vocabulary pass the texts of both languages. Byte-pair encoding: Sennrich et al. 2016.
@@ -59,6 +64,8 @@ def train_tokenizer(
         byte_fallback: Spell a character outside the alphabet as its UTF-8 bytes (256 tokens more) instead of `<unk>`.
         max_digits: Cut numbers into groups of so many digits, from the left, before merging: 2 makes "20", "25" of
             2025. A number that was not seen is then copied group by group; None merges digits as letters.
+        normalization: "nfc", or "nfkc" for a source alone: it has one form for ， and a comma, ½ and 1⁄2, and a target
+            that is learned in it loses what was written.
         model_max_length: Length in tokens that truncation falls back to; training data are limited elsewhere.
 
     Returns:
@@ -69,7 +76,7 @@ def train_tokenizer(
     """
     if vocab_size > MOST_TOKENS:  # room for all is taken at once
         raise ValueError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
-    tokenizer = _untrained(max_digits)
+    tokenizer = _untrained(normalization, max_digits)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocab_size - (reserved - len(SPECIAL_TOKENS)), 0),
@@ -290,10 +297,9 @@ def _spread_ids(rows: int, length: int, vocab_size: int) -> Tensor:
     return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)
 
 
-def _untrained(max_digits: int | None) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
-    # NFKC turns no-break and other blanks into plain ones, so it comes first
-    steps = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+def _untrained(normalization: str, max_digits: int | None) -> Backend:
+    tokenizer = Backend(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"], fuse_unk=True))
+    steps = [NORMALIZERS[normalization](), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     tokenizer.normalizer = normalizers.Sequence(steps)
     words = pre_tokenizers.Metaspace()
     if max_digits is not None:
@@ -312,23 +318,38 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
     return _LONG_WORD.sub(r"\g<0> ", item) if len(item) > LONGEST_WORD else item
 
 
-def unknown_characters(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[str]:
-    """Characters that a tokenizer turns into `<unk>`, each once, in the order of the texts.
+def encode_texts(
+    tokenizer: Tokenizer, texts: Iterable[str], limit: int | None = None
+) -> tuple[list[list[int]], list[str]]:
+    """Token ids of texts, and the characters that a tokenizer turns into `<unk>`.
 
     Args:
-        tokenizer: only a fast one says where its tokens come from; of another one nothing is found.
+        tokenizer: of the source; only of a fast one, which says where its tokens come from, a character is found.
         texts: any.
+        limit: longer ones are cut to so many tokens, with one warning for all; None = no limit.
+
+    Returns:
+        Ids of each text, and each unknown character once, in the order of the texts.
     """
-    unknown = tokenizer.unk_token_id
-    if unknown is None or not tokenizer.is_fast:
-        return []
-    texts = list(texts)
-    encoding = tokenizer(texts, return_offsets_mapping=True, verbose=False)
-    found = []
-    for text, tokens, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        for token, (start, end) in zip(tokens, offsets, strict=True):
-            found += text[start:end] if token == unknown else ""
-    return [character for character in dict.fromkeys(found) if not character.isspace()]
+    texts, unknown = list(texts), []
+    options = {"return_attention_mask": False, "verbose": False}
+    with TOKENIZING:
+        encoding = (
+            tokenizer(texts, return_offsets_mapping=tokenizer.is_fast, **options) if texts else {"input_ids": []}
+        )
+        rows = encoding["input_ids"]
+        for text, tokens, offsets in zip(texts, rows, encoding.get("offset_mapping", ()), strict=False):
+            for token, (start, end) in zip(tokens, offsets, strict=True):
+                unknown += text[start:end] if token == tokenizer.unk_token_id else ""
+        if too_long := [row for row, tokens in enumerate(rows) if limit is not None and len(tokens) > limit]:
+            logger.warning(
+                "%d of %d texts have more than %d tokens, the positions of the model, and are cut.",
+                *(len(too_long), len(texts), limit),
+            )
+            cut = tokenizer([texts[row] for row in too_long], truncation=True, max_length=limit, **options)
+            for row, tokens in zip(too_long, cut["input_ids"], strict=True):
+                rows[row] = tokens
+    return rows, [character for character in dict.fromkeys(unknown) if not character.isspace()]
 
 
 def describe_unknown(characters: list[str]) -> str:
@@ -349,18 +370,18 @@ def _check_size(size: int, vocab_size: int, reserved: int) -> None:
         logger.warning("the texts give only %d tokens of the %d asked for", size, vocab_size)
 
 
-def _with_bytes(tokenizer: Tokenizer) -> Tokenizer:
+def _with_bytes(tokenizer: Backend) -> Backend:
     state = json.loads(tokenizer.to_str())
     tokens = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
     tokens[len(SPECIAL_TOKENS) : len(SPECIAL_TOKENS)] = BYTE_TOKENS
     state["model"]["vocab"] = {token: index for index, token in enumerate(tokens)}
     state["model"]["byte_fallback"] = True
-    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer = Backend.from_str(json.dumps(state))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     return tokenizer
 
 
-def _finish(tokenizer: Tokenizer, model_max_length: int) -> PreTrainedTokenizerFast:
+def _finish(tokenizer: Backend, model_max_length: int) -> PreTrainedTokenizerFast:
     end = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.token_to_id(end))]

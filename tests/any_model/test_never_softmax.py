@@ -203,8 +203,7 @@ def test_what_returns_weights_stays_what_it_is(tmp_path):
             model = exchange_attention(model, "relu-vit")
         batch = {"input_ids": torch.arange(3, 9)[None], "decoder_input_ids": torch.arange(3, 7)[None]}
         wanted = model(**batch).logits
-        with returning_weights(model):
-            found = model(**batch, output_attentions=True)
+        found = returning_weights(model)(**batch, output_attentions=True)
         torch.testing.assert_close(found.logits, wanted)
         assert any((weights == 0).any() for weights in found.cross_attentions), attention
         assert model(**batch).logits.equal(wanted)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -200,6 +201,15 @@ def test_texts_are_cut_at_sentences_then_between_words(text, limit, parts):
     assert split_text(text, lambda part: len(part.split()), limit) == parts
 
 
+@pytest.mark.parametrize("unit", [".", "!?", '."', "…”", ". "])
+def test_splitting_a_long_line_takes_linear_time(unit):
+    started = time.process_time()
+    text = unit * 100_000
+    parts = split_text(text, len, 60_000)
+    assert "".join(parts).replace(" ", "") == text.replace(" ", "")
+    assert time.process_time() - started < 5
+
+
 def test_a_word_that_is_too_long_is_cut_within():
     assert "".join(split_text("x" * 50, len, 7)) == "x" * 50
 
@@ -278,8 +288,9 @@ def test_an_output_goes_on_with_the_same_weights_alone(folder, capsys, tmp_path)
         patch.setattr(lines, "BLOCK_LINES", 1)
         translate, answers = lines.translate, iter([True])
         patch.setattr(lines, "translate", lambda *given, **more: next(answers) and translate(*given, **more))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(SystemExit):
             run_command(*arguments)
+    capsys.readouterr()
     os.utime(folder / "model.safetensors", (1, 1))
     assert "weights" in refusal_of(capsys, *arguments)
     (tmp_path / "out.txt.part.json").write_text("[" * 100_000)

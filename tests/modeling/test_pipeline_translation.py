@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 from builders.clean_processes import run_clean
 from builders.models import build_model
 from reluformers import TranslationPipeline
+from reluformers.evaluation.alignments import NO_LINK, word_alignments
 from reluformers.modeling.pipeline_translation import align_words, longest_translation, split_text, split_tokens
 from reluformers.translation.lines import align_lines, align_pairs
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
@@ -172,6 +173,17 @@ def test_every_token_of_a_real_encoding_has_its_word(tokenizer):
     assert words == ["old", "dog", "sees"]
     assert [spelling.replace("▁", "") for spelling in spelled] == words
     assert places[-1] == len(words)
+
+
+def test_memory_of_alignments_does_not_grow_with_words_that_are_cut(pipe, tokenizer):
+    """25,000 words on both sides took gigabytes: a sum for each pair of words, whatever the model had read."""
+    text = "old dog " * 12_500
+    words, places = split_text(tokenizer, text, tokenizer(text)["input_ids"][:LIMIT])
+    assert len(words) <= LIMIT
+    assert max(places) <= len(words)
+    (aligned,) = word_alignments(pipe.model, (tokenizer, tokenizer), [(text, text)])
+    assert aligned.links.shape[-1] == len(aligned.target) == 25_000
+    assert aligned.links[..., LIMIT:].eq(NO_LINK).all()
 
 
 def test_bytes_of_a_character_belong_to_its_word():

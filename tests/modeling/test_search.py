@@ -100,9 +100,8 @@ def test_options_mean_the_same(options, beams):
 
 
 def test_the_penalty_of_the_papers_is_heard():
-    model = trained_like("relu")
-    with wu_length_penalty(model):
-        check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
+    model = wu_length_penalty(trained_like("relu"))
+    check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
 
 
 def test_the_source_may_come_encoded_as_a_tuple():

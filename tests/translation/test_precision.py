@@ -14,6 +14,7 @@ from reluformers import quantize_int8
 from reluformers.onnx.models import OnnxModel
 from reluformers.saved_models import set_precision
 from reluformers.translation.decoding import load_translation_model, translate
+from reluformers_kernels.linear import PackedLinear
 
 LINES = ["red green big small", "old dog cat house", "tree runs"]
 
@@ -24,26 +25,39 @@ def folder(tmp_path_factory):
 
 
 def rounded_product(x, weight, bias):
-    """x·Wᵀ + b in float64, of integers: weights with a scale a row, activations with one and a zero point."""
+    """x·Wᵀ + b in float64, of integers: both with a scale a row, activations with their least value too."""
     x, weight = x.double(), weight.double()
     row_scales = weight.abs().amax(1, keepdim=True) / 127.5
-    integers = (weight / row_scales).round().clamp(-128, 127)
-    low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
-    scale = (high - low) / 127  # 7 bits: sums of two products of 8 overflow 16 on older CPUs
-    zero = round(-low / scale)
-    activations = (x / scale + zero).round().clamp(0, 127) - zero
-    return scale * activations @ (integers * row_scales).T + bias
+    rounded = (weight / row_scales).round().clamp(-128, 127) * row_scales
+    low = x.amin(-1, keepdim=True)
+    step = (x.amax(-1, keepdim=True) - low) / 127  # 7 bits: sums of two products of 8 overflow 16 on older CPUs
+    return (((x - low) / step).round() * step + low) @ rounded.T + bias
 
 
 def test_a_layer_multiplies_integers():
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(64, 48))
-    x = torch.randn(5, 64)
+    x = torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]
     expected = rounded_product(x, layer[0].weight.detach(), layer[0].bias.detach())
     exact = layer(x).detach()
     found = quantize_int8(layer)(x)
-    assert isinstance(found, torch.Tensor)
-    assert (found - expected).abs().max() < 0.2 * (exact - expected).abs().max()
+    errors = ((one - expected).abs().amax(-1) for one in (found, exact))
+    assert all((ours < 0.2 * rounding).all() for ours, rounding in [tuple(errors)])
+    assert torch.equal(layer(torch.zeros(1, 64)), layer[0].bias[None])
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer"])
+def test_a_sentence_does_not_hang_on_those_beside_it(preset):
+    """One row is a thousand times as large as the others, which lose all of their bits to a scale of the call."""
+    layer = quantize_int8(nn.Sequential(nn.Linear(64, 48)))
+    x = torch.randn(6, 64) * torch.tensor([1, 1, 1000, 1, 1, 1])[:, None]
+    assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
+    model = quantize_int8(build_model(preset).eval())
+    ids = torch.randint(5, 30, (4, 7))
+    steps = torch.randint(5, 30, (4, 6))
+    together = model(input_ids=ids, decoder_input_ids=steps).logits
+    alone = [model(input_ids=ids[row, None], decoder_input_ids=steps[row, None]).logits for row in range(4)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("preset", ["reluformer", "rela-g", "qknorm"])
@@ -59,11 +73,35 @@ def test_logits_stay_near_and_all_linear_layers_are_packed(preset, tmp_path):
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
     with pytest.raises(ValueError, match="packed for this processor"):
         model.save_pretrained(tmp_path)
-    assert sum("DynamicQuantized" in module._get_name() for module in model.modules()) == number
+    assert sum(isinstance(module, PackedLinear) for module in model.modules()) == number
     error = (model(**inputs).logits - expected).norm() / expected.norm()
     assert 0 < error < 0.1
     again = model.generate(inputs["input_ids"], num_beams=2, max_new_tokens=4)
     assert again.shape[0] == 2
+
+
+def test_graphs_do_not_hang_on_other_rows_either():
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    from reluformers.onnx.precision import convert_precision
+
+    weight = torch.randn(64, 48)
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        "graph",
+        [value("x", onnx.TensorProto.FLOAT, [None, None, 64])],
+        [value("y", onnx.TensorProto.FLOAT, [None, None, 48])],
+        [onnx.numpy_helper.from_array(weight.numpy(), "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    session = runtime.InferenceSession(convert_precision(model, "int8").SerializeToString())
+    x = torch.randn(2, 3, 64) * torch.tensor([1, 1, 1000])[:, None]
+    (together,) = session.run(None, {"x": x.numpy()})
+    alone = [torch.tensor(session.run(None, {"x": row[None, None].numpy()})[0]) for row in x.flatten(0, 1)]
+    together = torch.tensor(together).flatten(0, 1)
+    torch.testing.assert_close(together, torch.cat(alone).flatten(0, 1), rtol=1e-6, atol=1e-6)
+    exact = (x @ weight).flatten(0, 1)
+    assert ((together - exact).norm(dim=1) < 0.04 * exact.norm(dim=1)).all()
 
 
 def test_what_cannot_be_quantized_is_refused():
@@ -121,8 +159,9 @@ def test_a_folder_of_torchao_is_saved_opened_and_packed(folder, tmp_path, capsys
     opened, tokenizers = load_translation_model(tmp_path / "int8")
     assert not any(isinstance(module, nn.Linear) for module in opened.modules())
     packed, kept = (one.model.encoder.layers[0].self_attn.q_proj for one in (opened, model))
-    assert torch.equal(packed.weight().int_repr(), kept.weight.qdata)
-    assert torch.allclose(packed.weight().q_per_channel_scales().float(), kept.weight.scale.flatten())
+    weight, _ = torch.ops.quantized.linear_unpack(packed.packed)
+    assert torch.equal(weight.int_repr(), kept.weight.qdata)
+    assert torch.allclose(weight.q_per_channel_scales().float(), kept.weight.scale.flatten())
     inputs = {"input_ids": torch.randint(5, 30, (2, 7)), "decoder_input_ids": torch.randint(5, 30, (2, 6))}
     expected = load_translation_model(folder)[0](**inputs).logits
     assert (opened(**inputs).logits - expected).norm() < 0.1 * expected.norm()

@@ -12,9 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from datasets import Dataset
+from sacrebleu.metrics import BLEU
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from reluformers.translation.metrics import bleu_options, corpus_score
+from reluformers.translation.recipe import TokenizerSection
 from reluformers.translation.tokenization import (
     LONGEST_WORD,
     _cut_long_words,
@@ -41,7 +44,7 @@ def tokenizer():
 
 
 def plain(text):
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
@@ -52,6 +55,26 @@ def test_round_trip(text, byte_fallback):
     assert tokenizer.decode(ids, skip_special_tokens=True) == plain(text)
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.unk_token_id not in ids
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_references_of_chinese_score_100_against_themselves(shared):
+    """NFKC would write , for ， and 1 for １: 37.6 BLEU."""
+    references = ["他说，“２０２４年”；你呢？", "是的：（一）、Ａ。", "①价格￥３５，约½㎏！", "ﬁn 2²"]
+    source = train_tokenizer(references * 4, 300, normalization="nfc" if shared else "nfkc")
+    target = source if shared else train_tokenizer(references * 4, 300)
+    outputs = target.batch_decode(target(text_target=references)["input_ids"], skip_special_tokens=True)
+    assert outputs == references
+    score, _ = corpus_score(BLEU, bleu_options("zh"), outputs, [[reference] for reference in references])
+    assert score.score == pytest.approx(100)
+    assert (source.tokenize("，") == source.tokenize(",")) is not shared
+
+
+def test_nfkc_is_of_a_source_alone():
+    assert TokenizerSection(shared=False, source_normalization="nfkc").shared is False
+    for options in ({}, {"path": "folder", "shared": False}):
+        with pytest.raises(ValueError, match="source_normalization"):
+            TokenizerSection(source_normalization="nfkc", **options)
 
 
 def test_special_ids_and_inputs(tokenizer):
@@ -88,14 +111,14 @@ def test_unseen_characters(tokenizer):
 def test_numbers_are_cut_into_groups_on_request(most):
     texts = ["on 12 May 2024, 10:30", "12 in 2024: 3,500.75 m²"] * 8
     plain, cut = (train_tokenizer(texts, 120, max_digits=choice) for choice in (None, most))
-    assert max(sum(map(str.isdigit, token)) for token in plain.get_vocab()) >= 4
+    assert max(sum(map(str.isdecimal, token)) for token in plain.get_vocab()) >= 4
     for token in cut.get_vocab():
         digits = token.removeprefix("▁")
-        assert (digits.isdigit() and len(digits) <= most) or not any(map(str.isdigit, token))
+        assert (digits.isdecimal() and len(digits) <= most) or not any(map(str.isdecimal, token))
     pieces = {1: ["▁2", "0", "2", "4"], 2: ["▁20", "24"], 3: ["▁202", "4"]}[most]
     assert cut.tokenize("2024") == pieces
     for text in [*texts[:2], "2034 m² in 1510"]:
-        assert cut.decode(cut(text).input_ids, skip_special_tokens=True) == unicodedata.normalize("NFKC", text)
+        assert cut.decode(cut(text).input_ids, skip_special_tokens=True) == unicodedata.normalize("NFC", text)
 
 
 def test_size_is_a_limit_that_holds():
@@ -163,9 +186,8 @@ def test_separate_vocabularies(tmp_path):
 
 
 def test_missing_tokenizer_is_named(tmp_path):
-    with pytest.raises(ValueError, match="its tokenizer cannot be loaded") as caught:
+    with pytest.raises(ValueError, match=str(tmp_path)):
         load_tokenizers(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 def config(**changes):

@@ -55,12 +55,12 @@ def loss_at(model: PreTrainedModel, stream: Tensor, length: int) -> float:
 @torch.no_grad()
 def attention_measures(model: PreTrainedModel, rows: Tensor) -> dict[str, float]:
     """Sinks, zeros, null rows, entropy and survivors of the weights of all layers and heads, and the kurtosis."""
-    with returning_weights(model):
-        sums: dict[str, Tensor] = {}
-        for part in rows.split(max(1, _WRITTEN_TOKENS // rows.shape[1])):
-            outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
-            for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
-                sums[name] = sums.get(name, 0) + value
+    model = returning_weights(model)
+    sums: dict[str, Tensor] = {}
+    for part in rows.split(max(1, _WRITTEN_TOKENS // rows.shape[1])):
+        outputs = model(input_ids=part, use_cache=False, output_attentions=True, output_hidden_states=True)
+        for name, value in _sums(outputs.attentions, outputs.hidden_states).items():
+            sums[name] = sums.get(name, 0) + value
     queries = sums["queries"]
     shares, weights = sums["share"] / sums["used"].clamp_min(1), sums["first"] / queries
     return {
