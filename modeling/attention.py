@@ -150,6 +150,7 @@ def fused_attention(
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
             first_keys=mask.first_keys,
+            last_keys=mask.last_keys,
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,

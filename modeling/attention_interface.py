@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, PreTrainedConfig
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
     prepare_padding_mask,
     sdpa_mask,
 )
+from transformers.utils import TransformersKwargs
 
 from ..configuration.configuration_attention import AttentionConfig
 from .attention import AttentionVariant
@@ -39,13 +40,12 @@ _DENSE_MASKS = {
     *("mistral_large4", "mistral_large4_text", "molmo2", "paligemma", "t5gemma2", "t5gemma2_decoder"),
     *("t5gemma2_encoder", "t5gemma2_text"),
 }
-# keywords of the models that change nothing here, and all that begins with output_
+# keywords that change nothing here: those of every model of transformers, those of `generate`, those of some models
 _KNOWN = {
-    # which the mask has said already
-    *("sliding_window", "position_ids", "max_length_q", "max_length_k", "cu_seq_lens_k"),
-    # for other kernels or for the model
-    *("use_cache", "cache_position", "return_dict", "deterministic"),
-    *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
+    *TransformersKwargs.__optional_keys__,
+    *(*vars(GenerationConfig()), "tokenizer", "assistant_tokenizer"),
+    *("sliding_window", "cache_position", "return_dict", "deterministic"),
+    *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels"),
     *("grid_thw", "image_grid_thw", "logits_to_keep"),
 }
 _LOWEST = -9e3  # an additive mask below it hides a key; −10⁴, which models write, is −9984 in bfloat16
@@ -56,10 +56,12 @@ class InterfaceMask(AttentionMask):
     """An `AttentionMask` with what transformers asks a ready mask for.
 
     Args:
-        is_packed: whether it keeps the sequences of packed rows apart.
+        is_packed: whether it keeps the texts of packed rows apart.
+        has_chunks: whether queries see their own chunk of a row alone.
     """
 
     is_packed: bool = False
+    has_chunks: bool = False
 
     ndim = 4
 
@@ -144,6 +146,7 @@ class InterfaceAttention(AttentionVariant):
         """
         _check_keywords(keywords, attention_mask)
         mask, bias = _read_mask(module, query, key, attention_mask, is_causal)
+        mask = _keep_texts_apart(mask, keywords)
         if position_bias is not None:
             bias = position_bias if bias is None else position_bias + bias
         config = self.attention
@@ -215,7 +218,7 @@ def make_mask(
             **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
     positions = torch.arange(q_length, device=device) + q_offset
-    ahead, first_keys = [], []
+    ahead, first_keys, last_keys = [], [], []
     for name, values in parts:
         if name == "causal":
             ahead.append(0)
@@ -228,17 +231,21 @@ def make_mask(
             start = values["left_padding"].to(device)[:, None]
             size = values["chunk_size"]
             first_keys.append((positions - start) // size * size + start)
+            last_keys.append(first_keys[-1] + size - 1)
         elif name == "packed":
             numbers = values["packed_sequence_mask"]
             first_keys.append(torch.searchsorted(numbers, numbers))
+            last_keys.append(torch.searchsorted(numbers, numbers, right=True) - 1)
     first = functools.reduce(torch.maximum, first_keys) - kv_offset if first_keys else None
     causal_offset = q_offset - kv_offset + min(ahead) if ahead else None
-    is_packed = "packed" in dict(parts)
-    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, is_packed=is_packed)
+    names, last = dict(parts), None
+    if last_keys and "causal" not in names:  # which no query sees behind
+        last = functools.reduce(torch.minimum, last_keys) - kv_offset
+    flags = {"is_packed": "packed" in names, "has_chunks": "chunk" in names}
+    return InterfaceMask(q_length, kv_length, device, padding, causal_offset, first, last, **flags)
 
 
-# functions that transformers.masking_utils makes: where they are made → what they say; "chunk" and "packed" become
-# first keys, which say all of them only beside causality
+# functions that transformers.masking_utils makes: where they are made → what they say
 _MADE_BY = {
     "sliding_window_overlay": "window",
     "chunked_overlay": "chunk",
@@ -253,8 +260,6 @@ def _parts_of(mask_function: Callable) -> list[tuple[str, dict[str, Any]]] | Non
     if parts is None:
         return None
     names = {name for name, _ in parts}
-    if names & {"chunk", "packed"} and "causal" not in names:
-        return None
     # of remapped positions, what compares two of a sequence stays true, but not the borders of chunks
     if "remapped" in names and ("packed" not in names or "chunk" in names):
         return None
@@ -303,23 +308,38 @@ def _check_keywords(keywords: dict[str, Any], mask: AttentionMask | Tensor | Non
             continue
         if name == "indices" and isinstance(mask, Tensor):  # a ready mask has hidden the others
             continue
-        if name == "cu_seq_lens_q":
-            if not _keeps_apart(mask, value):
-                raise ValueError(
-                    "cu_seq_lens_q says that rows are packed, but the mask does not keep them apart: give "
-                    "position_ids and use_cache=False"
-                )
-            continue
         raise ValueError(f"this model passes {name} to its attention, which is not known here")
 
 
-def _keeps_apart(mask: AttentionMask | Tensor | None, starts: Tensor) -> bool:
-    """Whether no sequence of a packed row sees the one before it."""
-    if not isinstance(mask, Tensor):
-        return getattr(mask, "is_packed", False)
-    firsts = starts[1:-1].long()
-    seen = mask[..., firsts, firsts - 1]
-    return not (seen if seen.dtype == torch.bool else seen > _LOWEST).any()
+def _keep_texts_apart(mask: AttentionMask, keywords: dict[str, Any]) -> AttentionMask:
+    """The mask by which no text of a packed row sees another.
+
+    Where texts begin is said by cu_seq_lens_q and cu_seq_lens_k [texts + 1], or by positions that do not go on, which
+    only some models hand to their attention.
+
+    Raises:
+        ValueError: the texts are not as long as the rows, or chunks of the row are no chunks of the texts.
+    """
+    starts, positions = keywords.get("cu_seq_lens_q"), keywords.get("position_ids")
+    if starts is None:
+        is_free = mask.given is None and mask.key_padding_mask is None and not getattr(mask, "is_packed", False)
+        is_row = getattr(positions, "ndim", 0) == 2 and 1 < mask.query_len == mask.key_len == positions.shape[-1]
+        return mask.once("texts", lambda: mask.of_texts(positions)) if is_free and is_row else mask
+    if getattr(mask, "has_chunks", False):
+        raise ValueError("cu_seq_lens_q packs rows that are cut into chunks: give position_ids and use_cache=False")
+
+    def by_lengths() -> AttentionMask:
+        starts_of_keys = keywords.get("cu_seq_lens_k")
+        of_keys = (starts if starts_of_keys is None else starts_of_keys).long().to(mask.device)
+        of_queries = starts.long().to(mask.device)
+        if not torch.compiler.is_compiling() and (of_queries[-1], of_keys[-1]) != (mask.query_len, mask.key_len):
+            found = f"{int(of_queries[-1])} queries and {int(of_keys[-1])} keys"
+            raise ValueError(f"cu_seq_lens are of {found}, but there are {mask.query_len} and {mask.key_len}")
+        places = torch.arange(mask.query_len, device=mask.device)
+        texts = torch.searchsorted(of_queries[1:], places, right=True)
+        return mask.within(of_keys[texts][None], of_keys[texts + 1][None] - 1)
+
+    return mask.once("texts", by_lengths)
 
 
 def _read_mask(

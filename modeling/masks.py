@@ -22,7 +22,7 @@ def differ(length: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
+    """Query i sees key j if the key is real, j ≤ i + causal_offset, and first_keys_i ≤ j ≤ last_keys_i.
 
     All layers of a site share one mask: what they need of it is computed for the first one.
 
@@ -32,10 +32,9 @@ class AttentionMask:
         key_padding_mask: bool [batch, key_len]; None if all are real.
         causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
             if the future is visible.
-        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
-            the sequence in a packed row; None for 0.
-        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
-            windows are then None.
+        first_keys, last_keys: int [batch or 1, query_len], not decreasing along the queries: the first and the last
+            key of a window, or of the text in a packed row; None for no such bound.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; all others are then None.
         query_mask: bool, True = real query [batch, query_len], for the statistics of rows; None if all are real.
     """
 
@@ -45,6 +44,7 @@ class AttentionMask:
     key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
+    last_keys: Tensor | None = None
     given: Tensor | None = None
     query_mask: Tensor | None = None
 
@@ -80,16 +80,37 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
+    def within(self, first_keys: Tensor, last_keys: Tensor) -> "AttentionMask":
+        """The mask of queries that see no keys outside of these bounds [batch or 1, query_len]."""
+        if self.given is not None:
+            keys = torch.arange(self.key_len, device=self.device)
+            is_inside = (keys >= first_keys[..., None]) & (keys <= last_keys[..., None])
+            return replace(self, given=self.given & is_inside[:, None])
+        if self.first_keys is not None:
+            first_keys = self.first_keys.maximum(first_keys)
+        if self.last_keys is not None:
+            last_keys = self.last_keys.minimum(last_keys)
+        return replace(self, first_keys=first_keys, last_keys=last_keys)
+
+    def of_texts(self, positions: Tensor) -> "AttentionMask":
+        """The mask of packed rows whose texts begin where positions [batch or 1, length] do not grow."""
+        begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
+        if not torch.compiler.is_compiling() and not begins.any():
+            return self
+        texts = begins.cumsum(-1)
+        return self.within(torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1)
+
     def of_queries(self, start: int, stop: int) -> "AttentionMask":
         """The mask of some of the queries."""
-        given, offset, first = self.given, self.causal_offset, self.first_keys
+        given, offset = self.given, self.causal_offset
         if given is not None and given.shape[-2] > 1:
             given = given[..., start:stop, :]
         return replace(
             self,
             query_len=stop - start,
             causal_offset=None if offset is None else offset + start,
-            first_keys=None if first is None else first[:, start:stop],
+            first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
+            last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
             given=given,
         )
 
@@ -108,7 +129,8 @@ class AttentionMask:
     @property
     def is_triangle(self) -> bool:
         """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
-        is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
+        bounds = (self.key_padding_mask, self.first_keys, self.last_keys)
+        is_plain = self.is_structured and all(bound is None for bound in bounds)
         return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
@@ -137,6 +159,9 @@ class AttentionMask:
         if self.first_keys is not None:
             window = keys >= self.first_keys[:, None, :, None]
             mask = window if mask is None else window & mask
+        if self.last_keys is not None:
+            window = keys <= self.last_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
         return mask
 
     @property
@@ -147,16 +172,18 @@ class AttentionMask:
     def _count_keys(self) -> Tensor | int:
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
-        padding, first = self.key_padding_mask, self.first_keys
-        if not self.is_causal and first is None:
+        padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
+        if not self.is_causal and first is None and last is None:
             return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
-        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        seen = torch.full((1, self.query_len), self.key_len, device=self.device)
         if self.is_causal:
-            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+            places = torch.arange(self.query_len, device=self.device)[None]
+            seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
+        if last is not None:
+            seen = seen.minimum(last + 1).clamp_min(0)
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
-        counts = seen[None] if real is None else real[:, seen]
+        counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:
             first = first.clamp(0, self.key_len).minimum(seen)
-            before = first if real is None else real.gather(1, first.expand(len(real), -1))
-            counts = counts - before
+            counts = counts - (first if real is None else real.gather(1, first.expand(len(real), -1)))
         return counts[:, None, :, None]

@@ -282,15 +282,21 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing.
+
+        Rows are packed with several texts where `position_ids` [batch or 1, length] begin anew.
+        """
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
-        self.check_length(length)
+        self.check_length(length if position_ids is None else int(position_ids.max()) + 1)
         mask = padding_mask(attention_mask, length, length, device)
+        if position_ids is not None:
+            mask = mask.of_texts(position_ids)
         mask = replace(mask, query_mask=mask.key_padding_mask)
         options = self.attention_options(mask, output_attentions, output_null_rate)
-        positions = token_positions(length, 0, attention_mask, device)
+        positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
         hidden_states, rows = self.run_layers(hidden_states, options)
         sums = self.regularizer_sums(rows, mask, "encoder")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-INTERFACE = 3  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 2  # of the structures below; counts up with that of attention.c
+INTERFACE = 4  # what callers must ask for; counts up when the arguments of the functions below change
+LAYOUT = 3  # of the structures below; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
@@ -82,6 +82,7 @@ class _Call(_Arguments):
             "row_factors",
             "key_padding_mask",
             "first_keys",
+            "last_keys",
             "row_thresholds",
             "found_thresholds",
             "row_sums",
@@ -92,7 +93,8 @@ class _Call(_Arguments):
     )
     _sizes = (
         *("scratch_size", "batch", "heads", "query_len", "key_len", "width", "value_width"),
-        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "next_task"),
+        *("splits", "causal_offset", "rows_per_position", "row_factor_stride", "first_key_stride", "last_key_stride"),
+        "next_task",
     )
     _fields_ = (
         *((name, _States) for name in _states),
@@ -117,6 +119,9 @@ class _Call(_Arguments):
         if options.first_keys is not None:
             call.keep(first_keys=options.first_keys.clamp(0, key_len).int())
             call.first_key_stride = query_len if len(options.first_keys) > 1 else 0
+        if options.last_keys is not None:
+            call.keep(last_keys=options.last_keys.clamp(-1, key_len - 1).int())
+            call.last_key_stride = query_len if len(options.last_keys) > 1 else 0
         no_offset = key_len + query_len
         offset = no_offset if options.causal_offset is None else options.causal_offset
         call.causal_offset = max(-no_offset, min(offset, no_offset))

@@ -52,7 +52,7 @@ typedef struct {
   States query, key, value, output, grad_output, grad_query, grad_key, grad_value;
   const float *row_factors;           // r [batch or 1, query_len], or NULL
   const uint8_t *key_padding_mask;    // [batch, key_len], or NULL
-  const int32_t *first_keys;          // [batch or 1, query_len], not decreasing, or NULL
+  const int32_t *first_keys, *last_keys;  // [batch or 1, query_len], not decreasing, or NULL
   const float *row_thresholds;        // θ of each row [batch, heads, query_len], or NULL
   float *found_thresholds;            // the same, to be found, or NULL
   float *row_sums, *weighted_logs, *nonzeros;        // [batch, heads, query_len], or NULL
@@ -63,7 +63,7 @@ typedef struct {
   int64_t splits;                     // tasks of a head
   int64_t causal_offset;              // key_len or more: none
   int64_t rows_per_position;          // of the queries: so many heads share a head of keys
-  int64_t row_factor_stride, first_key_stride;  // 0 if all rows of the batch share them
+  int64_t row_factor_stride, first_key_stride, last_key_stride;  // 0 if all rows of the batch share them
   int64_t next_task;
   uint64_t seed;
   float scale, threshold, dropout;
@@ -71,7 +71,7 @@ typedef struct {
 } Call;
 
 // counts up with that of `__init__.py` when the meaning of a field changes
-int64_t layout(void) { return 2; }
+int64_t layout(void) { return 3; }
 
 enum { RELU, RELU2, RELU6, LEAKY_RELU, IDENTITY, STEP };
 
@@ -398,11 +398,18 @@ static int64_t find_visible(const Call *call, int64_t head, int64_t end, int32_t
   return count;
 }
 
+// The last key that a row may see, by causality and its own bound.
+INLINE int64_t last_key_of(const Call *call, int64_t head, int64_t row) {
+  int64_t last = row / call->rows_per_position + call->causal_offset;
+  if (!call->last_keys) return last;
+  return least(last, call->last_keys[head / call->heads * call->last_key_stride + row]);
+}
+
 // How many of the visible keys each of some rows sees; `limit` is the number that the row before saw.
-static int64_t find_limits(const Call *call, int64_t first, int64_t rows, const int32_t *places, int64_t count,
-                           int64_t limit, int64_t *limits) {
+static int64_t find_limits(const Call *call, int64_t head, int64_t first, int64_t rows, const int32_t *places,
+                           int64_t count, int64_t limit, int64_t *limits) {
   for (int64_t r = 0; r < rows; ++r) {
-    int64_t last = (first + r) / call->rows_per_position + call->causal_offset;
+    int64_t last = last_key_of(call, head, first + r);
     if (last >= call->key_len - 1) limit = count;
     while (limit < count && places[limit] <= last) ++limit;
     limits[r] = limit;
@@ -526,7 +533,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   float *weights = take(&scratch, ROWS * KEYS), *words_of_weights = take(&scratch, ROWS * KEYS);
   float *all_scores = take(&scratch, call->found_thresholds ? THRESHOLDS * key_rows : 0);
   int64_t starts[QUERIES], start = 0, limits[QUERIES], limit = 0;
-  int64_t last_key = (end - 1) / call->rows_per_position + call->causal_offset;
+  int64_t last_key = begin < end ? last_key_of(call, head, end - 1) : -1;
   int64_t count = find_visible(call, head, last_key < 0 ? 0 : least(last_key + 1, call->key_len), places);
   // those that no query of the task sees are left out; whole blocks of them, so that sums stay what they are
   int64_t base = begin < end ? find_starts(call, head, begin, 1, places, count, 0, starts) / KEYS * KEYS : count;
@@ -538,7 +545,7 @@ static void forward_task(Call *call, int64_t task, float *scratch) {
   for (int64_t block = 0; block < blocks; ++block) {
     int64_t first = begin + (end - begin) * block / blocks;
     int64_t rows = begin + (end - begin) * (block + 1) / blocks - first;
-    limit = find_limits(call, first, rows, places, count, limit, limits);
+    limit = find_limits(call, head, first, rows, places, count, limit, limits);
     start = find_starts(call, head, first, rows, places, count, start, starts);
     read_rows(call, in_pairs, call->query, head, NULL, first, rows, width, queries);
     for (int64_t r = 0; call->found_thresholds && r < rows; r += THRESHOLDS) {
@@ -696,7 +703,7 @@ static void backward_task(Call *call, int64_t task, float *scratch) {
   for (int64_t block = 0; block < blocks; ++block) {
     int has_few = made > ROWS * PANEL && nonzeros < FEW_BACKWARD * made;
     int64_t first = call->query_len * block / blocks, rows = call->query_len * (block + 1) / blocks - first;
-    limit = find_limits(call, first, rows, places, end, limit, limits);
+    limit = find_limits(call, head, first, rows, places, end, limit, limits);
     start = find_starts(call, head, first, rows, places, end, start, starts);
     int64_t hidden_blocks = starts[0] > begin ? (starts[0] - begin) / KEYS : 0;
     int sees_some = limit > begin && starts[0] < end;

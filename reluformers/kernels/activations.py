@@ -82,8 +82,8 @@ class PassOptions(NamedTuple):
         row_factors: r, at least float32 [batch or 1, query_len]; None = 1.
         key_padding_mask: bool [batch, key_len], True = visible to all queries; None = all are.
         seed: int64 [] on the same device, if p > 0; the same seed drops the same weights.
-        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees the keys
-            j ≥ first_keys_i; None = all.
+        first_keys, last_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees
+            the keys first_keys_i ≤ j ≤ last_keys_i; None = no such bound.
         row_thresholds: θ_i for which each row sums to 1, in place of θ, at least float32 [batch, heads, query_len];
             their part in the gradients of queries and keys is counted there, so they have none themselves.
         activation: φ, one of `ACTIVATIONS`.
@@ -103,6 +103,7 @@ class PassOptions(NamedTuple):
     key_padding_mask: Tensor | None = None
     seed: Tensor | None = None
     first_keys: Tensor | None = None
+    last_keys: Tensor | None = None
     row_thresholds: Tensor | None = None
     activation: str = "relu"
     scale: float = 1.0
@@ -112,3 +113,6 @@ class PassOptions(NamedTuple):
     needed_statistics: str = "none"
     rows_per_position: int = 1
     power: float = 1.0
+
+
+TENSORS = PassOptions._fields.index("activation")  # so many fields are tensors or None, and come first

@@ -76,9 +76,9 @@ class _Part:
     value: Tensor
     mask: Tensor | None  # bool [rows, 1, key_len] where the range of keys has holes
 
-    def first_keys(self, options: PassOptions) -> Tensor:
-        """First key of each query."""
-        return options.first_keys[self.batch.start if len(options.first_keys) > 1 else 0]
+    def bounds(self, bounds: Tensor) -> Tensor:
+        """First or last key of each query."""
+        return bounds[self.batch.start if len(bounds) > 1 else 0]
 
     def take(self, states: Tensor, queries: slice, dtype: torch.dtype) -> Tensor:
         """These queries, or what belongs to them    [rows, queries, width]."""
@@ -114,7 +114,7 @@ def _parts(
     small = heads * query_len * key.shape[2] * batch <= elements
     flat = all(states.stride(0) == heads * states.stride(1) for states in (query, key, value))
     if (
-        small and flat and options.dropout == 0 and options.first_keys is None
+        small and flat and options.dropout == 0 and options.first_keys is None and options.last_keys is None
     ):  # with dropout, the strides must not decide what a block is
         mask = None if key_padding_mask is None else key_padding_mask.repeat_interleave(heads, 0)[:, None]
         whole = slice(None)
@@ -153,7 +153,7 @@ def _blocks(
     threads = torch.get_num_threads() if options.dropout == 0 else 1
     elements = _ELEMENTS * threads
     query_len, number, causal_offset = query.shape[2], 0, options.causal_offset
-    is_plain = options.rows_per_position == 1 and options.first_keys is None
+    is_plain = options.rows_per_position == 1 and options.first_keys is None and options.last_keys is None
     limit = min(query_len, _ROWS)
     if causal_offset is not None:
         limit = min(limit, max(_CAUSAL_ROWS * threads, query_len // _CAUSAL_PARTS))
@@ -167,6 +167,8 @@ def _blocks(
                 past = causal_offset - part.keys.start + 1  # keys before the one of position 0
                 end = min(key_len, (queries.stop - 1) // options.rows_per_position + past)
                 diagonal = first + past - 1 if is_plain else None
+            if options.last_keys is not None and options.last_keys.device.type == "cpu":
+                end = min(end, int(part.bounds(options.last_keys)[queries.stop - 1]) + 1 - part.keys.start)
             blocks = []
             for keys in _even_slices(begin, end, _KEYS):
                 mask = None if part.mask is None else part.mask[..., keys]
@@ -188,7 +190,9 @@ def _band(part: _Part, queries: slice, keys: slice, options: PassOptions, device
     if options.first_keys is not None and (
         device.type != "cpu" or keys.start < _first_key(part, queries.stop - 1, options)
     ):
-        visible = _both(visible, places >= part.first_keys(options)[None, queries, None])
+        visible = _both(visible, places >= part.bounds(options.first_keys)[None, queries, None])
+    if options.last_keys is not None:
+        visible = _both(visible, places <= part.bounds(options.last_keys)[None, queries, None])
     return visible
 
 
@@ -196,7 +200,7 @@ def _first_key(part: _Part, query: int, options: PassOptions) -> int:
     """Place in the part of the first key that a query sees, as far as the host knows it without waiting."""
     if options.first_keys is None or options.first_keys.device.type != "cpu":
         return 0
-    return max(0, int(part.first_keys(options)[query]) - part.keys.start)
+    return max(0, int(part.bounds(options.first_keys)[query]) - part.keys.start)
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -22,6 +22,7 @@ from .activations import (
     POWER,
     SLOPES,
     SPARSE_DISTRIBUTIONS,
+    TENSORS,
     PassOptions,
     activate,
     can_scale_weights,
@@ -57,8 +58,8 @@ def _passes(computation: str) -> tuple[Callable, Callable]:
 _INPUTS = "Tensor query, Tensor key, Tensor value, str computation"
 _OPTIONS = (  # the fields of `PassOptions`
     "Tensor? learned_threshold, Tensor? row_factors, Tensor? key_padding_mask, Tensor? seed, "
-    "Tensor? first_keys, Tensor? row_thresholds, str activation, float scale, float threshold, SymInt? causal_offset, "
-    "float dropout, str needed_statistics, int rows_per_position, float power"
+    "Tensor? first_keys, Tensor? last_keys, Tensor? row_thresholds, str activation, float scale, float threshold, "
+    "SymInt? causal_offset, float dropout, str needed_statistics, int rows_per_position, float power"
 )
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
@@ -151,7 +152,7 @@ def _(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computa
 
 def _save_for_backward(ctx, inputs, output) -> None:
     query, key, value, ctx.computation, *options = inputs
-    tensors, ctx.others = options[:6], options[6:]
+    tensors, ctx.others = options[:TENSORS], options[TENSORS:]
     ctx.save_for_backward(query, key, value, *tensors)
     if output[3] is not None:
         ctx.mark_non_differentiable(output[3])
@@ -235,6 +236,7 @@ def rectified_attention(
     is_causal: bool = False,
     causal_offset: int | None = None,
     first_keys: Tensor | None = None,
+    last_keys: Tensor | None = None,
     normalizer: str = "none",
     power: float = 1.0,
     dropout: float = 0.0,
@@ -258,9 +260,10 @@ def rectified_attention(
         key_padding_mask: bool [batch, key_len], True = real key; None if all are.
         is_causal: whether query i sees only the keys j ≤ i + causal_offset.
         causal_offset: None for key_len − query_len: the queries are the last tokens, as with a cache.
-        first_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees only the
-            keys j ≥ first_keys_i, and what it cannot see is skipped: i + causal_offset − w + 1 for windows of w keys,
-            the first place of its piece where a row is cut into pieces. None if there is no such bound.
+        first_keys, last_keys: integers [batch or 1, query_len] that never decrease along the queries: query i sees
+            only the keys first_keys_i ≤ j ≤ last_keys_i, others are skipped: i + causal_offset − w + 1 is the first of
+            a window of w keys; first and last place of its text where a row is packed with texts. None for no such
+            bound.
         normalizer: `"sum"` for s_ij / Σ_j s_ij in place of s_ij, of which c·n_i^α is no part any more; for φ ≥ 0
             alone. A row whose sum is 0 gives 0.
         power: p > 0 of the φ `"relu_power"`, relu(z)^p; in PyTorch alone where it is neither 1 nor 2.
@@ -273,7 +276,7 @@ def rectified_attention(
     Raises:
         ValueError: shapes or dtypes do not fit, or a value is not allowed.
     """
-    _check(query, key, value, key_padding_mask, first_keys)
+    _check(query, key, value, key_padding_mask, first_keys, last_keys)
     # in words that the compiler can trace
     known = (*ACTIVATIONS, *SPARSE_DISTRIBUTIONS, POWER)
     if activation not in known:
@@ -293,7 +296,7 @@ def rectified_attention(
     if isinstance(length_exponent, Tensor) or length_exponent != 0:
         if isinstance(length_exponent, Tensor):
             length_exponent = length_exponent.to(wide_dtype(length_exponent.dtype))
-        counts = _key_counts(query, key, key_padding_mask, offset, first_keys)
+        counts = _key_counts(query, key, key_padding_mask, offset, first_keys, last_keys)
         if isinstance(length_exponent, Tensor) or length_exponent != 1:  # x¹ would be one more kernel on a GPU
             counts = counts**length_exponent
         divisor = counts if divisor is None else length_coefficient * counts
@@ -308,6 +311,7 @@ def rectified_attention(
         key_padding_mask=key_padding_mask,
         causal_offset=offset,
         first_keys=first_keys,
+        last_keys=last_keys,
         normalizer=normalizer,
         power=power,
         dropout=dropout,
@@ -328,6 +332,7 @@ def attention(
     key_padding_mask: Tensor | None,
     causal_offset: int | None,
     first_keys: Tensor | None = None,
+    last_keys: Tensor | None = None,
     normalizer: str = "none",
     power: float = 1.0,
     dropout: float = 0.0,
@@ -338,7 +343,8 @@ def attention(
     """`rectified_attention` by the fastest computation, of what is checked and made before.
 
     Args:
-        query, key, value, activation, scale, key_padding_mask, first_keys, normalizer, power, dropout: as there.
+        query, key, value, activation, scale, key_padding_mask, first_keys, last_keys, normalizer, power, dropout: as
+            there.
         threshold: θ_i, a number, or a tensor of one element or of [batch or 1, heads or 1, query_len or 1, 1].
         divisor: c·n_i^α, a number, a tensor of one element or of [batch or 1, 1, query_len or 1, 1], or None for 1.
         causal_offset: query i sees the keys j ≤ i + causal_offset; None = all.
@@ -352,8 +358,9 @@ def attention(
     if not _fit(query, key, value):
         if may_write_out:  # where PyTorch broadcasts, or says what is wrong
             return None
-        _check(query, key, value, None, None)
-    others = {"key": key, "value": value, "key_padding_mask": key_padding_mask, "first_keys": first_keys}
+        _check(query, key, value)
+    others = {"key": key, "value": value, "key_padding_mask": key_padding_mask}
+    others |= {"first_keys": first_keys, "last_keys": last_keys}
     for name, given in others.items():
         if given is not None and given.device != query.device:  # compiled code reads memory where it lies
             raise ValueError(f"{name} is on {given.device}, but must be on {query.device}, as the queries are")
@@ -409,6 +416,7 @@ def attention(
         if isinstance(divisor, Tensor) and divisor.dim() == 4 and divisor.shape[2] > 1:
             divisor = divisor.repeat_interleave(group, 2)
         first_keys = None if first_keys is None else first_keys.repeat_interleave(group, 1)
+        last_keys = None if last_keys is None else last_keys.repeat_interleave(group, 1)
     if computation == "single_query":
         output = _attend_once(
             query,
@@ -417,6 +425,7 @@ def attention(
             key_padding_mask,
             causal_offset,
             first_keys,
+            last_keys,
             activation,
             scale,
             threshold,
@@ -439,6 +448,7 @@ def attention(
         key_padding_mask=None if key_padding_mask is None else key_padding_mask.expand(query.shape[0], -1),
         seed=torch.randint(2**62, (), device=query.device) if dropout > 0 else None,
         first_keys=first_keys,
+        last_keys=last_keys,
         activation=activation,
         scale=scale,
         threshold=0.0 if isinstance(threshold, Tensor) else threshold,
@@ -529,6 +539,7 @@ def _attend_once(
     key_padding_mask,
     causal_offset,
     first_keys,
+    last_keys,
     activation,
     scale,
     threshold,
@@ -549,6 +560,9 @@ def _attend_once(
     if first_keys is not None:
         is_past = torch.arange(key.shape[2], device=key.device) < first_keys[:, None, :, None]
         weights = weights.masked_fill(is_past, 0.0)
+    if last_keys is not None:
+        is_behind = torch.arange(key.shape[2], device=key.device) > last_keys[:, None, :, None]
+        weights = weights.masked_fill(is_behind, 0.0)
     if normalizer == "sum":
         weights, divisor = weights * _shares(weights.sum(-1, keepdim=True, dtype=wide_dtype(weights.dtype))), None
     return (weights if divisor is None else weights / divisor).to(value.dtype) @ value
@@ -560,24 +574,27 @@ def _key_counts(
     key_padding_mask: Tensor | None,
     causal_offset: int | None,
     first_keys: Tensor | None,
+    last_keys: Tensor | None,
 ):
     """n_i, at least 1: a number, or at least float32 [batch or 1, 1, query_len or 1, 1]."""
     key_len = key.shape[2]
-    if key_padding_mask is None and first_keys is None:
+    if key_padding_mask is None and first_keys is None and last_keys is None:
         if causal_offset is None:
             return max(key_len, 1)
         places = (causal_offset + 1, causal_offset + 1 + query.shape[2])  # few operations: GPUs wait for their starts
         counts = torch.arange(*places, dtype=wide_dtype(query.dtype), device=query.device)
         return counts.clamp_(1, max(key_len, 1))[None, None, :, None]
-    if causal_offset is None and first_keys is None:
+    if causal_offset is None and first_keys is None and last_keys is None:
         counts = key_padding_mask.sum(-1)[:, None]
     else:
         offset = key_len if causal_offset is None else causal_offset
         seen = torch.arange(query.shape[2], device=query.device).add(offset + 1).clamp(0, key_len)[None]
+        if last_keys is not None:
+            seen = seen.minimum(last_keys + 1).clamp_min(0)
         real = None if key_padding_mask is None else pad(key_padding_mask.cumsum(-1), (1, 0))
-        counts = seen if real is None else real[:, seen[0]]
+        counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first_keys is not None:
-            past = first_keys.long().clamp(0, key_len)
+            past = first_keys.long().clamp(0, key_len).minimum(seen)
             counts = counts - (past if real is None else real.gather(1, past.expand(len(real), -1)))
     return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
@@ -611,7 +628,12 @@ def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, first_keys: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    first_keys: Tensor | None = None,
+    last_keys: Tensor | None = None,
 ) -> None:
     if not _fit(query, key, value):
         shapes = [list(states.shape) for states in (query, key, value)]
@@ -629,12 +651,9 @@ def _check(
             f"key_padding_mask is {key_padding_mask.dtype} {list(key_padding_mask.shape)}, but must be torch.bool "
             f"{expected}, True = real key"
         )
-    if first_keys is not None and (
-        first_keys.is_floating_point()
-        or first_keys.dtype == torch.bool
-        or list(first_keys.shape) not in ([1, query.shape[2]], [query.shape[0], query.shape[2]])
-    ):
-        raise ValueError(
-            f"first_keys is {first_keys.dtype} {list(first_keys.shape)}, but must be integers "
-            f"{[query.shape[0], query.shape[2]]} or {[1, query.shape[2]]}"
-        )
+    shapes = [1, query.shape[2]], [query.shape[0], query.shape[2]]
+    for name, bounds in (("first_keys", first_keys), ("last_keys", last_keys)):
+        is_integer = bounds is None or not (bounds.is_floating_point() or bounds.dtype == torch.bool)
+        if bounds is not None and (not is_integer or list(bounds.shape) not in shapes):
+            found = f"{bounds.dtype} {list(bounds.shape)}"
+            raise ValueError(f"{name} is {found}, but must be integers {shapes[1]} or {shapes[0]}")

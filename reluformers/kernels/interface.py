@@ -1,7 +1,8 @@
 """Attentions of the interface of transformers, for a repository of `kernels`: `attn_implementation="owner/repo:NAME"`.
 
-transformers gives such functions a mask of real keys, [batch, key_len] or None, and windows and positions by keyword;
-all follows from these. Where the library is installed, its own names take more: see docs/any-model.md.
+transformers gives such functions a mask of real keys, [batch, key_len] or None, and windows, positions and lengths of
+packed texts by keyword; all follows from these. Where the library is installed, its own names take more: see
+docs/any-model.md.
 """
 
 from collections.abc import Callable
@@ -14,18 +15,32 @@ from .fused_attention import rectified_attention
 
 # keywords that mean nothing here, beside those that begin with output_
 _FOR_OTHERS = {
-    *(
-        "use_cache",
-        "cache_position",
-        "return_dict",
-        "deterministic",
-        "cu_seq_lens_q",
-        "cu_seq_lens_k",
-        "max_length_q",
-        "max_length_k",
-    ),
+    *("use_cache", "cache_position", "return_dict", "deterministic", "max_length_q", "max_length_k", "seq_idx"),
     *("input_ids", "inputs_embeds", "token_type_ids", "pixel_values", "labels", "num_items_in_batch"),
+    *("tokenizer", "assistant_tokenizer", "logits_to_keep"),
 }
+
+
+def _texts(
+    starts_of_queries: Tensor | None,
+    starts_of_keys: Tensor | None,
+    positions: Tensor | None,
+    query_len: int,
+    key_len: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """First and last key of the text of each query [batch or 1, query_len]; None where a row is one text."""
+    if starts_of_queries is not None:
+        of_queries = starts_of_queries.long()
+        of_keys = of_queries if starts_of_keys is None else starts_of_keys.long()
+        if not torch.compiler.is_compiling() and (of_queries[-1], of_keys[-1]) != (query_len, key_len):
+            raise ValueError(f"cu_seq_lens_q and cu_seq_lens_k must end in {query_len} and {key_len}")
+        places = torch.arange(query_len, device=of_queries.device)
+        texts = torch.searchsorted(of_queries[1:], places, right=True)
+        return of_keys[texts][None], of_keys[texts + 1][None] - 1
+    if getattr(positions, "ndim", 0) != 2 or not 1 < query_len == key_len == positions.shape[1]:
+        return None, None
+    texts = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=1) < 1).cumsum(-1)
+    return torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1
 
 
 def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
@@ -40,6 +55,8 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
         is_causal: bool | None = None,
         sliding_window: int | None = None,
         position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         **keywords: Any,
     ) -> tuple[Tensor, None]:
         """Attend; output [batch, query_len, heads, head_dim].
@@ -63,14 +80,10 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
         query_len, key_len = query.shape[2], key.shape[2]
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         offset = key_len - query_len
-        places = torch.arange(query_len, device=query.device)[None] + offset
-        first_keys = None
-        if is_causal and offset == 0 and attention_mask is None and getattr(position_ids, "ndim", 0) == 2:
-            # pieces of a packed row begin where positions do not go on
-            starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=1) != 1
-            first_keys = torch.where(starts, places, 0).cummax(1).values
+        positions = position_ids if attention_mask is None else None
+        first_keys, last_keys = _texts(cu_seq_lens_q, cu_seq_lens_k, positions, query_len, key_len)
         if sliding_window is not None:
-            window = places - sliding_window + 1
+            window = torch.arange(query_len, device=query.device)[None] + (offset - sliding_window + 1)
             first_keys = window if first_keys is None else torch.maximum(window, first_keys)
             is_causal, offset = True, offset if is_causal else offset + sliding_window - 1
         output = rectified_attention(
@@ -82,6 +95,7 @@ def _attention_of(**fields: Any) -> Callable[..., tuple[Tensor, None]]:
             is_causal=is_causal,
             causal_offset=offset if is_causal else None,
             first_keys=first_keys,
+            last_keys=last_keys,
             dropout=dropout if module.training else 0.0,
             **fields,
         )

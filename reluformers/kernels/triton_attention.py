@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .activations import PassOptions, can_scale_weights
+from .activations import TENSORS, PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
@@ -208,7 +208,7 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
     found = _empty_rows(query)
     if found.numel() == 0:
         return found
-    key_padding_mask, first_keys = _dense_masks(options, batch, key_len)
+    key_padding_mask, bounds, bound_batches = _dense_masks(options, batch, key_len)
     kernel, tile = _tuned(TuningCase.of("thresholds", options, *states, (), True))
     with torch.cuda.device_of(query):
         kernel[lambda constants: (-(-query_len // constants["QUERIES"]) * batch * heads,)](
@@ -216,14 +216,14 @@ def triton_thresholds(query: Tensor, key: Tensor, options: PassOptions) -> Tenso
             _strides(states),
             found,
             key_padding_mask,
-            first_keys,
+            bounds,
             options.scale,
             heads,
             query_len,
             key_len,
             _bounded_offset(options, query_len, key_len),
             options.rows_per_position,
-            1 if first_keys is None else len(first_keys),
+            bound_batches,
             ACTIVATION=options.activation,
             IS_CAUSAL=options.causal_offset is not None,
             PRECISION=FLOAT32_PRECISION,
@@ -271,7 +271,7 @@ def _launch(
     if batch * heads * length == 0:
         return
     row_factors = options.row_factors
-    key_padding_mask, first_keys = _dense_masks(options, batch, key_len)
+    key_padding_mask, bounds, bound_batches = _dense_masks(options, batch, key_len)
     row_batches = 1 if row_factors is None else len(row_factors)
     dropped = _dropped_bytes(options)
     kernel, tile = _tuned(TuningCase.of(name, options, *states[:2], rows, is_affine))
@@ -284,7 +284,7 @@ def _launch(
             key_padding_mask,
             options.seed if dropped > 0 else None,
             options.learned_threshold,
-            first_keys,
+            bounds,
             None if options.row_thresholds is None else options.row_thresholds.contiguous(),
             (options.threshold, *numbers),
             heads,
@@ -293,7 +293,7 @@ def _launch(
             _bounded_offset(options, query_len, key_len),
             options.rows_per_position,
             row_batches,
-            1 if first_keys is None else len(first_keys),
+            bound_batches,
             dropped,
             ACTIVATION=options.activation,
             IS_CAUSAL=options.causal_offset is not None,
@@ -309,14 +309,19 @@ def _strides(states: tuple[Tensor, ...]) -> tuple[int, ...]:
     return tuple([stride for part in states for stride in part.stride()[:3]])
 
 
-def _dense_masks(options: PassOptions, batch: int, key_len: int) -> tuple[Tensor | None, Tensor | None]:
-    """Key mask and first keys, as the kernels read them."""
-    key_padding_mask, first_keys = options.key_padding_mask, options.first_keys
+def _dense_masks(
+    options: PassOptions, batch: int, key_len: int
+) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None], int]:
+    """Key mask, first and last keys, and the rows of a batch that these are of, as the kernels read them."""
+    key_padding_mask, bounds = options.key_padding_mask, [options.first_keys, options.last_keys]
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.expand(batch, key_len).contiguous().view(torch.uint8)
-    if first_keys is not None:
-        first_keys = first_keys.clamp(0, key_len).to(torch.int32).contiguous()
-    return key_padding_mask, first_keys
+    rows = max([1 if part is None else len(part) for part in bounds])
+    for place, part in enumerate(bounds):
+        if part is not None:
+            part = part.clamp(-1, key_len).to(torch.int32)
+            bounds[place] = part.expand(rows, -1).contiguous()
+    return key_padding_mask, tuple(bounds), rows
 
 
 def _bounded_offset(options: PassOptions, query_len: int, key_len: int) -> int:
@@ -365,7 +370,7 @@ class TuningCase(NamedTuple):
             device=query.device,
             buckets=tuple([(length > SHORT) + (length > LONG) for length in lengths]),
             has_rows=tuple([row is not None for row in rows]),
-            has_options=tuple([part is not None for part in options[:6]]),
+            has_options=tuple([part is not None for part in options[:TENSORS]]),
             is_affine=is_affine,
             is_timed=not is_short and not torch.are_deterministic_algorithms_enabled(),
         )

@@ -19,7 +19,7 @@ else:
 
 def jit(function: Callable) -> Callable:
     """`triton.jit`, compiled once for all lengths; without triton the bare function, so that this file loads."""
-    varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "first_batches", "drop_below"]
+    varying = ["heads", "query_len", "key_len", "causal_offset", "row_batches", "bound_batches", "drop_below"]
     return function if triton is None else triton.jit(function, do_not_specialize=varying)
 
 
@@ -221,30 +221,30 @@ def _last_seen(key_padding_mask, batch, key_len):
 
 
 @jit
-def load_first_keys(first_keys, count, places, length):
-    """Load first keys of some rows of number `count`, 0 if there are none."""
-    numbers = tl.full(places.shape, 0, tl.int32)
-    if first_keys is not None:
-        numbers = tl.load(first_keys + count.to(tl.int64) * length + places, mask=places < length, other=0)
+def load_bound(bound, count, places, length, OTHERWISE: tl.constexpr):
+    """Load first or last keys of some rows of number `count`; another number where there are none."""
+    numbers = tl.full(places.shape, OTHERWISE, tl.int32)
+    if bound is not None:
+        numbers = tl.load(bound + count.to(tl.int64) * length + places, mask=places < length, other=OTHERWISE)
     return numbers
 
 
 @jit
-def _rows_up_to(first_keys, count, key, length):
-    """How many rows of number `count` may see a key, by their first ones, which never decrease."""
+def _rows_up_to(bound, count, key, length):
+    """How many rows of number `count` have their first or last key, which never decreases, at a key or before it."""
     number = 0
     for start in tl.range(0, length, 1024):
         rows = start + tl.arange(0, 1024)
-        sees = (load_first_keys(first_keys, count, rows, length) <= key) & (rows < length)
-        number += tl.sum(sees.to(tl.int32))
+        is_before = (load_bound(bound, count, rows, length, 0) <= key) & (rows < length)
+        number += tl.sum(is_before.to(tl.int32))
     return number
 
 
 @jit
 def key_range(
     key_padding_mask,
-    first_keys,
-    first_batches,
+    bounds,
+    bound_batches,
     query_len,
     batch,
     start,
@@ -257,8 +257,9 @@ def key_range(
 ):
     """Keys of the queries from `start` on: from the first number to the second in whole tiles, then to the third.
 
-    Whole tiles need neither bounds nor a causal mask. There is always a last one, even where nothing may be seen.
+    Whole tiles need neither the lengths nor a causal mask. There is always a last one, even where nothing may be seen.
     """
+    first_keys, last_keys = bounds
     end = key_len
     if key_padding_mask is not None:
         end = _last_seen(key_padding_mask, batch, key_len)
@@ -266,13 +267,16 @@ def key_range(
     if IS_CAUSAL:
         common = tl.minimum(common, start // rows_per_position + causal_offset + 1)
         end = tl.minimum(end, (start + QUERIES - 1) // rows_per_position + causal_offset + 1)
+    row = (batch % bound_batches).to(tl.int64) * query_len
+    if last_keys is not None:
+        end = tl.minimum(end, tl.load(last_keys + row + tl.minimum(start + QUERIES, query_len) - 1) + 1)
+        common = tl.minimum(common, end - 1)
     whole = tl.maximum(common, 0) // KEYS * KEYS
     end = tl.maximum(end, 1)
     tl.assume(whole < end)
     begin = 0
     if first_keys is not None:
-        row = (batch % first_batches).to(tl.int64) * query_len + start
-        begin = tl.minimum(tl.load(first_keys + row) // KEYS * KEYS, whole)
+        begin = tl.minimum(tl.maximum(tl.load(first_keys + row + start), 0) // KEYS * KEYS, whole)
     return begin, whole, end
 
 
@@ -287,8 +291,8 @@ def visible_scores(query_tile, key_tile, scale, keys, seen, lower, upper, PRECIS
 @jit
 def query_range(
     key_padding_mask,
-    first_keys,
-    first_batches,
+    bounds,
+    bound_batches,
     batch,
     seen,
     start,
@@ -301,14 +305,19 @@ def query_range(
 ):
     """Tiles of the queries of the keys from `start` on: the first, the first whole one, where these end, and the last.
 
-    Whole tiles need neither bounds nor a causal mask. The last is none of them, and always there.
+    Whole tiles need neither the lengths nor a causal mask. The last is none of them, and always there.
     """
+    first_keys, last_keys = bounds
     last = tl.maximum(query_len - 1, 0) // QUERIES
     first, first_whole = 0, 0
     if IS_CAUSAL:
         first = tl.minimum(tl.maximum(start - causal_offset, 0) * rows_per_position // QUERIES, last)
         common = tl.maximum(start + KEYS - 1 - causal_offset, 0) * rows_per_position
         first_whole = tl.minimum(tl.cdiv(common, QUERIES), last)
+    if last_keys is not None:
+        number = _rows_up_to(last_keys, batch % bound_batches, start - 1, query_len)
+        first = tl.minimum(tl.maximum(first, number // QUERIES), last)
+        first_whole = tl.maximum(first, first_whole)
     if key_padding_mask is not None:
         is_hidden = tl.max(seen.to(tl.int32)) == 0
         first = tl.where(is_hidden, last, first)
@@ -316,6 +325,6 @@ def query_range(
     tl.assume(first <= first_whole)
     stop = last
     if first_keys is not None:
-        number = _rows_up_to(first_keys, batch % first_batches, start + KEYS - 1, query_len)
+        number = _rows_up_to(first_keys, batch % bound_batches, start + KEYS - 1, query_len)
         stop = tl.minimum(tl.cdiv(number, QUERIES), last)
     return first, first_whole, stop, last

@@ -8,7 +8,8 @@ atomically. Scores never leave the registers.
 
 All take the tensors [batch, heads, length, head_dim] as `states`, their first three strides in one row as `strides`
 (the last is 1), float32 [batch · heads, query_len] or None for each row statistic, r [batch or 1, query_len] and the
-key mask [batch, key_len] as dense rows, or None; likewise first keys int32 [batch or 1, query_len] and θ of each row.
+key mask [batch, key_len] as dense rows, or None; likewise, as
+`bounds`, first and last keys int32 [bound_batches, query_len], and θ of each row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .triton_functions import (
     is_kept,
     jit,
     key_range,
-    load_first_keys,
+    load_bound,
     load_row,
     load_tile,
     log_of,
@@ -45,7 +46,7 @@ def forward_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
-    first_keys,
+    bounds,
     row_thresholds,
     numbers,
     heads,
@@ -54,7 +55,7 @@ def forward_kernel(
     causal_offset,
     rows_per_position,
     row_batches,
-    first_batches,
+    bound_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -85,13 +86,14 @@ def forward_kernel(
     row_sum = tl.zeros([QUERIES], tl.float32)
     log_sum = tl.zeros([QUERIES], tl.float32)
     count = tl.zeros([QUERIES], tl.float32)
-    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[:, None]
+    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[:, None]
+    upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[:, None]
     if row_thresholds is not None:
         threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
     begin, whole, end = key_range(
         key_padding_mask,
-        first_keys,
-        first_batches,
+        bounds,
+        bound_batches,
         query_len,
         batch,
         start,
@@ -119,8 +121,10 @@ def forward_kernel(
                 weights = activated(scores, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 weights = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, weights, 0.0)
-            if first_keys is not None:
+            if bounds[0] is not None:
                 weights = tl.where(keys[None, :] >= lower, weights, 0.0)
+            if bounds[1] is not None:
+                weights = tl.where(keys[None, :] <= upper, weights, 0.0)
             if row_sums is not None:
                 weights = tl.where(seen[None, :], weights, 0.0)
                 row_sum += tl.sum(weights, 1)
@@ -149,14 +153,14 @@ def threshold_kernel(
     strides,
     found,
     key_padding_mask,
-    first_keys,
+    bounds,
     scale,
     heads,
     query_len,
     key_len,
     causal_offset,
     rows_per_position,
-    first_batches,
+    bound_batches,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -174,11 +178,11 @@ def threshold_kernel(
     rows = start + tl.arange(0, QUERIES)
     query, key = head_of(query, strides, 0, batch, head), head_of(key, strides, 1, batch, head)
     query_tile = load_tile(query, start, strides[2], rows < query_len, HEAD_DIM, PADDED_DIM, QUERIES)
-    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)
+    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)
     begin, _, end = key_range(
         key_padding_mask,
-        first_keys,
-        first_batches,
+        bounds,
+        bound_batches,
         query_len,
         batch,
         start,
@@ -190,6 +194,7 @@ def threshold_kernel(
         KEYS,
     )
     upper = rows // rows_per_position + causal_offset if IS_CAUSAL else rows * 0 + key_len
+    upper = tl.minimum(upper, load_bound(bounds[1], batch % bound_batches, rows, query_len, 2147483647))
     largest = tl.full([QUERIES], float("-inf"), tl.float32)
     for first in tl.range(begin, end, KEYS):
         keys = first + tl.arange(0, KEYS)
@@ -232,7 +237,7 @@ def key_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
-    first_keys,
+    bounds,
     row_thresholds,
     numbers,
     heads,
@@ -241,7 +246,7 @@ def key_kernel(
     causal_offset,
     rows_per_position,
     row_batches,
-    first_batches,
+    bound_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -271,8 +276,8 @@ def key_kernel(
     grad_value_tile = tl.zeros([KEYS, PADDED_DIM], tl.float32)
     first, first_whole, stop, last = query_range(
         key_padding_mask,
-        first_keys,
-        first_batches,
+        bounds,
+        bound_batches,
         batch,
         seen,
         start,
@@ -307,9 +312,12 @@ def key_kernel(
             if IS_CAUSAL and phase == 0:
                 is_visible = keys[:, None] <= rows[None, :] // rows_per_position + causal_offset
                 passed = tl.where(is_visible, passed, 0.0)
-            if first_keys is not None:
-                lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[None, :]
+            if bounds[0] is not None:
+                lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[None, :]
                 passed = tl.where(keys[:, None] >= lower, passed, 0.0)
+            if bounds[1] is not None:
+                upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[None, :]
+                passed = tl.where(keys[:, None] <= upper, passed, 0.0)
             if seed is not None:
                 kept = tl.trans(is_kept(seed, place, rows, start, drop_below, KEYS))
                 passed, grads = tl.where(kept, passed, 0.0), tl.where(kept, grads, 0.0)
@@ -321,8 +329,10 @@ def key_kernel(
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 grads = tl.where(is_visible, grads, 0.0)
-            if first_keys is not None:
+            if bounds[0] is not None:
                 grads = tl.where(keys[:, None] >= lower, grads, 0.0)
+            if bounds[1] is not None:
+                grads = tl.where(keys[:, None] <= upper, grads, 0.0)
             grad_key_tile = tl.dot(grads.to(query_tile.dtype), query_tile, grad_key_tile, input_precision=PRECISION)
     grad_key_tile = tl.where(seen[:, None], grad_key_tile * grad_scale, 0.0)
     grad_value_tile = tl.where(seen[:, None], grad_value_tile * value_scale, 0.0)
@@ -339,7 +349,7 @@ def query_kernel(
     key_padding_mask,
     seed,
     learned_threshold,
-    first_keys,
+    bounds,
     row_thresholds,
     numbers,
     heads,
@@ -348,7 +358,7 @@ def query_kernel(
     causal_offset,
     rows_per_position,
     row_batches,
-    first_batches,
+    bound_batches,
     drop_below,
     ACTIVATION: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -379,13 +389,14 @@ def query_kernel(
     grad_query_tile = tl.zeros([QUERIES, PADDED_DIM], tl.float32)
     grad_sum = tl.zeros([QUERIES], tl.float32)
     IS_HALF: tl.constexpr = row_factors is not None and query.dtype.element_ty == tl.float16
-    lower = load_first_keys(first_keys, batch % first_batches, rows, query_len)[:, None]
+    lower = load_bound(bounds[0], batch % bound_batches, rows, query_len, 0)[:, None]
+    upper = load_bound(bounds[1], batch % bound_batches, rows, query_len, 0)[:, None]
     if row_thresholds is not None:
         threshold = load_row(row_thresholds, place, rows, query_len)[:, None]
     begin, whole, end = key_range(
         key_padding_mask,
-        first_keys,
-        first_batches,
+        bounds,
+        bound_batches,
         query_len,
         batch,
         start,
@@ -417,8 +428,10 @@ def query_kernel(
             grads = times_derivative(grads, scores, weights, ACTIVATION)
             if IS_CAUSAL and phase == 0:
                 grads = tl.where(keys[None, :] <= rows[:, None] // rows_per_position + causal_offset, grads, 0.0)
-            if first_keys is not None:
+            if bounds[0] is not None:
                 grads = tl.where(keys[None, :] >= lower, grads, 0.0)
+            if bounds[1] is not None:
+                grads = tl.where(keys[None, :] <= upper, grads, 0.0)
             if grad_rows is not None:
                 if row_sum_grads is not None:
                     grads = tl.where(seen[None, :], grads, 0.0)

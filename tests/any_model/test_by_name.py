@@ -24,6 +24,7 @@ from transformers.masking_utils import (
 
 from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
+from reluformers.configuration.configuration_attention import ACTIVATIONS
 
 from .written_out import register_written_out
 
@@ -50,6 +51,7 @@ MODELS = {
         {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     ),
     "bert": ("BertForMaskedLM", {**TEXT, "intermediate_size": 48}),
+    "roberta": ("RobertaForMaskedLM", {**TEXT, "intermediate_size": 48, "pad_token_id": 1}),
     "modernbert": (
         "ModernBertForMaskedLM",
         {**TEXT, "intermediate_size": 48, "local_attention": 6, "global_attn_every_n_layers": 2},
@@ -194,27 +196,93 @@ def test_chunks_of_packed_rows_end_where_transformers_ends_them():
     assert torch.equal(dense.expand_as(masks[1]), masks[1])
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
-def test_rows_that_are_said_to_be_packed_are_kept_apart_or_refused(name):
-    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
-    rows = [{"input_ids": part.tolist()} for part in (ids[0, :5], ids[0, 5:])]
-    batch = dict(DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows))
+PACKED = ["llama", "mistral", "gemma3", "bert", "roberta", "modernbert"]
+LENGTHS = (5, 1, 7, 2)
+FAMILIES = [*ATTENTIONS, *(f"{name}_of_packed" for name in ACTIVATIONS)]
+for _name in ACTIVATIONS:
+    register_attention(f"{_name}_of_packed", {"activation": _name, "length_exponent": 0.5})
+
+
+def pack(texts, first_position=0):
+    """One row, as the collator of transformers makes it."""
+    options = {"return_flash_attn_kwargs": True, "return_seq_idx": True, "position_ids_start": first_position}
+    rows = [{"input_ids": text.tolist()} for text in texts]
+    batch = dict(DataCollatorWithFlattening(**options, return_tensors="pt")(rows))
     del batch["labels"]
+    return batch
+
+
+@pytest.mark.parametrize("attention", FAMILIES)
+@pytest.mark.parametrize("name", PACKED)
+def test_texts_of_a_packed_row_are_as_each_alone(name, attention):
+    """Values and gradients of float64."""
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(3, 90, (sum(LENGTHS),), generator=generator).split(LENGTHS)
+    model = build(name, attention, torch.float64)
+    found = [model(**pack(texts, 2 if name == "roberta" else 0)).logits[0], None]
+    expected = [torch.cat([model(input_ids=text[None]).logits[0] for text in texts]), None]
+    direction = torch.randn(found[0].shape, generator=generator, dtype=torch.float64)
+    parameters = [part for part in model.parameters() if part.requires_grad]
+    for outputs in (found, expected):
+        outputs[1] = torch.autograd.grad(outputs[0], parameters, direction, allow_unused=True)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-7)
+    for one, other in zip(found[1], expected[1], strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # norms of gemma are of float32
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
+def test_a_packed_row_by_compiled_code(name):
+    """In float32, of several blocks of keys."""
+    texts = torch.randint(3, 90, (43,), generator=torch.Generator().manual_seed(1)).split((20, 13, 10))
+    model = build(name, "relu_attention")
+    expected = torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
+    torch.testing.assert_close(model(**pack(texts)).logits[0], expected, rtol=1e-4, atol=1e-4)
+    if name == "modernbert":  # the compiler cannot look into the mask functions of windows
+        return
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**pack(texts)).logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_that_do_not_go_on_begin_a_text_where_the_attention_is_given_them():
+    attention = AttentionInterface()["relu_attention"]
+    states, module = torch.randn(3, 1, 2, 7, 8), torch.nn.Module()
+    positions = torch.tensor([[2, 3, 4, 2, 2, 3, 5]])
+    found, _ = attention(module, *states, None, is_causal=False, position_ids=positions)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        alone, _ = attention(module, *states[:, :, :, part], None, is_causal=False)
+        torch.testing.assert_close(found[:, part], alone)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_a_ready_mask_is_cut_at_the_texts_too(name):
+    ids = torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(1))
+    batch = pack((ids[0, :5], ids[0, 5:]))
     model = build(name, "relu_attention", torch.float64)
-    packed = model(**batch, use_cache=False).logits[:, 5:]
-    torch.testing.assert_close(packed, model(input_ids=ids[:, 5:]).logits, rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match="does not keep them apart"):
-        model(**batch)  # with a cache transformers takes positions for those of one sequence
-    positions = batch.pop("position_ids")
-    with pytest.raises(ValueError, match="does not keep them apart"):
-        model(**batch, use_cache=False)
+    packed = model(**batch, use_cache=False).logits
     causal = torch.ones(1, 1, 12, 12).tril().bool()
-    with pytest.raises(ValueError, match="does not keep them apart"):
-        model(**batch, attention_mask=causal)
-    causal[..., 5:, :5] = False
-    ready = model(**batch, attention_mask=causal, position_ids=positions).logits[:, 5:]
     if name == "llama":  # the others have windows, of which a ready mask says nothing
-        torch.testing.assert_close(ready, packed, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model(**batch, attention_mask=causal).logits, packed, rtol=1e-4, atol=1e-5)
+    del batch["position_ids"]  # rotary positions count alone where texts are apart
+    torch.testing.assert_close(model(**batch).logits, packed, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="cu_seq_lens"):
+        model(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
+
+
+def test_chunks_of_a_row_are_no_chunks_of_its_texts():
+    config = transformers.Llama4TextConfig(**LLAMA, attention_chunk_size=4, attn_implementation="relu_attention")
+    mask = create_chunked_causal_mask(config, torch.zeros(1, 12, 32), None, None)
+    attention = AttentionInterface()["relu_attention"]
+    with pytest.raises(ValueError, match="chunks"):
+        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 12, 8), mask, cu_seq_lens_q=torch.tensor([0, 5, 12]))
+
+
+def test_what_changes_nothing_about_attention_passes():
+    model, batch = build("llama", "relu_attention"), inputs("llama")
+    expected = model.generate(**batch, max_new_tokens=3)
+    names = {"tokenizer": object(), "seq_idx": torch.zeros(2, 13).int(), "num_items_in_batch": torch.tensor(3)}
+    assert torch.equal(model.generate(**batch, max_new_tokens=3, **names), expected)
 
 
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])

@@ -39,6 +39,9 @@ def draw_call(
     options["first_keys"] = rng.choice([None, steps + torch.arange(query_len) - 9, steps * 9])
     if options["first_keys"] is not None:
         options["first_keys"] = options["first_keys"].cummax(-1).values
+    options["last_keys"] = rng.choice([None, (steps[:1] + torch.arange(query_len)).cummax(-1).values, steps[:1] * 9])
+    if options["last_keys"] is not None:
+        options["last_keys"] = options["last_keys"].cummax(-1).values
     if options["activation"] in SPARSE_DISTRIBUTIONS:
         options["threshold"] = 0.0
     if options["activation"] == "relu_power":
@@ -58,6 +61,8 @@ def visible_pairs(query: Tensor, key: Tensor, options: dict) -> Tensor:
         visible = visible.tril(offset)
     if options["first_keys"] is not None:
         visible = visible & (torch.arange(key_len) >= options["first_keys"][:, None, :, None])
+    if options.get("last_keys") is not None:
+        visible = visible & (torch.arange(key_len) <= options["last_keys"][:, None, :, None])
     if options["key_padding_mask"] is not None:
         visible = visible & options["key_padding_mask"][:, None, None]
     return visible

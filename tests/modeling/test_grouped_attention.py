@@ -36,7 +36,7 @@ def test_values_statistics_and_gradients(seed, computed_by):
     check_call(*draw_call(seed, dtypes[seed % len(dtypes)], activations_of(computed_by)))
 
 
-@pytest.mark.parametrize("kind", ["causal window", "window", "chunks", "packed", "beyond"])
+@pytest.mark.parametrize("kind", ["causal window", "window", "chunks", "packed", "beyond", "texts", "short"])
 @pytest.mark.parametrize("threshold", [0.0, 1.5])  # few weights that are not 0 are multiplied alone
 def test_keys_from_a_first_one_on(kind, threshold, computed_by):
     length = 97 if computed_by == "blocks" else 520  # several tasks of a head, and several blocks of keys
@@ -48,7 +48,14 @@ def test_keys_from_a_first_one_on(kind, threshold, computed_by):
         "chunks": places // window * window,
         "packed": torch.stack([pieces[torch.searchsorted(pieces, places[0], right=True) - 1], places[0] * 0]),
         "beyond": places + 30,
+        "texts": pieces[torch.searchsorted(pieces, places, right=True) - 1],
+        "short": None,
     }[kind]
+    ends = torch.cat([pieces[1:], torch.tensor([length])]) - 1
+    last_keys = {
+        "texts": torch.stack([ends[torch.searchsorted(pieces, places[0], right=True) - 1], places[0] + length]),
+        "short": places // 3 - 4,
+    }.get(kind)
     states = [torch.randn(2, heads, length, 16).requires_grad_() for heads in (2, 1, 1)]
     options = {
         "activation": "relu2",
@@ -56,9 +63,10 @@ def test_keys_from_a_first_one_on(kind, threshold, computed_by):
         "threshold": threshold,
         "length_exponent": 0.5,
         "key_padding_mask": torch.arange(length) >= torch.tensor([[0], [17]]) if kind == "packed" else None,
-        "is_causal": True,
+        "is_causal": kind not in ("texts", "short"),
         "causal_offset": window if kind in ("window", "beyond") else 0,
         "first_keys": first_keys,
+        "last_keys": last_keys,
     }
     check_call(states, options)
 

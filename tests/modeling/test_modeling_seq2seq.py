@@ -511,3 +511,13 @@ def test_a_ready_mask_may_tell_queries_apart_in_the_encoder_alone():
     assert not torch.allclose(states, changed)
     with pytest.raises(ValueError, match="cross-attention"):
         model(input_ids=ids, attention_mask=causal, labels=batch["labels"])
+
+
+@pytest.mark.parametrize("preset", ["softmax", "reluformer", "rela-g"])
+def test_texts_of_a_packed_source_are_encoded_as_each_alone(preset):
+    encoder = build_model(preset).eval().model.encoder
+    texts = torch.randint(5, 20, (11,)).split((4, 1, 6))
+    positions = torch.cat([torch.arange(len(text)) for text in texts])[None]
+    packed = encoder(input_ids=torch.cat(texts)[None], position_ids=positions).last_hidden_state
+    alone = torch.cat([encoder(input_ids=text[None]).last_hidden_state for text in texts], dim=1)
+    torch.testing.assert_close(packed, alone)
