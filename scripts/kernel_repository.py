@@ -49,8 +49,11 @@ from .interface import (
     sparsemax_attention,
 )
 
+flash_attn_forward = relu_attention  # transformers looks for this name, and then takes the function that is asked for
+
 __all__ = [
     "entmax15_attention",
+    "flash_attn_forward",
     "native",
     "rectified_attention",
     "relu_attention",

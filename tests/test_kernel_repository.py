@@ -8,8 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.integrations import hub_kernels
 from transformers.masking_utils import flash_attention_mask
+from transformers.utils import is_kernels_available
 
 from any_model.test_by_name import build, inputs, pack, real_part
 from reluformers_kernels import compiled
@@ -90,6 +92,24 @@ def test_kernels_loads_the_repository(repository, monkeypatch):
     monkeypatch.setenv(compiled.KERNELS_VARIABLE, "owner/name")
     monkeypatch.setenv("LOCAL_KERNELS", f"owner/name={repository}")
     assert compiled._find_native() is package.native
+
+
+@pytest.mark.parametrize("by", ["transformers", "kernels"])
+def test_from_pretrained_takes_a_function_by_the_id_of_the_repository(repository, by, monkeypatch, tmp_path):
+    if by == "transformers":  # which then asks `kernels` for the package
+        package = load(repository / "build" / SCRIPT["VARIANTS"]["cpu"], "_test_repository_by_id")
+        monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+        monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **options: package)
+    elif not is_kernels_available():
+        pytest.skip("needs the versions of kernels that transformers takes")
+    monkeypatch.setenv("LOCAL_KERNELS", f"owner/name={repository}")
+    model, batch = build("llama", "entmax15_attention"), inputs("llama")
+    model.save_pretrained(tmp_path)
+    name = f"owner/name@v{native.INTERFACE}:entmax15_attention"
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name, allow_all_kernels=True).eval()
+    assert opened.config._attn_implementation == name
+    found, expected = (real_part(one(**batch).logits, batch) for one in (opened, model))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ Needs the package triton and a GPU of NVIDIA's Ampere or later, or triton's inte
 """
 
 import functools
+import logging
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.utils import logging
 
 from .activations import TENSORS, PassOptions, can_scale_weights
 from .tensors import empty_heads_inside
 from .triton_functions import IS_INTERPRETED, triton
 from .triton_kernels import forward_kernel, key_kernel, query_kernel, threshold_kernel, touch_kernel
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 # How float32 is multiplied: "ieee" is exact and leaves the tensor cores idle, "tf32x3" is nearly exact and uses them
 # three times, "tf32" keeps 10 bits of each factor.
