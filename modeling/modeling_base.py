@@ -171,13 +171,13 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
         bound = self.config.entropy_bound if self.is_regularized else None
-        rows, config = RowStatistics.stack(layers), self.config.attention_for(site)
+        rows, config, divisor = RowStatistics.stack(layers), self.config.attention_for(site), None
         if rows is None:
             return None
         if config.normalizer != "sum" and not config.learned_length_exponent:
             numbers = config.length_coefficient, config.length_exponent, rows.row_sums.dtype
-            rows = rows.divided(length_divisor(mask.key_counts, *numbers))
-        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound)
+            divisor = length_divisor(mask.key_counts, *numbers)
+        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, divisor)
 
     @property
     def is_regularized(self) -> bool:

@@ -15,7 +15,7 @@ from .kernels import kernels
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def at_least_float32(states: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .attention_functions import length_factor
 from .normalization import at_least_float32
@@ -75,7 +76,11 @@ def tensors_of(rows: RowStatistics | None) -> tuple[Tensor, ...]:
 
 
 def regularizer_sums(
-    rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+    rows: RowStatistics,
+    key_counts: Tensor | int,
+    query_mask: Tensor | None,
+    entropy_bound: float | None,
+    divisor: Tensor | float | None = None,
 ) -> Tensor:
     r"""Sums over the rows of real queries of all layers of a site, so that sites of different sizes add to one mean.
 
@@ -88,10 +93,15 @@ def regularizer_sums(
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
+        divisor: c·n_i^α of weights that are not divided yet, like `key_counts`: H(p) does not depend on it.
 
     Returns:
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
+
+    def by_row(value: Tensor | float) -> Tensor | float:
+        return value.squeeze(-1).to(row_sums.device, row_sums.dtype) if isinstance(value, Tensor) else value
+
     row_sums = rows.row_sums
     is_used = row_sums != 0
     if query_mask is None:
@@ -101,16 +111,17 @@ def regularizer_sums(
         is_used, number = is_used & is_real, is_real.expand_as(row_sums).sum().to(row_sums.dtype)
     normalization = entropy_excess = row_sums.new_zeros(())
     if entropy_bound is not None:
-        safe_sums = row_sums.masked_fill(~is_used, 1.0)
+        is_unused = ~is_used
+        safe_sums = row_sums.masked_fill(is_unused, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
-        bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
-        if isinstance(bounds, Tensor):
-            bounds = bounds.squeeze(-1).to(row_sums.device)
+        excess = entropy - entropy_bound * by_row(length_factor(key_counts, "log_length", 1, row_sums.dtype))
+        entropy_excess = functional.relu(excess.masked_fill(is_unused, 0.0)).sum()
+        if divisor is not None:
+            log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
+            log_sums = (log_sums - by_row(log_divisor)).masked_fill(is_unused, 0.0)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
-    null_rows = number - is_used.sum()
-    return torch.stack([normalization, entropy_excess, null_rows, number])
+    return torch.stack([normalization, entropy_excess, number - is_used.sum(), number])
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:

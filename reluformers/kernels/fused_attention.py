@@ -615,7 +615,8 @@ def _in_one_dtype(*states: Tensor) -> list[Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
     else:
         for other in states[1:]:
-            dtype = torch.promote_types(dtype, other.dtype)
+            if other.dtype != dtype:  # asked, as dispatching the question takes longer
+                dtype = torch.promote_types(dtype, other.dtype)
     return [tensor.to(dtype) for tensor in states]
 
 
