@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.evaluation.attention_statistics import MISSING
-from reluformers.evaluation.plotting import check_picture_path, plot_training_curves, run_labels
+from reluformers.evaluation.plotting import check_picture_path, plot_training_curves
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
 from reluformers.files import read_json
 from reluformers.publish.finished_run import check_log, read_recipe
@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> None:
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    columns.sort(key=lambda column: _place(column, rows))
+    columns = list(max(rows, key=len))  # a row without some score has fewer
     lines = [[row.get(column, MISSING) for column in columns] for row in rows]
     print(markdown_table(columns, lines), end="")
     print(*footnotes(evaluations), sep="\n")
@@ -49,17 +48,9 @@ def run(options: argparse.Namespace) -> None:
         if differing := evaluations[first].differences(evaluations[folder]):
             print(f"{names[first]} and {names[folder]} were scored in other ways: {', '.join(differing)}")
     if options.curves:
-        recipes = {folder: read_recipe(folder / RECIPE_FILE) for folder in logs}
-        labels = run_labels({names[folder]: recipe for folder, recipe in recipes.items()})
-        is_streamed = any((recipe.get("data") or {}).get("streaming") for recipe in recipes.values())
-        x = "step" if is_streamed else "epoch"  # a stream's log counts whole passes alone
-        plot_training_curves({labels[names[folder]]: log for folder, log in logs.items()}, options.curves, x=x)
-
-
-def _place(column: str, rows: list[dict[str, str]]) -> int:
-    """Place of a column in the longest row, as a row without some score has fewer."""
-    longest = list(max(rows, key=len))
-    return longest.index(column) if column in longest else len(longest)
+        data = [read_recipe(folder / RECIPE_FILE).get("data") or {} for folder in logs]
+        x = "step" if any(part.get("streaming") for part in data) else "epoch"  # a stream's log counts whole passes
+        plot_training_curves({names[folder]: log for folder, log in logs.items()}, options.curves, x=x)
 
 
 def run_names(folders: list[Path]) -> dict[Path, str]:
@@ -119,7 +110,6 @@ def footnotes(evaluations: dict[Path, Evaluation]) -> list[str]:
     notes = set()
     for evaluation in evaluations.values():
         data = evaluation.data
-        if data.rows:
-            notes.add(f"{data.rows:,} {data.unit} ({data.split})")
-        notes |= {f"{signature} ({data.split})" for signature in evaluation.signatures().values()}
+        counted = [f"{data.rows:,} {data.unit}"] if data.rows else []
+        notes |= {f"{note} ({data.split})" for note in [*counted, *evaluation.signatures().values()]}
     return sorted(notes)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reluformers.data.checked_fields import build, check_mapping
-
 MISSING = "–"  # in a cell, what is not known
 SITE_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention", "pooling": "pooling query"}
 
@@ -40,13 +38,7 @@ class AttentionStatistics:
 
 @dataclass
 class SiteStatistics:
-    """Statistics of one attention site.
-
-    Args:
-        layers: of each layer, from the first.
-        overall: of all of them.
-        heads: of each head of each layer; empty where it was not written down.
-    """
+    """Statistics of one attention site: of each layer, of all of them, and of each head of each layer if known."""
 
     layers: list[AttentionStatistics]
     overall: AttentionStatistics
@@ -71,26 +63,14 @@ class AttentionReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AttentionReport":
-        """Read what `to_dict` gives.
-
-        Raises:
-            ValueError: a key is missing or not known, or a value has the wrong type.
-        """
-        parts = {site: check_mapping(f"attention.{site}", part) for site, part in values.items() if site != "overall"}
-        sites = {}
-        for site, part in parts.items():
-            layers, heads = part.get("layers"), part.get("heads", [])
-            if not isinstance(layers, list):
-                raise ValueError(f"attention.{site}.layers is {layers!r}, but must be a list")
-            if not isinstance(heads, list) or not all(isinstance(layer, list) for layer in heads):
-                raise ValueError(f"attention.{site}.heads is {heads!r}, but must be a list of lists")
-            sites[site] = SiteStatistics(
-                _rows(f"attention.{site}.layers", layers),
-                build(f"attention.{site}.overall", AttentionStatistics, part.get("overall")),
-                [_rows(f"attention.{site}.heads[{number}]", layer) for number, layer in enumerate(heads)],
+        """Read what `to_dict` gives; a key that is missing or not known is a KeyError or TypeError."""
+        sites = {
+            site: SiteStatistics(
+                [AttentionStatistics(**layer) for layer in part["layers"]],
+                AttentionStatistics(**part["overall"]),
+                [[AttentionStatistics(**head) for head in layer] for layer in part.get("heads", [])],
             )
-        return cls(sites, build("attention.overall", AttentionStatistics, values.get("overall")))
-
-
-def _rows(name: str, rows: list[Any]) -> list[AttentionStatistics]:
-    return [build(f"{name}[{number}]", AttentionStatistics, row) for number, row in enumerate(rows)]
+            for site, part in values.items()
+            if site != "overall"
+        }
+        return cls(sites, AttentionStatistics(**values["overall"]))

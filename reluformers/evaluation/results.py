@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reluformers.data.checked_fields import build, check_fields, check_mapping, check_name
 from reluformers.data.names import source_name
-from reluformers.errors import describe_error
 from reluformers.files import write_json
 
 from .attention_statistics import MISSING, AttentionReport
@@ -143,16 +141,9 @@ class Evaluation:
             METRICS[name].title: score.signature for name, score in self.scores.items() if score.signature is not None
         }
 
-    def check_comparable(self, other: "Evaluation") -> None:
-        """Make sure that the scores of two models can stand side by side.
-
-        Args:
-            other: of the baseline.
-
-        Raises:
-            ValueError: they were not scored on the same rows in the same way; names what differs.
-        """
-        for name, (ours, theirs) in self.differences(other).items():
+    def check_comparable(self, baseline: "Evaluation") -> None:
+        """Raise a `ValueError` unless both were scored on the same rows in the same way."""
+        for name, (ours, theirs) in self.differences(baseline).items():
             raise ValueError(
                 f"the baseline was scored in another way: its {name} is {theirs!r}, but {ours!r} of this model; "
                 "evaluate both with the same command"
@@ -161,12 +152,9 @@ class Evaluation:
     def differences(self, other: "Evaluation") -> dict[str, tuple[Any, Any]]:
         """Condition of the scores → what it is here and there, of those in which the two differ."""
         ours, theirs = _conditions(self), _conditions(other)
-        # a checksum that one of the two files does not know is no difference
-        return {
-            name: (value, theirs[name])
-            for name, value in ours.items()
-            if value != theirs[name] and not (name == "checksum" and None in (value, theirs[name]))
-        }
+        if None in (ours["checksum"], theirs["checksum"]):  # one of the two files does not know it
+            theirs["checksum"] = ours["checksum"]
+        return {name: (value, theirs[name]) for name, value in ours.items() if value != theirs[name]}
 
     def to_dict(self) -> dict[str, Any]:
         """The record as it is written in JSON."""
@@ -185,28 +173,23 @@ class Evaluation:
         """Read a record.
 
         Raises:
-            ValueError: a key is missing or not known, or a value has the wrong type; names the key.
+            ValueError: a key is missing or not known.
         """
-        values = dict(check_mapping("the evaluation", values))
-        format_version = values.pop("format_version", None)
-        if format_version != FORMAT_VERSION:
-            raise ValueError(f"format_version is {format_version!r}, but this code reads {FORMAT_VERSION} alone")
-        for name in ("data", "scores", "circumstances", "attention"):
-            if values.get(name) is not None:
-                check_mapping(name, values[name])
-        parts = {
-            "data": build("data", ScoredData, values.pop("data", None)),
-            "scores": {name: _score(name, score) for name, score in values.pop("scores", {}).items()},
-            "circumstances": build("circumstances", Circumstances, values.pop("circumstances", {})),
-        }
-        attention = values.pop("attention", None)
-        if attention is not None:
-            parts["attention"] = AttentionReport.from_dict(attention)
-        if not parts["scores"]:
-            raise ValueError(f"scores is empty, but must have one of {', '.join(METRICS)}; evaluate the model again")
-        if "task" not in values:
-            raise ValueError("task is missing; evaluate the model again")
-        return cls(**check_fields("evaluation", values, cls, excluded=parts), **parts)
+        try:
+            if values["format_version"] != FORMAT_VERSION:
+                raise TypeError(f"format_version is {values['format_version']!r}")
+            parts = {name: value for name, value in values.items() if name != "format_version"}
+            parts["data"] = ScoredData(**values["data"])
+            parts["scores"] = {name: Score(**score) for name, score in values["scores"].items()}
+            parts["circumstances"] = Circumstances(**values.get("circumstances", {}))
+            if values.get("attention") is not None:
+                parts["attention"] = AttentionReport.from_dict(values["attention"])
+            evaluation = cls(**parts)
+            for name, score in evaluation.scores.items():
+                METRICS[name].format(score.value)  # a metric that is known, and a number
+            return evaluation
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no evaluation in format {FORMAT_VERSION} ({error!r})") from error
 
     def save(self, path: str | Path) -> None:
         """Write the record; the file is complete or as it was."""
@@ -219,13 +202,12 @@ class Evaluation:
         Raises:
             ValueError: the file is missing or damaged, or holds something else; names file and key.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`")
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {describe_error(error, path)}") from error
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise ValueError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 class Checksum:
@@ -281,8 +263,3 @@ def _conditions(evaluation: Evaluation) -> dict[str, Any]:
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
-
-
-def _score(name: str, values: Any) -> Score:
-    check_name(f"scores.{name}", [f"scores.{known}" for known in METRICS], "key")
-    return build(f"scores.{name}", Score, values)

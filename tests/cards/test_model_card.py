@@ -255,7 +255,7 @@ def test_examples_that_are_none(tmp_path, monkeypatch, capsys, example):
     capsys.readouterr()  # progress of saving
     with pytest.raises(SystemExit):
         run_command("card", folder, "--repo_id", "a/b", "--example", example)
-    assert re.fullmatch(r"error: .*(is empty|no such file).*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: .*(is empty|No such file).*\n", capsys.readouterr().err)
     assert not (folder / "README.md").exists()
 
 

@@ -116,7 +116,6 @@ def test_runs_of_two_kinds_and_unscored_ones_are_refused(compare, capsys, tmp_pa
     text, images = finished_run(tmp_path / "a", []), finished_run(tmp_path / "b", [], IMAGES)
     line = fails(compare, capsys, text, images)
     assert f"{text} of translation and {images} of image classification" in line
-    assert "scores is empty" in fails(compare, capsys, text, finished_run(tmp_path / "c", [], scores={}))
     bare = finished_run(tmp_path / "d", [], IMAGES, attention=None)
     assert f"{bare / 'evaluation.json'}: has no attention statistics" in fails(compare, capsys, images, bare)
     assert "results.json: cannot be read" in fails(compare, capsys, without_results(tmp_path / "e"))
