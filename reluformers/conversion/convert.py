@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import (
     AutoModelForImageClassification,
@@ -22,7 +21,7 @@ from transformers import (
     PreTrainedModel,
     ViTImageProcessorPil,
 )
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file, has_file
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
 from reluformers.data.checked_fields import check_name
@@ -31,7 +30,7 @@ from reluformers.families import FAMILIES, config_class_of, seq2seq_config, visi
 from reluformers.files import atomic_directory, check_output_folder, read_json
 from reluformers.saved_models import load_config, opening
 
-from .sources import Source, config_back, fields_of, source_of, target_of
+from .sources import config_back, fields_of, source_of, target_of
 from .timm_models import from_timm, is_timm, timm_fields, timm_image_processor
 from .weights import State, load_renamed, read_weights, to_ours, to_theirs
 
@@ -82,17 +81,18 @@ def open_source(name_or_path: str | Path, **given: Any) -> Opened:
     content = read_config_file(place)
     if is_timm(content):
         weights = read_weights(place)
-        fields = timm_fields(content, weights, place, given) | given
+        with opening(place, "its configuration"):
+            fields = timm_fields(content, weights, given) | given
         weights = from_timm(weights, fields["pooling"])
         return Opened(place, AutoModelForImageClassification, fields, weights, timm_config=content)
     config = load_config(place)
     if config_class_of(config.model_type) is not None:
         return _open_ours(place, config, given)
-    source, fields = source_of(config, place), fields_of(config, place) | given
+    with opening(place, "its configuration"):
+        source, fields = source_of(config), fields_of(config) | given
     weights = to_ours(read_weights(place), source, fields.get("tying", "none"))
-    if source.auto_class is AutoModelForSeq2SeqLM:
+    if source.is_seq2seq:
         fields.setdefault("output_bias", "lm_head.bias" in weights)
-        _warn_of_layerdrop(config, place)
     return Opened(place, source.auto_class, fields, weights, _generation_config(place, config, source.auto_class))
 
 
@@ -220,10 +220,10 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     config = load_config(place)
     if config_class_of(config.model_type) is None:
         raise ValueError(f"{place}: is a model of type {config.model_type!r}, but must be one of ours")
-    target: Source = target_of(config, place)
+    with opening(place, "its configuration"):
+        target = target_of(config)
     weights = to_theirs(read_weights(place), target, getattr(config, "tying", "none"))
-    theirs = config_back(config, place)
-    model_class = getattr(transformers, target.architectures[0])
+    model_class, theirs = getattr(transformers, target.architecture), config_back(config, target)
     model = load_renamed(model_class, theirs, weights, place, allowed_missing=re.compile(r"final_logits_bias"))
     opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
     if opened.generation_config is not None:
@@ -239,20 +239,19 @@ def open_processor(opened: Opened) -> Any | None:
     """The tokenizer or image processor of a source; None, after a warning, if there is none.
 
     Raises:
-        ValueError: a package that it needs is not installed.
+        ImportError: a package that it needs is not installed.
     """
     if opened.timm_config is not None:
         return timm_image_processor(opened.timm_config)
     try:
-        with opening(opened.place, "its tokenizer or image processor"):
-            if opened.auto_class is AutoModelForSeq2SeqLM:
-                return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
-            # the processor without torchvision, whatever is installed
-            return ViTImageProcessorPil.from_pretrained(opened.place)
-    except ValueError as error:
-        if isinstance(error.__cause__, ImportError):
-            raise
-        logger.warning("no tokenizer or image processor comes along: %s", error)
+        if opened.auto_class is AutoModelForSeq2SeqLM:
+            return AutoTokenizer.from_pretrained(opened.place, trust_remote_code=False)
+        # the processor without torchvision, whatever is installed
+        return ViTImageProcessorPil.from_pretrained(opened.place)
+    except ImportError:
+        raise
+    except Exception as error:  # each library has its own
+        logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
         return None
 
 
@@ -305,33 +304,22 @@ def _generation_config(place: str, config: PreTrainedConfig, auto_class: type) -
         return GenerationConfig.from_pretrained(place)
 
 
-def _warn_of_layerdrop(config: PreTrainedConfig, place: str) -> None:
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        if getattr(config, name, 0) > 0:
-            logger.warning("%s: %s is %s, which further training leaves out", place, name, getattr(config, name))
-
-
 def read_config_file(place: str) -> dict[str, Any]:
     """The content of a model's config.json.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    name = "config.json"
-    try:
-        may_be_id = not (place.startswith(".") or Path(place).is_absolute())
-        if (Path(place).is_dir() or may_be_id) and has_file(place, name):
-            return read_json(cached_file(place, name))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{place}: {name} cannot be read: {describe_error(error)}") from error
-    raise ValueError(f"{place}: is neither the folder nor the Hub id of a saved model, it has no {name}")
+    with opening(place, "its config.json"):
+        if (path := cached_file(place, "config.json")) is None:
+            raise FileNotFoundError("there is none")
+        return read_json(path)
 
 
 def card_metadata(place: str) -> dict[str, Any]:
     """Metadata of the README.md of a source, as far as there are any."""
     try:
-        if not has_file(place, CARD_FILE):
-            return {}
-        return ModelCard.load(cached_file(place, CARD_FILE), ignore_metadata_errors=True).data.to_dict()
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        card = cached_file(place, CARD_FILE, _raise_exceptions_for_missing_entries=False)
+        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict() if card else {}
+    except Exception:  # a file that somebody else wrote
         return {}

@@ -1,7 +1,7 @@
 """What models of transformers are in our configuration's words, and the other way round."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import (
@@ -52,42 +52,16 @@ _VIT = {
     "norm_after_pooling": (False,),
     "representation_size": (None,),
 }
-_SEQ2SEQ_COPIED = (
-    "vocab_size",
-    "max_position_embeddings",
-    "d_model",
-    "encoder_layers",
-    "encoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_layers",
-    "decoder_attention_heads",
-    "decoder_ffn_dim",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "scale_embedding",
-    "use_cache",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-)
-_VISION_COPIED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "layer_norm_eps",
-    "image_size",
-    "num_channels",
-    "qkv_bias",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "initializer_range",
-)
+# fields of the same name and meaning
+_SEQ2SEQ_COPIED = """
+    vocab_size max_position_embeddings d_model dropout attention_dropout activation_dropout scale_embedding use_cache
+    encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads decoder_ffn_dim
+    pad_token_id bos_token_id eos_token_id decoder_start_token_id
+"""
+_VISION_COPIED = """
+    hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_dropout_prob layer_norm_eps
+    attention_probs_dropout_prob image_size num_channels qkv_bias id2label label2id problem_type initializer_range
+"""
 
 
 @dataclass(frozen=True)
@@ -96,108 +70,68 @@ class Source:
 
     Args:
         config_class: of transformers.
-        auto_class: opens its models.
-        architectures: classes whose weights these are, by the names that config.json has.
+        architecture: class of its models.
         names: table of `rename`, theirs → ours.
         required: our fields, and the values with which our model computes what theirs does; the first one is set.
-        copied: fields of the same name and meaning.
         ignored: ends of names of tensors that need no place, since they are computed.
     """
 
     config_class: type[PreTrainedConfig]
-    auto_class: type
-    architectures: tuple[str, ...]
+    architecture: str
     names: Mapping[str, str]
     required: Mapping[str, tuple[Any, ...]]
-    copied: tuple[str, ...]
-    ignored: tuple[str, ...] = field(default=())
+    ignored: tuple[str, ...] = ()
 
     @property
-    def model_type(self) -> str:
-        """The name that config.json has for it."""
-        return self.config_class.model_type
+    def is_seq2seq(self) -> bool:
+        """Whether it is an encoder–decoder model and not an image classifier."""
+        return self.names is SEQ2SEQ_NAMES
+
+    @property
+    def auto_class(self) -> type:
+        """Class that opens its models."""
+        return AutoModelForSeq2SeqLM if self.is_seq2seq else AutoModelForImageClassification
+
+    @property
+    def copied(self) -> list[str]:
+        """Names of fields that mean the same in both."""
+        return (_SEQ2SEQ_COPIED if self.is_seq2seq else _VISION_COPIED).split()
 
 
+_MARIAN = {
+    **_SEQ2SEQ,
+    "norm_position": ("post",),
+    "position_embedding_type": ("sinusoidal_marian",),
+    "embedding_norm": ("none",),
+    "label_shift": ("start_token",),
+}
+_BART = {**_SEQ2SEQ, **_LEARNED, "norm_position": ("post",), "label_shift": ("start_token",)}
+_MBART = {**_SEQ2SEQ, **_LEARNED, "norm_position": ("pre",), "label_shift": ("last_label",)}
+_VERSIONS = ("encoder.version", "decoder.version")
 SOURCES = {
-    source.model_type: source
+    source.config_class.model_type: source
     for source in (
-        Source(
-            MarianConfig,
-            AutoModelForSeq2SeqLM,
-            ("MarianMTModel", "MarianModel"),
-            SEQ2SEQ_NAMES,
-            {
-                **_SEQ2SEQ,
-                "norm_position": ("post",),
-                "position_embedding_type": ("sinusoidal_marian",),
-                "embedding_norm": ("none",),
-                "label_shift": ("start_token",),
-            },
-            _SEQ2SEQ_COPIED,
-            ignored=("embed_positions.weight",),
-        ),
-        Source(
-            BartConfig,
-            AutoModelForSeq2SeqLM,
-            ("BartForConditionalGeneration", "BartModel"),
-            SEQ2SEQ_NAMES,
-            {**_SEQ2SEQ, **_LEARNED, "norm_position": ("post",), "label_shift": ("start_token",)},
-            _SEQ2SEQ_COPIED,
-            ignored=("encoder.version", "decoder.version"),
-        ),
-        Source(
-            MBartConfig,
-            AutoModelForSeq2SeqLM,
-            ("MBartForConditionalGeneration", "MBartModel"),
-            SEQ2SEQ_NAMES,
-            {**_SEQ2SEQ, **_LEARNED, "norm_position": ("pre",), "label_shift": ("last_label",)},
-            _SEQ2SEQ_COPIED,
-        ),
-        Source(
-            ViTConfig,
-            AutoModelForImageClassification,
-            ("ViTForImageClassification",),
-            VIT_NAMES,
-            {**_VIT, "num_register_tokens": (0,)},
-            _VISION_COPIED,
-        ),
-        Source(
-            DeiTConfig,
-            AutoModelForImageClassification,
-            ("DeiTForImageClassification",),
-            DEIT_NAMES,
-            {**_VIT, "num_register_tokens": (1,)},
-            _VISION_COPIED,
-        ),
+        Source(MarianConfig, "MarianMTModel", SEQ2SEQ_NAMES, _MARIAN, ignored=("embed_positions.weight",)),
+        Source(BartConfig, "BartForConditionalGeneration", SEQ2SEQ_NAMES, _BART, ignored=_VERSIONS),
+        Source(MBartConfig, "MBartForConditionalGeneration", SEQ2SEQ_NAMES, _MBART),
+        Source(ViTConfig, "ViTForImageClassification", VIT_NAMES, _VIT | {"num_register_tokens": (0,)}),
+        Source(DeiTConfig, "DeiTForImageClassification", DEIT_NAMES, _VIT | {"num_register_tokens": (1,)}),
     )
 }
 
 
-def is_seq2seq(source: Source) -> bool:
-    """Whether it is an encoder–decoder model and not an image classifier."""
-    return source.auto_class is AutoModelForSeq2SeqLM
-
-
-def source_of(config: PreTrainedConfig, place: str) -> Source:
+def source_of(config: PreTrainedConfig) -> Source:
     """The kind of a model by its configuration.
-
-    Args:
-        config: of the model.
-        place: where it was found, for errors.
 
     Raises:
         ValueError: it is none that our model can compute.
     """
     if config.model_type not in SOURCES:
-        raise ValueError(f"{place}: is a model of type {config.model_type!r}, but must be one of {', '.join(SOURCES)}")
-    source = SOURCES[config.model_type]
-    for name in config.architectures or ():
-        if name not in source.architectures:
-            raise ValueError(f"{place}: is a {name}, but must be a {source.architectures[0]}")
-    return source
+        raise ValueError(f"is a model of type {config.model_type!r}, but must be one of {', '.join(SOURCES)}")
+    return SOURCES[config.model_type]
 
 
-def fields_of(config: PreTrainedConfig, place: str) -> dict[str, Any]:
+def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     """Fields of our configuration with which our model, with softmax, computes what theirs does.
 
     `output_bias` is not among them: the weights tell whether there is one. Further training is without `layerdrop`
@@ -205,60 +139,37 @@ def fields_of(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
     Args:
         config: of a model of `SOURCES`.
-        place: where it was found, for errors.
 
     Raises:
         ValueError: a field has a value that ours cannot express.
     """
-    source = source_of(config, place)
+    source = source_of(config)
     fields = {name: getattr(config, name) for name in source.copied}
     fields |= {name: values[0] for name, values in source.required.items()}
     fields |= {"initialization": "normal", "label_smoothing": 0.0}
-    fields |= _activation(getattr(config, "activation_function" if is_seq2seq(source) else "hidden_act"), place)
-    if is_seq2seq(source):
-        return fields | _seq2seq_fields(config)
+    activation = config.activation_function if source.is_seq2seq else config.hidden_act
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"has the activation {activation!r}, but it must be one of {', '.join(ACTIVATIONS)}")
+    fields |= ACTIVATIONS[activation]
+    if source.is_seq2seq:
+        is_shared = getattr(config, "share_encoder_decoder_embeddings", True)
+        return fields | {
+            "tying": "none" if not config.tie_word_embeddings else "all" if is_shared else "decoder",
+            "decoder_vocab_size": None if is_shared else config.decoder_vocab_size,
+            "initializer_range": config.init_std,
+            "unk_token_id": None,
+            "word_dropout": 0.0,
+            "embedding_dropout": None,
+        }
     del fields["label2id"]  # follows from the names
     fields["id2label"] = distinct_names(config.id2label)
-    return fields | _vision_fields(config, place)
+    # of patches that are not square, the shape of a weight is another one
+    patch_size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    return fields | {"patch_size": patch_size, "multi_label_reduction": "mean"}
 
 
-def _activation(name: str, place: str) -> dict[str, Any]:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"{place}: has the activation {name!r}, but it must be one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
-
-
-def _seq2seq_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    is_shared = getattr(config, "share_encoder_decoder_embeddings", True)
-    tying = "none" if not config.tie_word_embeddings else "all" if is_shared else "decoder"
-    return {
-        "tying": tying,
-        "decoder_vocab_size": None if is_shared else config.decoder_vocab_size,
-        "initializer_range": config.init_std,
-        "unk_token_id": None,
-        "word_dropout": 0.0,
-        "embedding_dropout": None,
-    }
-
-
-def _vision_fields(config: PreTrainedConfig, place: str) -> dict[str, Any]:
-    patch_size = config.patch_size
-    if not isinstance(patch_size, int):
-        if len(set(patch_size)) > 1:
-            raise ValueError(f"{place}: has patches of {patch_size}, but they must be square")
-        patch_size = patch_size[0]
-    width = config.hidden_size // config.num_attention_heads
-    if getattr(config, "head_dim", width) != width:
-        raise ValueError(f"{place}: has heads of width {config.head_dim}, but it must be {width}, d over heads")
-    return {"patch_size": patch_size, "multi_label_reduction": "mean"}
-
-
-def target_of(config: TransformerConfig, place: str) -> Source:
+def target_of(config: TransformerConfig) -> Source:
     """The kind of model that computes what one of ours does.
-
-    Args:
-        config: of ours.
-        place: where it was found, for errors.
 
     Raises:
         ValueError: there is none; the message names the fields.
@@ -266,35 +177,28 @@ def target_of(config: TransformerConfig, place: str) -> Source:
     for site in config.sites:
         is_used = site != "pooling" or config.pooling == "attention"
         if is_used and config.attention_for(site).preset_name != "softmax":
-            raise ValueError(f"{place}: {site}_attention is no plain softmax, which is all that other models compute")
-    is_translation = hasattr(config, "d_model")
+            raise ValueError(f"{site}_attention is no plain softmax, which is all that other models compute")
     reasons = {
-        source.model_type: [
-            f"{name} is {getattr(config, name)!r} instead of {values[0]!r}"
-            for name, values in source.required.items()
-            if getattr(config, name) not in values
+        name: [
+            f"{field} is {getattr(config, field)!r} instead of {values[0]!r}"
+            for field, values in source.required.items()
+            if getattr(config, field) not in values
         ]
-        for source in SOURCES.values()
-        if is_seq2seq(source) == is_translation
+        for name, source in SOURCES.items()
+        if source.is_seq2seq == hasattr(config, "d_model")
     }
     nearest = min(reasons, key=lambda name: len(reasons[name]))
-    if wrong := [*reasons[nearest], *_unspeakable(config, SOURCES[nearest])]:
-        raise ValueError(f"{place}: cannot be a {nearest} model, since {', '.join(wrong)}")
-    return SOURCES[nearest]
-
-
-def _unspeakable(config: TransformerConfig, source: Source) -> list[str]:
-    """What is said of one more than of a fixed value."""
-    wrong = []
+    wrong = reasons[nearest]
     if _activation_name(config) is None:
-        beta = f" with β = {config.swish_beta}" if config.activation_function == "swish" else ""
-        wrong.append(f"activation_function is {config.activation_function!r}{beta}")
-    if source.config_class is not MarianConfig and getattr(config, "tying", "all") == "decoder":
+        wrong.append(f"activation_function is {config.activation_function!r}")
+    if nearest != "marian" and getattr(config, "tying", "all") == "decoder":
         wrong.append("tying is 'decoder' instead of 'all'")
     is_multi_label = config.problem_type == "multi_label_classification"
     if is_multi_label and getattr(config, "multi_label_reduction", "mean") == "sum":
         wrong.append("multi_label_reduction is 'sum' instead of 'mean'")
-    return wrong
+    if wrong:
+        raise ValueError(f"cannot be a {nearest} model, since {', '.join(wrong)}")
+    return SOURCES[nearest]
 
 
 def _activation_name(config: TransformerConfig) -> str | None:
@@ -310,15 +214,10 @@ def _activation_name(config: TransformerConfig) -> str | None:
     return config.activation_function if config.activation_function in names else next(iter(names), None)
 
 
-def config_back(config: TransformerConfig, place: str) -> PreTrainedConfig:
-    """The configuration of the model of transformers that computes what ours does.
-
-    Raises:
-        ValueError: there is none.
-    """
-    source = target_of(config, place)
+def config_back(config: TransformerConfig, source: Source) -> PreTrainedConfig:
+    """The configuration of the model of transformers, out of `target_of`, that computes what ours does."""
     fields = {name: getattr(config, name) for name in source.copied}
-    if not is_seq2seq(source):
+    if not source.is_seq2seq:
         return source.config_class(**fields, patch_size=config.patch_size, hidden_act=_activation_name(config))
     fields |= {
         "activation_function": _activation_name(config),

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 from transformers import ViTImageProcessorPil
 
 from reluformers.configuration.configuration_vision import distinct_names
@@ -32,13 +31,12 @@ def is_timm(config: Mapping[str, Any]) -> bool:
     return "architecture" in config and "model_type" not in config
 
 
-def timm_fields(config: Mapping[str, Any], weights: State, place: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def timm_fields(config: Mapping[str, Any], weights: State, given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of our configuration for a Vision Transformer of timm; sizes are read from its weights.
 
     Args:
         config: content of its config.json: `architecture`, `global_pool`, `model_args` and `pretrained_cfg`.
         weights: by timm's names.
-        place: where they come from, for errors.
         given: fields that the user gives, such as `num_attention_heads`, which shapes do not tell.
 
     Raises:
@@ -46,25 +44,25 @@ def timm_fields(config: Mapping[str, Any], weights: State, place: str, given: Ma
     """
     options, pretrained = dict(config.get("model_args") or {}), dict(config.get("pretrained_cfg") or {})
     if "patch_embed.proj.weight" not in weights or "blocks.0.attn.qkv.weight" not in weights:
-        raise ValueError(f"{place}: the architecture {config['architecture']!r} is no plain Vision Transformer")
+        raise ValueError(f"the architecture {config['architecture']!r} is no plain Vision Transformer")
     width, channels, patch_size, _ = weights["patch_embed.proj.weight"].shape
     pool = config.get("global_pool", options.get("global_pool", "token"))
     activation = options.get("act_layer", "gelu")
     for name, value, allowed in (("global_pool", pool, _POOLING), ("act_layer", activation, _ACTIVATIONS)):
         if value not in allowed:
-            raise ValueError(f"{place}: {name} is {value!r}, but must be one of {', '.join(allowed)}")
+            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}")
     prefix = sum(weights[name].shape[1] for name in _PREFIX if name in weights)
     image_size = _image_size(pretrained, options)
     grid = math.prod(side // patch_size for side in image_size)
-    labels = config.get("label_names") or [f"LABEL_{i}" for i in range(_rows(weights, "head.weight", place))]
+    labels = config.get("label_names") or [f"LABEL_{i}" for i in range(len(weights["head.weight"]))]
     return {
         "hidden_size": width,
         "num_channels": channels,
         "patch_size": patch_size,
         "image_size": image_size[0] if len(set(image_size)) == 1 else image_size,
         "num_hidden_layers": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
-        "num_attention_heads": given.get("num_attention_heads") or _heads(config, options, place),
-        "intermediate_size": _rows(weights, "blocks.0.mlp.fc1.weight", place),
+        "num_attention_heads": given.get("num_attention_heads") or _heads(config, options),
+        "intermediate_size": len(weights["blocks.0.mlp.fc1.weight"]),
         "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
         "attention_output_bias": "blocks.0.attn.proj.bias" in weights,
         "pooling": _POOLING[pool],
@@ -133,15 +131,9 @@ def _image_size(pretrained: Mapping[str, Any], options: Mapping[str, Any]) -> li
     return [size, size] if isinstance(size, int) else list(size)
 
 
-def _heads(config: Mapping[str, Any], options: Mapping[str, Any], place: str) -> int:
+def _heads(config: Mapping[str, Any], options: Mapping[str, Any]) -> int:
     words = str(config["architecture"]).split("_")
     heads = options.get("num_heads") or HEADS.get(words[1] if len(words) > 1 else "")
     if heads is None:
-        raise ValueError(f"{place}: the number of heads of {config['architecture']!r} is not known; give it")
+        raise ValueError(f"the number of heads of {config['architecture']!r} is not known; give it")
     return heads
-
-
-def _rows(weights: Mapping[str, Tensor], name: str, place: str) -> int:
-    if name not in weights:
-        raise ValueError(f"{place}: lacks the weight {name}")
-    return weights[name].shape[0]

@@ -12,7 +12,7 @@ from transformers.utils import cached_file, has_file, logging
 from reluformers.saved_models import check_size, opening, read_index
 
 from .names import SHARED_NAMES, rename, reversed_table
-from .sources import Source, is_seq2seq
+from .sources import Source
 
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENS = "embed_tokens.weight"
@@ -97,7 +97,7 @@ def to_ours(weights: State, source: Source, tying: str) -> State:
         source: its kind.
         tying: of our configuration; of tied matrices one is kept.
     """
-    if not is_seq2seq(source):
+    if not source.is_seq2seq:
         return {rename(name, source.names): weights.pop(name) for name in list(weights)}
     renamed: State = {}
     is_whole = any(name.startswith("model.") for name in weights)  # else it was saved without the head
@@ -122,7 +122,7 @@ def to_ours(weights: State, source: Source, tying: str) -> State:
 def to_theirs(weights: State, source: Source, tying: str) -> State:
     """Our weights under the names of a model of transformers; the way back of `to_ours`."""
     table: Mapping[str, str] = reversed_table(source.names)
-    if not is_seq2seq(source):
+    if not source.is_seq2seq:
         return {rename(name, table): weights.pop(name) for name in list(weights)}
     if tying != "none":
         weights.pop("lm_head.weight", None)
@@ -132,6 +132,6 @@ def to_theirs(weights: State, source: Source, tying: str) -> State:
     renamed = {rename(name, table): weights.pop(name) for name in list(weights)}
     if "final_logits_bias" in renamed:
         renamed["final_logits_bias"] = renamed["final_logits_bias"][None]
-    if tying == "none" and source.model_type != "marian":  # theirs have a third matrix
+    if tying == "none" and source.config_class.model_type != "marian":  # theirs have a third matrix
         renamed["model.shared.weight"] = renamed[_ENCODER_TOKENS].clone()  # else only one of them is saved
     return renamed

@@ -138,7 +138,7 @@ def test_a_source_of_the_other_task_is_refused(marian):
         ({"start": "x", "sites": "cross"}, r"model.sites is 'cross', but must be a list of names, such as \[cross\]"),
         ({"start": "x", "sites": ["cross"]}, "model.sites says where, but there is no model.preset"),
         ({"start": "x", "calibration_rows": -1}, "model.calibration_rows is -1, but must be an integer of 0 or more"),
-        ({"start": "/nowhere/x"}, "/nowhere/x: is neither the folder nor the Hub id of a saved model"),
+        ({"start": "/nowhere/x"}, r"/nowhere/x: its config\.json"),
     ],
 )
 def test_a_wrong_start_is_named(model, message):
