@@ -13,22 +13,16 @@ Examples:
 """
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.any_model import exchange_source, is_exchanged_as_it_is
 from reluformers.conversion.convert import convert, convert_back
-from reluformers.data.checked_fields import check_name
-from reluformers.families import FAMILIES
 from reluformers.training.checkpoints import check_model
 from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
 from .terminal import silence_transformers
-
-# of either task; which of them the model has is known when it is open
-_FIELDS = {name for config in FAMILIES for name in (*(item.name for item in fields(config)), *config.attribute_map)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,33 +50,19 @@ def run(options: argparse.Namespace) -> None:
     """Convert."""
     silence_transformers()
     take_changes(options, "fields", FIELD_CHANGE, "sites")
-    if options.sites and options.preset is None:
+    source, folder, preset, sites = options.source, options.folder, options.preset, options.sites
+    if sites and preset is None:
         raise ValueError("--sites says where, but there is no --preset to say what comes there")
-    check_model(options.source)
-    is_as_it_is = options.adapter or (not options.back and is_exchanged_as_it_is(options.source))
-    if is_as_it_is:
-        if options.preset is None or options.fields or options.back:
-            raise ValueError(
-                f"{options.source}: none of the models that become one of ours; give --preset alone, or with "
-                "--sites, to exchange its attention"
-            )
-        model = exchange_source(
-            options.source,
-            options.folder,
-            options.preset,
-            options.sites,
-            adapter=options.adapter,
-            overwrite=options.overwrite,
-        )
-    elif options.back:
-        if options.preset is not None or options.fields:
-            raise ValueError("--back takes a model as it is, without --preset and FIELD=VALUE")
-        model = convert_back(options.source, options.folder, overwrite=options.overwrite)
+    check_model(source)
+    given = read_fields(options.fields, "FIELD=VALUE")
+    if options.back and (preset is not None or given):
+        raise ValueError("--back takes a model as it is, without --preset and FIELD=VALUE")
+    if options.back and not options.adapter:
+        model = convert_back(source, folder, overwrite=options.overwrite)
+    elif options.adapter or is_exchanged_as_it_is(source):
+        if preset is None or given:
+            raise ValueError(f"{source}: keeps its class; give --preset alone, or with --sites, for its attention")
+        model = exchange_source(source, folder, preset, sites, adapter=options.adapter, overwrite=options.overwrite)
     else:
-        given = read_fields(options.fields, "FIELD=VALUE")
-        for name in given:
-            check_name(name, _FIELDS, "field")
-        model = convert(
-            options.source, options.folder, options.preset, options.sites, overwrite=options.overwrite, **given
-        )
-    print(f"{options.folder}: {type(model).__name__}, {model.num_parameters():,} parameters")
+        model = convert(source, folder, preset, sites, overwrite=options.overwrite, **given)
+    print(f"{folder}: {type(model).__name__}, {model.num_parameters():,} parameters")

@@ -27,32 +27,19 @@ def run(options: argparse.Namespace) -> None:
     lines = {**current_circumstances(devices[-1]).to_dict(), "threads": torch.get_num_threads()}
     for device in devices:
         for dtype in (torch.float32, torch.bfloat16):
-            chosen = {name: _choose(name, device, dtype) for name in ("relu", "gelu", "softmax")}
-            lines[f"{device.type}, {dtype}"] = ", ".join(f"{name} by {way}" for name, way in chosen.items())
-    lines["native"] = _explain_native()
-    lines["triton"] = _explain_triton()
+            states = torch.empty(1, 1, LENGTH, WIDTH, dtype=dtype, device=device)
+            ways = []
+            for name in ("relu", "gelu"):
+                way = computation.choose_computation(states, states, name, may_write_out=True)
+                ways.append(f"{name} by {way or 'eager'}")
+            lines[f"{device.type}, {dtype}"] = ", ".join([*ways, "softmax by sdpa"])
+    native, repository = computation.native, os.environ.get(KERNELS_VARIABLE)
+    lines["native"] = native.explain() if native else "the package reluformers_native is not installed"
+    if native and repository:
+        lines["native"] += f"; from the kernels of {repository}"
+    lines["triton"] = "the package is not installed, or torch finds no GPU"
+    if triton and torch.cuda.is_available():
+        found, oldest = (".".join(map(str, one)) for one in (torch.cuda.get_device_capability(), OLDEST_CAPABILITY))
+        lines["triton"] = f"GPU of compute capability {found}, from {oldest} on"
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in lines.items()))
-
-
-def _choose(activation: str, device: torch.device, dtype: torch.dtype) -> str:
-    if activation == "softmax":
-        return "sdpa"
-    states = torch.empty(1, 1, LENGTH, WIDTH, dtype=dtype, device=device)
-    return computation.choose_computation(states, states, activation, may_write_out=True) or "eager"
-
-
-def _explain_native() -> str:
-    if computation.native is None:
-        return "the package reluformers_native is not installed, or of another version"
-    repository = os.environ.get(KERNELS_VARIABLE)
-    return computation.native.explain() + (f"; from the kernels of {repository}" if repository else "")
-
-
-def _explain_triton() -> str:
-    if not torch.cuda.is_available():
-        return "no GPU that torch can use"
-    if triton is None:
-        return "the package triton is not installed"
-    capability = ".".join(map(str, torch.cuda.get_device_capability()))
-    return f"GPU of compute capability {capability}, from {'.'.join(map(str, OLDEST_CAPABILITY))} on"

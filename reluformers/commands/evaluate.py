@@ -9,7 +9,11 @@ Examples:
     reluformers evaluate ./runs/relu-vit --data uoft-cs/cifar10 --split test --confusion_matrix confusion.png
 
 The decoding of the ReLA and QKNorm papers:
-    --num_beams 4 --length_penalty 0.6 --penalty wu --early_stopping never --min_new_tokens 1
+    --num_beams 4 length_penalty=0.6 penalty=wu early_stopping=never min_new_tokens=1
+
+Of a translation model NAME=VALUE sets length_penalty, penalty, early_stopping, min_new_tokens, tokenize,
+translation_column, document_column or document_tokens, of an image classifier image_column, label_column or
+num_workers, of a data set of the Hub data_config or data_revision.
 """
 
 import argparse
@@ -22,14 +26,24 @@ from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
+from reluformers_cli import Parser
 
+from . import FIELD_CHANGE, take_changes
 from .options import add_fields
 from .terminal import silence_transformers
+
+# fields of a task's options that are options here; NAME=VALUE sets the others
+COMMON = ("split", "attention_report", "output", "trust_remote_code")
+OF_TASK = {
+    "translation": ("source_lang", "target_lang", "num_beams", "max_tokens", "predictions", "dtype", "comet"),
+    "image-classification": ("batch_size", "confusion_matrix"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command, with a group for each task."""
     parser.add_argument("model", help="folder of a saved model, or Hub id")
+    parser.add_argument("settings", nargs="*", default=[], metavar="NAME=VALUE", help="any other field, see above")
     parser.add_argument(
         "--data",
         required=True,
@@ -37,11 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         help="Hub id, folder or file of the rows; or two text files, source and reference line by line",
     )
-    common = [item.name for item in dataclasses.fields(ScoringOptions)]
-    add_fields(parser, ScoringOptions, common[2:])
-    for task in TASKS.values():
-        options = task.scorer.options_class
-        add_fields(parser.add_argument_group(f"options of {task}"), options, options.own_fields())
+    add_fields(parser, ScoringOptions, COMMON)
+    for name, fields in OF_TASK.items():
+        group = parser.add_argument_group(f"options of {TASKS[name]}")
+        add_fields(group, TASKS[name].scorer.options_class, fields)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -55,10 +68,16 @@ def run(options: argparse.Namespace) -> None:
             f"evaluate runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without a launcher"
         )
     silence_transformers()
+    take_changes(options, "settings", FIELD_CHANGE, "data")
     check_model(options.model)
     task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
     check_options_of_others(options, task)
     options.data = rows_of(options.data, task)
+    owner = task.scorer.options_class
+    others = {item.name for item in dataclasses.fields(owner)} - {"model", "data", *COMMON, *OF_TASK[task.name]}
+    parser = Parser(prog="reluformers evaluate")
+    add_fields(parser, owner, sorted(others))
+    parser.parse_args([f"--{text}" for text in options.settings], namespace=options)
     scorer = task.scorer(options_of(options, task))
     evaluation = scorer.run()
     for line in [*describe(evaluation), *scorer.further_lines(evaluation)]:

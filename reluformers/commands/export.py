@@ -23,13 +23,11 @@ from reluformers.training.checkpoints import check_model
 
 from .terminal import silence_transformers
 
-TARGETS = ("onnx", "page")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("model", nargs="+", help="folder or Hub id of a saved model; of a page also several")
-    parser.add_argument("--to", choices=TARGETS, default="onnx", help="what to write")
+    parser.add_argument("--to", choices=("onnx", "page"), default="onnx", help="what to write")
     parser.add_argument("--output", type=Path, help="folder to write; MODEL-onnx or MODEL-page here if missing")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that a command wrote")
     parser.add_argument(
@@ -55,57 +53,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Export."""
     silence_transformers()
-    if options.split and not options.data:
-        raise ValueError("--split is of --data, which is not given")
     for model in options.model:
         check_model(model)
     first = options.model[0]
     name = Path(first).resolve().name if Path(first).exists() else first.rpartition("/")[2]
     output = options.output or Path(f"{name.removesuffix('-onnx')}-{options.to}")
-    (_export_page if options.to == "page" else _export_onnx)(options, output)
+    if options.to == "page":
+        precisions = options.precision or ["int8"]
+        if options.data or options.attentions or len(precisions) > 1:
+            raise ValueError("a page has one --precision, always has attentions, and takes no --data")
+        page = export_page(
+            options.model, output, precision=precisions[0], bundle=options.bundle, overwrite=options.overwrite
+        )
+        print(f"{page['bytes'] / 1e6:.1f} MB to load; to look at it: python -m http.server --directory {output}")
+    else:
+        if options.bundle or len(options.model) > 1:
+            raise ValueError("--bundle and several models are of --to page")
+        record = export_onnx(
+            first,
+            output,
+            precisions=options.precision or ["fp32", "int8"],
+            attentions=options.attentions,
+            data={"data": options.data, "split": options.split} if options.data else None,
+            overwrite=options.overwrite,
+        )
+        print("\n".join(describe(record)))
     print(f"{output}: done")
-
-
-def _export_onnx(options: argparse.Namespace, output: Path) -> None:
-    if options.bundle or len(options.model) > 1:
-        raise ValueError("--bundle and several models are of --to page")
-    record = export_onnx(
-        options.model[0],
-        output,
-        precisions=options.precision or ["fp32", "int8"],
-        attentions=options.attentions,
-        data={"data": options.data, "split": options.split} if options.data else None,
-        overwrite=options.overwrite,
-    )
-    for line in describe(record):
-        print(line)
-
-
-def _export_page(options: argparse.Namespace, output: Path) -> None:
-    precisions = options.precision or ["int8"]
-    if options.data or options.attentions or len(precisions) > 1:
-        raise ValueError("a page has one --precision, always has attentions, and takes no --data")
-    page = export_page(
-        options.model, output, precision=precisions[0], bundle=options.bundle, overwrite=options.overwrite
-    )
-    print(f"{page['bytes'] / 1e6:.1f} MB to load; to look at it: python -m http.server --directory {output}")
 
 
 def describe(record: dict) -> list[str]:
     """Lines that say what an export is like beside PyTorch."""
     lines = []
-    rows = record["data"]
-    if rows:
+    if rows := record["data"]:
         lines.append(f"{rows['rows']} {rows['unit']} of {rows['source']}; rows whose answer differs from PyTorch's")
-    pytorch = record["pytorch"] or {}
-    for search, found in pytorch.items():
+    for search, found in (record["pytorch"] or {}).items():
         lines.append(f"{'pytorch':<8}{search:<9}{_scores(found)}")
     for precision, found in record["precisions"].items():
-        size = sum(found["files"].values()) / 1e6
-        differing = ", ".join(f"{name} {count}" for name, count in found["differing_drawn"].items())
-        lines.append(
-            f"{precision:<8}{size:.1f} MB, logits within {found['logits']:.1e}, drawn rows that differ: {differing}"
-        )
+        size, error = sum(found["files"].values()) / 1e6, found["logits"]
+        drawn = ", ".join(f"{name} {count}" for name, count in found["differing_drawn"].items())
+        lines.append(f"{precision:<8}{size:.1f} MB, logits within {error:.1e}, drawn rows that differ: {drawn}")
         for search, answers in found.get("answers", {}).items():
             lines.append(f"{precision:<8}{search:<9}{_scores(answers)}, {answers['differing']} differ")
     return lines

@@ -24,7 +24,6 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
-from reluformers.data.checked_fields import check_name
 from reluformers.errors import describe_error
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory, check_output_folder, read_json
@@ -190,14 +189,7 @@ def convert(
     check_output_folder(folder, source, inside=True)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)
-    config = model.config
-    for name in given:  # transformers takes any name
-        check_name(name, [*config.__dataclass_fields__, *config.attribute_map], "field")
-    with atomic_directory(folder, overwrite=overwrite) as unfinished:
-        model.save_pretrained(unfinished)
-        save_processor(opened, unfinished)
-        write_origin(unfinished, str(source), PIPELINE_TAGS[opened.auto_class])
-    return model
+    return _write(model, opened, folder, overwrite)
 
 
 def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = False) -> PreTrainedModel:
@@ -228,10 +220,16 @@ def convert_back(source: str | Path, folder: str | Path, *, overwrite: bool = Fa
     opened = Opened(place, target.auto_class, {}, {}, _generation_config(place, config, target.auto_class))
     if opened.generation_config is not None:
         model.generation_config = opened.generation_config
+    return _write(model, opened, folder, overwrite)
+
+
+def _write(model: PreTrainedModel, opened: Opened, folder: str | Path, overwrite: bool) -> PreTrainedModel:
+    """Save a model with its processor and a card that names the source, whole or not at all."""
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         model.save_pretrained(unfinished)
-        save_processor(opened, unfinished)
-        write_origin(unfinished, place, PIPELINE_TAGS[target.auto_class])
+        if (processor := open_processor(opened)) is not None:
+            processor.save_pretrained(unfinished)
+        write_origin(unfinished, opened.place, PIPELINE_TAGS[opened.auto_class])
     return model
 
 
@@ -253,13 +251,6 @@ def open_processor(opened: Opened) -> Any | None:
     except Exception as error:  # each library has its own
         logger.warning("%s: no tokenizer or image processor comes along: %s", opened.place, describe_error(error))
         return None
-
-
-def save_processor(opened: Opened, folder: Path) -> None:
-    """Save the tokenizer or image processor of a source, if it has one."""
-    processor = open_processor(opened)
-    if processor is not None:
-        processor.save_pretrained(folder)
 
 
 def write_origin(folder: Path, place: str, pipeline_tag: str | None) -> None:

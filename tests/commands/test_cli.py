@@ -77,6 +77,15 @@ def test_options_of_another_task_are_refused(capsys, tmp_path):
     assert line == f"error: --num_beams is an option of translation, but {folder} is a model for image classification"
 
 
+@pytest.mark.parametrize(
+    "setting", ["num_workers=1", "num_beams=2", "penalty=x", "nothing=1", "min_new_tokens=a", "word"]
+)
+def test_settings_are_fields_of_the_task(capsys, tmp_path, setting):
+    folder = save_translator(tmp_path / "model")
+    languages = ["--source_lang", "en", "--target_lang", "de"]
+    assert setting.partition("=")[0] in fails(capsys, "evaluate", folder, "--data", "x", *languages, setting)
+
+
 def test_the_task_of_a_strange_folder_is_an_error(capsys, tmp_path):
     assert "has no config.json" in fails(capsys, "evaluate", tmp_path, "--data", "x")
     assert "no such folder" in fails(capsys, "evaluate", "./nowhere", "--data", "x")

@@ -152,9 +152,9 @@ def test_files_of_the_model_are_not_written_over(folder, rows, capsys, name):
 
 
 def test_options_of_data_sets_are_not_of_files(folder, rows, capsys):
-    for option in ("--data_config", "--data_revision"):
-        refused = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", option, "x")
-        assert f"{option} is 'x'" in refused
+    for name in ("data_config", "data_revision"):
+        refused = refusal_of(capsys, "evaluate", folder, "--data", rows / "validation.jsonl", f"{name}=x")
+        assert f"{name} is 'x'" in refused
 
 
 def test_a_split_is_called_by_its_name(folder, rows):

@@ -226,7 +226,7 @@ def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
     ("options", "message"),
     [
         (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
-        (["--num_workers", "-1"], "num_workers must be at least 0, got -1"),
+        (["num_workers=-1"], "num_workers must be at least 0, got -1"),
         (["--confusion_matrix", "matrix.jpg"], "matrix.jpg must end in one of"),
         (["--output", "."], "is a folder"),
         (["--output", "a.png", "--confusion_matrix", "a.png"], "choose two paths"),
@@ -283,7 +283,7 @@ def test_command_line_ends_with_one_line_on_bad_data(folder, data, capsys, tmp_p
     message = damage(damaged)
     with pytest.raises(SystemExit) as caught:
         run_command(
-            "evaluate", folder, "--data", damaged, "--num_workers", workers, "--output", tmp_path / "results.json"
+            "evaluate", folder, "--data", damaged, f"num_workers={workers}", "--output", tmp_path / "results.json"
         )
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -351,8 +351,8 @@ def test_command_line_scores_and_writes(folder, capsys, tmp_path):
     (tmp_path / "test.jsonl").write_text("\n".join(lines) + "\n")
     languages = ["--source_lang", "en", "--target_lang", "de"]
     run_command(
-        "evaluate", folder, "--data", tmp_path / "test.jsonl", *languages, "--num_beams", 2, "--length_penalty", 0.6,
-        "--penalty", "wu", "--attention_report", "--output", tmp_path / "results.json",
+        "evaluate", folder, "--data", tmp_path / "test.jsonl", *languages, "--num_beams", 2, "length_penalty=0.6",
+        "penalty=wu", "--attention_report", "--output", tmp_path / "results.json",
         "--predictions", tmp_path / "out.txt",
     )  # fmt: skip
     printed = capsys.readouterr().out
@@ -382,12 +382,12 @@ def test_command_line_scores_and_writes(folder, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length_penalty", "inf"], "length_penalty"),
+        (["length_penalty=inf"], "length_penalty"),
         (["--num_beams", "0"], "num_beams"),
         (["--max_tokens", "0"], "max_tokens"),
-        (["--min_new_tokens", "-1"], "min_new_tokens"),
-        (["--tokenize", "moses"], "moses"),
-        (["--document_column", "doc"], "document_tokens"),
+        (["min_new_tokens=-1"], "min_new_tokens"),
+        (["tokenize=moses"], "moses"),
+        (["document_column=doc"], "document_tokens"),
         (["--output", "."], "is a folder"),
         (["--predictions", "file/out.txt"], "file/out.txt"),
         (["--output", "new/x", "--predictions", "new/../new/x"], "new"),
@@ -411,5 +411,5 @@ def test_a_tokenizer_that_cannot_be_had_is_refused_before_any_work(folder, capsy
 
     monkeypatch.setattr("reluformers.translation.evaluation.BLEU.__init__", missing)
     languages = ["--source_lang", "en", "--target_lang", "de"]
-    line = refusal_of(capsys, "evaluate", folder, "--data", "./data", *languages, "--tokenize", "ja-mecab")
+    line = refusal_of(capsys, "evaluate", folder, "--data", "./data", *languages, "tokenize=ja-mecab")
     assert line.endswith("tokenize 'ja-mecab' cannot be used: Please install the extra dependencies for Japanese")
