@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from reluformers.configuration.configuration_base import TransformerConfig
+from reluformers.data.checked_fields import check_name
 from reluformers.errors import describe_error
 from reluformers.families import FAMILIES, config_class_of, seq2seq_config, vision_config
 from reluformers.files import atomic_directory, check_output_folder, read_json
@@ -189,6 +190,8 @@ def convert(
     check_output_folder(folder, source, inside=True)
     opened = open_source(source, **given)
     model = build_model(opened, preset, sites, config_fields=given)
+    for name in given:  # a preset takes names that are no fields
+        check_name(name, [*model.config.__dataclass_fields__, *model.config.attribute_map], "field")
     return _write(model, opened, folder, overwrite)
 
 
