@@ -39,13 +39,7 @@ class Circumstances:
 
 
 def current_circumstances(device: torch.device, *, processes: int = 1, seed: int | None = None) -> Circumstances:
-    """Record device, versions and commit of this process.
-
-    Args:
-        device: what computes.
-        processes: how many work together, each on such a device.
-        seed: of the training, where it is known.
-    """
+    """Record device, versions and commit of this process, one of `processes` that each have such a device."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Circumstances(
         device=name if processes == 1 else f"{processes} × {name}",
@@ -76,13 +70,10 @@ def _processor_name() -> str | None:
 def _commit() -> str | None:
     """Commit of the checkout that this file lies in, "+" behind it where files differ."""
     folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    if not (folder / ".git").exists():  # a repository around an installed library is another one
         return None
     try:
-        answers = [
-            subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=True).stdout
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return answers[0].strip() + ("+" if answers[1].strip() else "")

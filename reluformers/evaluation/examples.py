@@ -31,15 +31,8 @@ class Example:
 
 
 def read_examples(results: Mapping[str, Any], *parts: str) -> list[dict[str, str]]:
-    """The sentences that a training run has written into its results; none where one lacks a part or is no text.
-
-    Args:
-        results: content of results.json.
-        parts: of an example that are needed, such as "source".
-    """
+    """Return the sentences that a training run has written into its results; none where one lacks a part as text."""
     rows = results.get("examples")
-    if not isinstance(rows, list):
-        return []
     try:
         for row in rows:
             for part in parts:

@@ -23,14 +23,7 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class Metric:
-    """What a score is called and how it is written.
-
-    Args:
-        title: in tables.
-        text: format of a value in a table.
-        hub_name, hub_type: in the metadata of a model card; None for a score that does not go there.
-        hub_digits: decimals there.
-    """
+    """What a score is called and how it is written in tables, and in a card's metadata, where it may not go."""
 
     title: str
     text: str
@@ -170,11 +163,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """Read a record.
-
-        Raises:
-            ValueError: a key is missing or not known.
-        """
+        """Read a record; raises a `ValueError` where a key is missing or not known."""
         try:
             if values["format_version"] != FORMAT_VERSION:
                 raise TypeError(f"format_version is {values['format_version']!r}")
@@ -197,11 +186,7 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | Path) -> "Evaluation":
-        """Read a record.
-
-        Raises:
-            ValueError: the file is missing or damaged, or holds something else; names file and key.
-        """
+        """Read a record; raises a `ValueError` that names the file where it is missing or damaged."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError as error:

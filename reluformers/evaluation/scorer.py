@@ -1,7 +1,6 @@
 """How a saved model is scored, whatever its task: load, answer, count, measure the attention."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from reluformers.saved_models import to_accelerator
 
 from .attention_report import attention_report
 from .circumstances import current_circumstances
-from .results import Evaluation, Score, ScoredData
+from .results import Evaluation, Score
 
 # sums of all columns over the rows → score
 ScoreOfSums = Callable[[np.ndarray], float]
@@ -104,8 +103,15 @@ class ScoringOptions:
         return self.data if all(value is None for value in options.values()) else {"path": self.data, **options}
 
 
-class Scorer(ABC):
-    """Scores one saved model on one split."""
+class Scorer:
+    """Scores one saved model on one split.
+
+    A task has its own `recipe_options` (recipe → options by which a model is scored as its recipe says, beside those
+    of where the rows are), `load` (model and rows; returns which these are), `answer` (all rows; this is timed),
+    `count` (answers → `Scores`), `row_statistics` (answers → metric → what it counts of each row [rows, columns], so
+    that any selection of rows can be scored by its sums) and `scores_of_sums` (metric, the main one first → function
+    of such sums).
+    """
 
     task: ClassVar[str]
     options_class: ClassVar[type[ScoringOptions]]
@@ -114,41 +120,14 @@ class Scorer(ABC):
     def __init__(self, options: ScoringOptions):
         self.options = options
 
-    @staticmethod
-    @abstractmethod
-    def recipe_options(recipe: Any) -> dict[str, Any]:
-        """Options by which a model is scored as its recipe says, beside those of where the rows are."""
-
-    @abstractmethod
-    def load(self) -> ScoredData:
-        """Load the model, put it into `self.model`, and the rows; say which these are."""
-
-    @abstractmethod
-    def answer(self) -> Any:
-        """Let the model answer all rows; this is what is timed."""
-
-    @abstractmethod
-    def count(self, answers: Any) -> Scores:
-        """Score the answers."""
-
-    @abstractmethod
-    def row_statistics(self, answers: Any) -> dict[str, np.ndarray]:
-        """What metrics count of each row [rows, columns], so that any selection of rows can be scored by its sums."""
-
-    @staticmethod
-    @abstractmethod
-    def scores_of_sums() -> dict[str, ScoreOfSums]:
-        """Metrics, the main one first, as functions of the sums of their `row_statistics` over rows."""
-
-    @abstractmethod
-    def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """The rows as `attention_report` takes them."""
-
     def sides(self) -> Sequence[Side]:
         """Tokenizers and texts of source and target; none of a task without texts."""
         return ()
 
-    @abstractmethod
+    def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
+        """The rows as `attention_report` takes them."""
+        return ()
+
     def write_files(self, answers: Any, evaluation: Evaluation) -> None:
         """Write what the options ask for beside the record."""
 
@@ -187,11 +166,7 @@ class Scorer(ABC):
 
 
 def check_at_least(options: Any, **least: float) -> None:
-    """Refuse fields below a bound; None is above all.
-
-    Raises:
-        ValueError: one is; names it.
-    """
+    """Raise a `ValueError` for a field below a bound; None is above all."""
     for name, bound in least.items():
         value = getattr(options, name)
         if value is not None and value < bound:
@@ -200,10 +175,8 @@ def check_at_least(options: Any, **least: float) -> None:
 
 def _training_seed(model: str | Path) -> int | None:
     """The seed in the recipe beside a model, if there is one."""
-    path = Path(model, "recipe.yaml")
     try:
-        training = (parse_yaml(path.read_text(encoding="utf-8")) or {}).get("training") if path.is_file() else None
-    except (OSError, ValueError, AttributeError):
-        return None  # whoever needs the recipe says what is wrong with it
-    seed = training.get("seed") if isinstance(training, dict) else None
+        seed = parse_yaml(Path(model, "recipe.yaml").read_text(encoding="utf-8"))["training"]["seed"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # there is no recipe, or what needs it says what is wrong with it
     return seed if isinstance(seed, int) else None
