@@ -61,15 +61,7 @@ class Augmentation:
             check_number(owner, "rand_augment[1]", strength, "[0, 20]")
 
     def change(self, picture: Image.Image, processor: BaseImageProcessor) -> Image.Image:
-        """Crop, flip and distort one image.
-
-        Args:
-            picture: RGB image of any size.
-            processor: says which size the model takes and how images are resized.
-
-        Returns:
-            The image in that size. Random numbers come from torch's global generator.
-        """
+        """Crop, flip and distort an RGB image to the size that the processor makes, by torch's global generator."""
         if self.crop == "resized":
             if "transparency" in picture.info:  # the processor decides what it becomes
                 picture = fit_images([picture], processor, do_resize=False, do_center_crop=False)[0]
@@ -98,15 +90,7 @@ class Augmentation:
         return 0, 0, width, height
 
     def mix(self, pixel_values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix each image and its target with those before it (Mixup).
-
-        Args:
-            pixel_values: float [batch, channels, height, width].
-            targets: float [batch, classes].
-
-        Returns:
-            Both of the same shapes, mixed.
-        """
+        """Mix images [batch, channels, height, width] and targets [batch, classes] with those before (Mixup)."""
         parameter = torch.tensor(self.mixup, dtype=torch.float64)
         share = float(torch.distributions.Beta(parameter, parameter).sample())
         share = max(share, 1 - share)

@@ -17,11 +17,7 @@ from .processing import IMAGE, decode_image, image_file
 
 
 class SeededRows(Dataset):
-    """The rows of a data set, fetched a batch at a time together with its seed.
-
-    Args:
-        dataset: rows of `load_image_split`.
-    """
+    """Rows of `load_image_split`, fetched a batch at a time together with its seed."""
 
     def __init__(self, dataset: datasets.Dataset):
         self.dataset = dataset
@@ -48,22 +44,13 @@ class SeededCollator:
         """A batch."""
         seed, rows = seeded_rows
         with torch.random.fork_rng(devices=[]):
-            # that of the CPU alone: `torch.manual_seed` would touch the devices' too
+            # `torch.manual_seed` would seed the generators of GPUs too
             torch.default_generator.manual_seed(seed)
             return self.collator(rows)
 
 
 def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:
-    """Decode every image.
-
-    Args:
-        dataset: rows of `load_image_split`.
-        num_workers: processes that decode.
-        show_progress: whether to draw a bar.
-
-    Raises:
-        ValueError: one is missing or broken; names its row and path.
-    """
+    """Decode every image of a split; raises a `ValueError` that names row and path of one that is broken."""
     rows = DataLoader(range(len(dataset)), 64, num_workers=num_workers, collate_fn=partial(_decode, dataset))
     for _ in tqdm(rows, "checking images", disable=not show_progress):
         pass

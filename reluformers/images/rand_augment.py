@@ -37,28 +37,8 @@ def _signed(value: float) -> float:
     return value if torch.rand(()) < 0.5 else -value
 
 
-def _rotate(picture: Image.Image, level: float) -> Image.Image:
-    return picture.rotate(_signed(30 * level), fillcolor=GREY)
-
-
 def _affine(picture: Image.Image, *coefficients: float) -> Image.Image:
     return picture.transform(picture.size, Image.Transform.AFFINE, coefficients, fillcolor=GREY)
-
-
-def _shear_x(picture: Image.Image, level: float) -> Image.Image:
-    return _affine(picture, 1, _signed(0.3 * level), 0, 0, 1, 0)
-
-
-def _shear_y(picture: Image.Image, level: float) -> Image.Image:
-    return _affine(picture, 1, 0, 0, _signed(0.3 * level), 1, 0)
-
-
-def _translate_x(picture: Image.Image, level: float) -> Image.Image:
-    return _affine(picture, 1, 0, _signed(TRANSLATION * level * picture.width), 0, 1, 0)
-
-
-def _translate_y(picture: Image.Image, level: float) -> Image.Image:
-    return _affine(picture, 1, 0, 0, 0, 1, _signed(TRANSLATION * level * picture.height))
 
 
 def _cutout(picture: Image.Image, level: float) -> Image.Image:
@@ -98,11 +78,11 @@ OPERATIONS: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
     _enhance(ImageEnhance.Contrast),
     _enhance(ImageEnhance.Brightness),
     _enhance(ImageEnhance.Sharpness),
-    _rotate,
-    _shear_x,
-    _shear_y,
-    _translate_x,
-    _translate_y,
+    lambda picture, level: picture.rotate(_signed(30 * level), fillcolor=GREY),
+    lambda picture, level: _affine(picture, 1, _signed(0.3 * level), 0, 0, 1, 0),
+    lambda picture, level: _affine(picture, 1, 0, 0, _signed(0.3 * level), 1, 0),
+    lambda picture, level: _affine(picture, 1, 0, _signed(TRANSLATION * level * picture.width), 0, 1, 0),
+    lambda picture, level: _affine(picture, 1, 0, 0, 0, 1, _signed(TRANSLATION * level * picture.height)),
     _cutout,
     _solarize_add,
 )

@@ -40,19 +40,13 @@ class ImageDataSection:
 
     def __post_init__(self):
         for name, source in self.sources().items():
-            if source == []:
-                raise ValueError(f"data.{name} is {source!r}, but must name a file or split")
             if self.path is not None and isinstance(source, list):
                 raise ValueError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
 
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""
-        default = None if self.path is None else "train"
-        sources = {
-            "train": default if self.train is None else self.train,
-            "validation": self.validation,
-            "test": self.test,
-        }
+        train = "train" if self.train is None and self.path is not None else self.train
+        sources = {"train": train, "validation": self.validation, "test": self.test}
         return {name: source for name, source in sources.items() if source is not None}
 
 
@@ -86,11 +80,7 @@ class ImageRecipe(Recipe):
         return "loss", "accuracy", "top5_accuracy"
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
-        """Arguments of the trainer, for an output folder.
-
-        Raises:
-            ValueError: a field has a value that is not allowed, or there is nothing to evaluate on.
-        """
+        """Arguments of the trainer; raises a `ValueError` where evaluations are asked for without a validation set."""
         args = super().training_arguments(output_dir)
         if args.eval_strategy != "no" and "validation" not in self.data.sources():
             raise ValueError(

@@ -1,5 +1,6 @@
 """Classifies images with a trained model and counts what it gets right."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,7 @@ class Predictions:
 
 
 def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
-    """Load an image classifier and its image processor.
-
-    Args:
-        name_or_path: folder of a saved model, or a Hub id.
-        trust_remote_code: whether to run code of the repository, for models that are not in this library.
-
-    Returns:
-        The model in evaluation mode, and the processor.
+    """Load an image classifier, in evaluation mode, and its image processor from a folder or the Hub.
 
     Raises:
         ValueError: the folder, its weights or its processor are missing or damaged, or the processor makes far larger
@@ -66,37 +60,19 @@ def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = Fals
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:
-    """List the classes of a model, as `load_image_split` takes them to number the labels of a data set by name.
-
-    Args:
-        config: configuration of an image classifier.
-
-    Returns:
-        The name of each label.
+    """List the classes of a model, by which `load_image_split` numbers the labels of a data set.
 
     Raises:
         ValueError: two labels have one name.
     """
     names = [config.id2label[label] for label in range(config.num_labels)]
-    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    if repeated is not None:
-        raise ValueError(f"the model has several classes {repeated!r}, so that data cannot name one; rename them")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"the model has several classes {repeated[0]!r}, so that data cannot name one; rename them")
     return names
 
 
 def image_batches(dataset: Dataset, processor: Any, *, batch_size: int = 64, num_workers: int = 0) -> DataLoader:
-    """Turn a split into batches for a model, in the order of its rows.
-
-    Args:
-        dataset: of `load_image_split`, loaded with the classes of the model (`model_classes`).
-        processor: image processor of the model.
-        batch_size: images of a batch.
-        num_workers: processes that decode images; 0 = this one.
-
-    Returns:
-        Loader of dicts with `pixel_values` float32 [batch, channels, height, width], `labels` int64 [batch] and the
-        `files` of the images, bytes.
-    """
+    """Turn a split, loaded with the classes of a model, into batches of `ImageCollator` with their files, in order."""
     collator = ImageCollator(processor, keep_files=True)
     return DataLoader(dataset, batch_size, collate_fn=collator, num_workers=num_workers)
 
@@ -142,25 +118,17 @@ def predict(
 
 
 def top_classes(logits: Tensor, count: int) -> Tensor:
-    """The classes of the highest logits [images, classes], best first, of equal ones the lower: int64 [images, count].
+    """Order the classes of the highest logits [images, classes], best first, of equal ones the lower.
 
-    They are −1 where a logit is not finite.
+    Returns:
+        int64 [images, count]; −1 where a logit is not finite.
     """
     top = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :count]
     return top.where(logits.isfinite().all(-1, keepdim=True), NOWHERE)
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> np.ndarray:
-    """Count how often each class was taken for which.
-
-    Args:
-        predicted: classes int64 [images].
-        labels: true classes int64 [images].
-        classes: number of classes.
-
-    Returns:
-        Counts int64 [true classes, predicted classes].
-    """
+    """Count how often each class was taken for which, int64 [true classes, predicted classes], of int64 [images]."""
     return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes).numpy()
 
 
