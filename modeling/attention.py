@@ -315,12 +315,13 @@ class AttentionVariant(nn.Module):
         statistics: str = "none",
         attn_implementation: str = "eager",
         is_cross: bool = False,
+        is_scaled: bool = False,
     ) -> AttentionOutput:
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
-        if self.scale is not None:
+        if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         if self.attention.exclusive_output and not is_cross:
@@ -408,12 +409,17 @@ class MultiHeadAttention(AttentionVariant):
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
+        # after unit length, a learned scale is the norm's gain
+        is_gain = (
+            self.scale is not None and self.attention.score == "cosine" and self.attention.scale_form == "constant"
+        )
+        gain = self.scale.expand(self.head_dim) if is_gain else None
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine", gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
         output, weights, rows = self.attend(
-            formula, query, key, value, mask, statistics, attn_implementation, is_cross=key_value_states is not None
+            formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
@@ -444,11 +450,13 @@ class MultiHeadAttention(AttentionVariant):
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value
 
-    def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
+    def _heads(
+        self, states: Tensor, norm: nn.Module | None, has_unit_length: bool, gain: Tensor | None = None
+    ) -> Tensor:
         """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""
         states = states.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             states = norm(states)
         if has_unit_length:
-            states = unit_length(states)
+            states = unit_length(states, gain=gain)
         return states.transpose(1, 2)

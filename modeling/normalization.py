@@ -45,9 +45,9 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
 
 
-def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
-    return _norm(states, None, None, eps, is_mean=False)
+def unit_length(states: Tensor, eps: float = 1e-12, gain: Tensor | None = None) -> Tensor:
+    """g ⊙ x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
+    return _norm(states, gain, None, eps, is_mean=False)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -1,22 +1,25 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of queries, keys and attention outputs in compiled code."""
+"""Norms of queries, keys and attention outputs, one operation each way: compiled code on CPUs, Triton on GPUs."""
 
+import hashlib
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from .compiled import native
-from .tensors import is_watched
+from .tensors import is_differentiated, is_dispatched, is_watched
 
-FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code costs more than it saves
+FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code on a CPU costs more than it saves
+_NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
 def norm(
     states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool, plain: Callable
 ) -> Tensor | None:
-    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension by compiled code, else None.
+    """y = σ(w⊙x) ⊙ g ⊙ x / ρ over the last dimension as one operation, else None.
 
     Args:
         states: x [..., dim].
@@ -25,41 +28,83 @@ def norm(
         is_mean: whether ρ = √(mean(x²) + ε), and not max(‖x‖₂, ε), or 1 at x = 0.
         plain: the same of all before, in operations of PyTorch: gradients of gradients are by it.
     """
-    if not _is_for_compiled_code(states, gain, gate):
+    if not _is_taken(states, gain, gate):
         return None
-    return _CompiledNorm.apply(states, gain, gate, eps, is_mean, plain)
+    return _Norm.apply(states, gain, gate, eps, is_mean, plain)
 
 
-def _is_for_compiled_code(states: Tensor, *vectors: Tensor | None) -> bool:
-    """Whether compiled code takes these rows; these and the vectors have to lie in the memory of a processor."""
-    if native is None or is_watched():  # graphs fuse norms by themselves
+def _is_taken(states: Tensor, *vectors: Tensor | None) -> bool:
+    """Whether there is code for these rows, and all lies in the memory of their device."""
+    if is_differentiated() or (is_watched() and not is_dispatched()):  # graphs fuse norms by themselves
         return False
-    if states.numel() < FEWEST_NUMBERS or states.dtype not in native.DTYPES or not native.is_available():
+    if states.device.type == "cpu":
+        is_known = native is not None and states.dtype in native.DTYPES and native.is_available()
+        is_known = is_known and states.numel() >= FEWEST_NUMBERS
+    elif states.device.type == "cuda":
+        from .triton_norms import can_take  # only where there is a GPU: triton takes long to import
+
+        is_known = can_take(states)
+    else:
         return False
     # whatever else there is, PyTorch takes or refuses it
     fitting = (vector is None or vector.shape == states.shape[-1:] for vector in vectors)
-    tensors = (tensor for tensor in (states, *vectors) if tensor is not None)
-    return all(fitting) and all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" for t in tensors)
+    tensors = [tensor for tensor in (states, *vectors) if tensor is not None]
+    are_plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device == states.device for tensor in tensors)
+    return is_known and all(fitting) and are_plain
 
 
-class _CompiledNorm(torch.autograd.Function):
-    """`norm`, which is no operator of PyTorch as attention is: calls of these take longer than so little work."""
+def _code_for(states: Tensor) -> ModuleType:
+    if states.device.type == "cpu":
+        return native
+    from . import triton_norms
+
+    return triton_norms
+
+
+def _run_forward(states, gain, gate, eps, is_mean) -> Tensor:
+    return _code_for(states).norm_forward(states, gain, gate, eps, is_mean)
+
+
+def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, g and w; those of vectors that are not there are empty, as an operator returns tensors."""
+    grads = _code_for(states).norm_backward(grad_output.to(states.dtype), states, gain, gate, eps, is_mean)
+    return tuple(states.new_empty(0) if grad is None else grad for grad in grads)
+
+
+_OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
+# for dispatch modes, which follow operators; other calls go past the dispatch, which takes longer than a small norm
+_forward_operator = torch.library.custom_op(
+    f"{_NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
+)
+_backward_operator = torch.library.custom_op(
+    f"{_NAMESPACE}::norm_backward",
+    _run_backward,
+    mutates_args=(),
+    schema=f"(Tensor grad_output, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+class _Norm(torch.autograd.Function):
+    """`norm` with its gradients."""
 
     @staticmethod
     def forward(ctx, states, gain, gate, eps, is_mean, plain) -> Tensor:
         ctx.save_for_backward(states, gain, gate)
         ctx.options, ctx.plain = (eps, is_mean), plain
-        return native.norm_forward(states, gain, gate, eps, is_mean)
+        return (_forward_operator if is_dispatched() else _run_forward)(states, gain, gate, eps, is_mean)
 
     @staticmethod
     def backward(ctx, grad_output) -> tuple[Tensor | None, ...]:
-        states, *vectors = ctx.saved_tensors
+        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # gradients of these gradients are wanted
-            needed = ctx.needs_input_grad[:3]
-            inputs = [tensor for tensor, is_needed in zip((states, *vectors), needed, strict=True) if is_needed]
-            output = ctx.plain(states, *vectors, *ctx.options)
-            found = iter(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
+            trained = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
+            output = ctx.plain(*inputs, *ctx.options)
+            found = iter(torch.autograd.grad(output, trained, grad_output, create_graph=True))
             return *(next(found) if is_needed else None for is_needed in needed), None, None, None
-        grad_states, *grads = native.norm_backward(grad_output.to(states.dtype), states, *vectors, *ctx.options)
-        grads = [None if grad is None else grad.to(vector.dtype) for grad, vector in zip(grads, vectors, strict=True)]
-        return grad_states, *grads, None, None, None
+        run = _backward_operator if is_dispatched() else _run_backward
+        grads = run(grad_output, *inputs, *ctx.options)
+        grads = (
+            grad.to(given.dtype) if is_needed else None
+            for grad, given, is_needed in zip(grads, inputs, needed, strict=True)
+        )
+        return *grads, None, None, None

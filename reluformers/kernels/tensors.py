@@ -42,6 +42,13 @@ def is_watched() -> bool:
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_dispatched() -> bool:
+    """Whether a dispatch mode follows operators, and nothing else follows operations: an operator is enough for it."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_differentiated() -> bool:
     """Whether a transform of `torch.func` asks for derivatives, which it cannot have of an operator like ours."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():

@@ -7,6 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import reference
+from builders.operations import CountOperations
 from reluformers.configuration.configuration_seq2seq import QKNormConfig
 from reluformers.configuration.configuration_vision import VisionTransformerConfig
 from reluformers.modeling.modeling_seq2seq import QKNormForConditionalGeneration
@@ -183,6 +184,16 @@ def test_compiled_norms_sum_gradients_over_threads(number, threads, calls):
 
 
 @needs_code
+@pytest.mark.parametrize("name", ["unit_length", "rms_norm", "gated_rms_norm"])
+def test_a_norm_is_one_operation_each_way(name, calls):
+    module, states = build_compiled(name, 8), torch.randn(4, 8, requires_grad=True)
+    with CountOperations() as counted:
+        torch.autograd.grad(module(states).sum(), (states, *module.parameters()))
+    assert sum("norm" in operation for operation in counted.names) == 2
+    assert len(counted.names) <= 6  # with the sum, its gradient and sums over threads
+
+
+@needs_code
 def test_what_does_not_fit_is_refused_by_pytorch(calls):
     states = torch.randn(4, 16)
     for gain, gate in ((8, 16), (16, 8), (32, 16)):
@@ -259,8 +270,10 @@ def test_few_numbers_and_compiled_graphs_are_left_to_pytorch(calls, monkeypatch)
     module, states = build_compiled("gated_rms_norm", 8), torch.randn(4, 8)
     exported = torch.export.export(module, (states,))
     torch.testing.assert_close(torch.compile(module, backend="aot_eager")(states), exported.module()(states))
-    traced = make_fx(module)(states)
+    assert not calls
+    traced = make_fx(module)(states)  # a dispatch mode takes the operator whole
     torch.testing.assert_close(traced(2 * states), exported.module()(2 * states))
+    calls.clear()
     monkeypatch.setattr(norms, "FEWEST_NUMBERS", states.numel() + 1)
     module(states)
     assert not calls

@@ -21,11 +21,12 @@ needs_triton = pytest.mark.skipif(triton_attention.triton is None, reason="needs
 
 @needs_triton
 def test_kernels_in_the_interpreter(tmp_path):
-    """Nothing but `triton_checks.py`, whose tests name what fails."""
+    """Nothing but the files of checks, whose tests name what fails."""
+    checks = [Path(__file__).with_name(name) for name in ("triton_checks.py", "triton_norm_checks.py")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--tb=short"]
     process = subprocess.run(
-        [sys.executable, "-m", "pytest", Path(__file__).with_name("triton_checks.py"), *options],
+        [sys.executable, "-m", "pytest", *checks, *options],
         capture_output=True,
         text=True,
         env={**environment, "TRITON_INTERPRET": "1"},

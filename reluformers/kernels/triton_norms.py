@@ -1,0 +1,153 @@
+# Copyright 2026 the reluformers authors
+# SPDX-License-Identifier: Apache-2.0
+"""Norms of rows in Triton, each one kernel forward and one backward, which are some ten launches in PyTorch.
+
+    y = a ⊙ x / ρ,   a = g ⊙ σ(w⊙x), g or 1,   ρ = √(mean(x²) + ε), or max(‖x‖, ε) and 1 at x = 0
+
+All is computed in float32. The rows are dealt to a fixed number of programs, each with sums of its own for the
+gradients of g and w, so that a repeated step gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .triton_functions import tl, triton
+
+WIDEST = 8192  # numbers of a row, which one program holds in registers
+PROGRAMS = 512  # of a backward pass, some four for each multiprocessor of a large GPU
+NUMBERS = 4096  # that a program holds at a time
+
+
+def jit(function: Callable) -> Callable:
+    """`triton.jit`, compiled once for all numbers of rows; without triton the bare function."""
+    return function if triton is None else triton.jit(function, do_not_specialize=["row_number"])
+
+
+@jit
+def _loaded(states, rows, columns, is_inside, WIDTH: tl.constexpr):
+    return tl.load(states + rows[:, None].to(tl.int64) * WIDTH + columns[None], mask=is_inside, other=0.0).to(
+        tl.float32
+    )
+
+
+@jit
+def _scaled(x, eps, IS_MEAN: tl.constexpr, WIDTH: tl.constexpr):
+    """1/ρ of each row, and by what a sum over the row is multiplied in the derivative of 1/ρ."""
+    total = tl.sum(x * x, axis=1)
+    if IS_MEAN:
+        factor = 1.0 / tl.sqrt(total / WIDTH + eps)
+        slope = factor / WIDTH
+    else:
+        length = tl.sqrt(total)
+        factor = tl.where(length == 0, 1.0, 1.0 / tl.maximum(length, eps))
+        slope = tl.where(length < eps, 0.0, factor)
+    return factor[:, None], slope[:, None]
+
+
+@jit
+def norm_forward_kernel(
+    states, gain, gate, output, row_number, eps,
+    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    is_inside = (rows < row_number)[:, None] & (columns < WIDTH)[None]
+    x = _loaded(states, rows, columns, is_inside, WIDTH)
+    factor, _ = _scaled(x, eps, IS_MEAN, WIDTH)
+    y = x * factor
+    if HAS_GAIN:
+        y *= tl.load(gain + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None]
+    if HAS_GATE:
+        y *= tl.sigmoid(tl.load(gate + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)[None] * x)
+    places = rows[:, None].to(tl.int64) * WIDTH + columns[None]
+    tl.store(output + places, y.to(output.dtype.element_ty), mask=is_inside)
+
+
+@jit
+def norm_backward_kernel(
+    grad_output, states, gain, gate, grad_states, grad_gain, grad_gate, row_number, eps,
+    WIDTH: tl.constexpr, IS_MEAN: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program, programs, columns = tl.program_id(0), tl.num_programs(0), tl.arange(0, COLUMNS)
+    is_column = columns < WIDTH
+    g, w = tl.full([COLUMNS], 1.0, tl.float32), tl.full([COLUMNS], 1.0, tl.float32)
+    if HAS_GAIN:
+        g = tl.load(gain + columns, mask=is_column, other=0.0).to(tl.float32)
+    if HAS_GATE:
+        w = tl.load(gate + columns, mask=is_column, other=0.0).to(tl.float32)
+    sum_gain, sum_gate = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for block in range(program, tl.cdiv(row_number, ROWS), programs):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        is_inside = (rows < row_number)[:, None] & is_column[None]
+        x = _loaded(states, rows, columns, is_inside, WIDTH)
+        grad = _loaded(grad_output, rows, columns, is_inside, WIDTH)
+        factor, slope = _scaled(x, eps, IS_MEAN, WIDTH)
+        direct = tl.zeros([ROWS, COLUMNS], tl.float32)
+        if HAS_GAIN:
+            of_gain = grad * x * factor
+            grad *= g[None]
+            if HAS_GATE:
+                is_open = tl.sigmoid(w[None] * x)
+                of_gate = of_gain * g[None] * is_open * (1.0 - is_open)
+                sum_gate += tl.sum(of_gate * x, axis=0)
+                of_gain *= is_open
+                grad *= is_open
+                direct = of_gate * w[None]
+            sum_gain += tl.sum(of_gain, axis=0)
+        share = tl.sum(grad * x, axis=1)[:, None] * factor * slope * factor
+        result = grad * factor + direct - x * share
+        places = rows[:, None].to(tl.int64) * WIDTH + columns[None]
+        tl.store(grad_states + places, result.to(grad_states.dtype.element_ty), mask=is_inside)
+    if HAS_GAIN:
+        tl.store(grad_gain + program * WIDTH + columns, sum_gain, mask=is_column)
+    if HAS_GATE:
+        tl.store(grad_gate + program * WIDTH + columns, sum_gate, mask=is_column)
+
+
+def can_take(states: Tensor) -> bool:
+    """Whether the kernels compute norms of these rows: on a GPU, in 16 or 32 bits, narrow enough for one program."""
+    is_taken = states.dtype in (torch.float32, torch.bfloat16, torch.float16) and 0 < states.shape[-1] <= WIDEST
+    return is_taken and states.numel() > 0 and triton is not None
+
+
+def _options(states: Tensor, gain: Tensor | None, gate: Tensor | None, is_mean: bool) -> dict:
+    width = states.shape[-1]
+    columns = triton.next_power_of_2(width)
+    return {
+        **{"WIDTH": width, "IS_MEAN": is_mean, "HAS_GAIN": gain is not None, "HAS_GATE": gate is not None},
+        **{"ROWS": max(1, NUMBERS // columns), "COLUMNS": columns},
+    }
+
+
+def norm_forward(states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool) -> Tensor:
+    """y [..., width] of x [..., width], in x's dtype, with gain g and gate w [width] or None."""
+    states, options = states.contiguous(), _options(states, gain, gate, is_mean)
+    output, rows = torch.empty_like(states), states.numel() // states.shape[-1]
+    vectors = [states if vector is None else vector.contiguous() for vector in (gain, gate)]
+    grid = (triton.cdiv(rows, options["ROWS"]),)
+    norm_forward_kernel[grid](states, *vectors, output, rows, eps, **options)
+    return output
+
+
+def norm_backward(
+    grad_output: Tensor, states: Tensor, gain: Tensor | None, gate: Tensor | None, eps: float, is_mean: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, and float32 of g and w, or None where there is none."""
+    states, options = states.contiguous(), _options(states, gain, gate, is_mean)
+    grad_states, rows = torch.empty_like(states), states.numel() // states.shape[-1]
+    programs = min(PROGRAMS, triton.cdiv(rows, options["ROWS"]))
+    vectors = [states if vector is None else vector.contiguous() for vector in (gain, gate)]
+    sums = [
+        None if vector is None else states.new_empty(programs, states.shape[-1], dtype=torch.float32)
+        for vector in (gain, gate)
+    ]
+    of_vectors = [states if total is None else total for total in sums]
+    norm_backward_kernel[(programs,)](
+        grad_output.contiguous(), states, *vectors, grad_states, *of_vectors, rows, eps, **options
+    )
+    return grad_states, *(None if total is None else total.sum(0) for total in sums)

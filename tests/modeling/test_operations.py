@@ -1,0 +1,62 @@
+"""A training step dispatches little more than with softmax: on a GPU each operation is a launch."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import reluformers
+from builders.operations import CountOperations
+from reluformers_kernels.compiled import native
+
+needs_code = pytest.mark.skipif(native is None or not native.is_available(), reason="needs compiled code")
+
+
+def count(model: torch.nn.Module, **inputs) -> int:
+    """Operations of a second step, in which what is made once is there."""
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with CountOperations() as counted:
+            model(**inputs).loss.backward()
+    return len(counted.names)
+
+
+def count_translation(preset: str) -> int:
+    torch.manual_seed(0)
+    config = reluformers.seq2seq_config(
+        preset, vocab_size=99, d_model=64, encoder_layers=6, decoder_layers=6, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, attention_dropout=0, activation_dropout=0,
+    )  # fmt: skip
+    ids = torch.randint(5, 99, (16, 32))
+    mask = torch.ones_like(ids)
+    mask[1, 20:] = 0
+    model = reluformers.ReLUFormerForConditionalGeneration(config).train()
+    return count(model, input_ids=ids, attention_mask=mask, labels=ids)
+
+
+def count_llama(attention: str) -> int:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+    ids = torch.randint(5, 99, (2, 32))
+    return count(model, input_ids=ids, labels=ids, use_cache=False)
+
+
+@needs_code
+@pytest.mark.parametrize(
+    ("preset", "most"),
+    {"reluformer": 1.21, "rela": 1.01, "rela-g": 1.01, "qknorm": 1.16, "relu-sum": 1.28, "entmax15": 1.0}.items(),
+)
+def test_operations_of_translation(preset, most):
+    assert count_translation(preset) <= most * count_translation("softmax")
+
+
+@needs_code
+@pytest.mark.parametrize(
+    ("attention", "most"),
+    {"relu": 1.12, "relu_sum": 1.22, "entmax15": 1.12, "softmax1": 1.24, "sigmoid": 1.32, "tda": 1.54}.items(),
+)
+def test_operations_of_llama(attention, most):
+    assert count_llama(f"{attention}_attention") <= most * count_llama("sdpa")
