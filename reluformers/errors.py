@@ -77,9 +77,10 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
             sys.exit(EXIT_UNREAD)
         # one that was raised by hand says what to install; the import system's own has a name
         says_package = type(error) is ImportError and error.name is None
-        is_said = isinstance(error, ValueError | OSError | RuntimeError) or says_package
+        hub = sys.modules.get("huggingface_hub.errors")  # whose HTTP client has errors of its own, as for no network
+        is_said = isinstance(error, (ValueError, OSError, RuntimeError, *((hub.HTTPError,) if hub else ())))
         missing = _missing_package(error)
-        if (not is_said and not missing and not is_disk_full(error)) or traceback:
+        if (not is_said and not says_package and not missing and not is_disk_full(error)) or traceback:
             raise
         message = missing or describe_error(error)
         # a name may hold what a terminal obeys

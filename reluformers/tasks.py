@@ -27,7 +27,7 @@ from .translation.defaults import default_recipe
 from .translation.evaluation import TranslationScorer
 from .translation.recipe import TranslationRecipe
 from .translation.run import train_translation
-from .translation.tokenization import example_tokens, required_files
+from .translation.tokenization import example_tokens
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class Task:
         train: trains by a recipe, as `train_translation` does.
         scorer: scores saved models.
         main_metric: of `METRICS`, by which models are compared.
-        required_files: what a saved folder must hold beside configuration, weights and code, by its config.json.
         example_inputs: a small batch that any of its models takes: arguments of `forward`.
         example: an input as a user would write it in Python, for models whose results hold no `examples`.
         architecture: the paper of everything around the attention.
@@ -57,7 +56,6 @@ class Task:
     train: Callable[..., dict[str, Any]]
     scorer: type[Scorer]
     main_metric: str
-    required_files: Callable[[Mapping[str, Any]], Sequence[str]]
     example_inputs: Callable[[PreTrainedConfig], dict[str, Tensor]]
     example: str
     architecture: Paper
@@ -85,7 +83,6 @@ TASKS = {
             train=train_translation,
             scorer=TranslationScorer,
             main_metric="bleu",
-            required_files=required_files,
             example_inputs=example_tokens,
             example="Two dogs are playing in the snow.",
             architecture=TRANSFORMER,
@@ -101,7 +98,6 @@ TASKS = {
             train=train_image_classification,
             scorer=ImageScorer,
             main_metric="accuracy",
-            required_files=lambda config: ("preprocessor_config.json",),
             example_inputs=example_pixels,
             example="picture.png",
             architecture=VISION_TRANSFORMER,

@@ -23,9 +23,6 @@ from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.images.scoring import load_image_model
-from reluformers.publish.finished_run import read_finished_run
-from reluformers.publish.folder_check import read_answers, write_answers
-from reluformers.publish.release import foreign_code, read_config, select_files
 from reluformers.saved_models import load_config, load_model
 from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.tokenization import train_tokenizer
@@ -53,7 +50,7 @@ def _open_processor(folder):
     open_processor(open_source(folder))
 
 
-COMMON = [load_config, read_config, select_files, foreign_code, read_answers, read_finished_run, _open_processor]
+COMMON = [load_config, _open_processor]
 DOORS = {
     "translation": [*COMMON, load_translation_model],
     "images": [*COMMON, load_image_model],
@@ -67,8 +64,6 @@ def whole(tmp_path_factory):
         "translation": save_translator(folder / "translation", separate=True),
         "images": save_classifier(folder / "images"),
     }
-    for path in saved.values():
-        write_answers(path, [{"logits": {"mean": 0.0, "std": 1.0, "max": 2.0}}])
     return saved
 
 
@@ -114,8 +109,8 @@ def outcomes_of(whole, place, kind, seeds):
 def test_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
     opened, refused, failures = outcomes_of(whole, tmp_path, kind, range(80))
     assert not failures
-    assert opened > 100  # what a door does not read does not matter to it
-    assert refused > 100
+    assert opened > 30  # what a door does not read does not matter to it
+    assert refused > 30
 
 
 @pytest.mark.slow
@@ -139,7 +134,7 @@ def no_weights_are_made(copy_of, monkeypatch):
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in SIZES.items() for field in fields])
 def test_a_huge_size_is_refused_at_once_wherever_a_folder_is_opened(copy_of, kind, field, no_weights_are_made):
     change_config(copy_of[kind], **{field: HUGE})
-    for door in (*DOORS[kind][:1], *DOORS[kind][5:]):
+    for door in DOORS[kind]:
         with pytest.raises(ValueError, match=field):
             door(copy_of[kind])
 
@@ -372,9 +367,8 @@ def test_parts_saved_over_a_whole_file_are_not_passed_over(copy_of):
     folder = copy_of["translation"]
     model, _ = load_translation_model(folder)
     model.save_pretrained(folder, max_shard_size="20KB")
-    for door in (load_translation_model, select_files):
-        with pytest.raises(ValueError, match="twice"):
-            door(folder)
+    with pytest.raises(ValueError, match="twice"):
+        load_translation_model(folder)
 
 
 def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path):

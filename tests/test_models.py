@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from transformers import AutoConfig
 
 from builders.clean_processes import run_clean
-from reluformers.publish.card_check import check_card
 from reluformers.publish.folder_check import compare_in_clean_process
-from reluformers.publish.notebook import NOTEBOOK
-from reluformers.publish.release import foreign_code, select_files
+from reluformers.publish.release import NOTEBOOK, foreign_code, select_files
 from reluformers.saved_code.registry import code_of
 from reluformers.tasks import task_of
 
@@ -43,7 +42,7 @@ def test_a_model_is_a_release_of_this_code(folder):
     assert foreign_code(folder) == []
     assert set(code_of(type(config))) <= names, "run scripts/refresh_models.py"
     assert sum((folder / name).stat().st_size for name in names) < MEGABYTES[folder.name] * 2**20
-    card = check_card(folder / "README.md")
+    card = ModelCard.load(folder / "README.md")
     assert card.data.license
     assert card.data.eval_results
     assert compare_in_clean_process(folder, task_of(config)).is_stored

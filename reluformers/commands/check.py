@@ -16,8 +16,7 @@ from huggingface_hub import HfApi
 
 from reluformers.data.names import is_hub_id
 from reluformers.publish.folder_check import compare_in_clean_process, write_answers
-from reluformers.publish.hub_errors import hub_errors
-from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code, select_files
+from reluformers.publish.release import CHECK_FILE, read_config, refuse_foreign_code
 from reluformers.tasks import task_of_model_type
 from reluformers.training.checkpoints import check_model
 
@@ -41,12 +40,9 @@ def run(options: argparse.Namespace) -> None:
     if is_hub_id(options.model) and not folder.exists():
         if options.write:
             raise ValueError(f"{options.model}: --write is for a folder, and this is a model of the Hub: download it")
-        api = HfApi()
-        with hub_errors(api, options.model):
-            folder = Path(api.snapshot_download(options.model, revision=options.revision))
+        folder = Path(HfApi().snapshot_download(options.model, revision=options.revision))
     check_model(folder)
     task = task_of_model_type(read_config(folder)["model_type"])
-    select_files(folder)
     refuse_foreign_code(folder, options.trust_code, print, shown_as=options.model)
     check = compare_in_clean_process(folder, task, options.write)
     name = check.model_class.rpartition(".")[2]

@@ -17,7 +17,7 @@ from reluformers.evaluation.attention_statistics import MISSING
 from reluformers.evaluation.plotting import check_picture_path, plot_training_curves
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, markdown_table
 from reluformers.files import read_json
-from reluformers.publish.finished_run import check_log, read_recipe
+from reluformers.publish.finished_run import read_recipe
 from reluformers.tasks import Task, task_named
 from reluformers.training.meter import median_speed
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the table, and draw the curves."""
     if options.curves:
         check_picture_path(options.curves)
-    logs = {folder: check_log(read_json(folder / LOG_FILE, list), folder) for folder in options.runs}
+    logs = {folder: read_json(folder / LOG_FILE, list) for folder in options.runs}
     evaluations = {folder: Evaluation.load(folder / EVALUATION_FILE) for folder in logs}
     task, names = common_task(evaluations), run_names(list(logs))
     rows = [table_row(task, folder, names[folder], logs[folder], evaluations[folder]) for folder in logs]

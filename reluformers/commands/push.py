@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.utils import disable_progress_bars, logging
+from huggingface_hub.utils import disable_progress_bars
 
 from reluformers.publish.card import CARD_FILE
-from reluformers.publish.collection import add_to_collection
 from reluformers.publish.push import push_to_hub, snippet
-from reluformers.publish.space import push_space, push_static_space
+from reluformers.publish.space import add_to_collection, push_space, push_static_space
 from reluformers.training.checkpoints import check_model
 
 from .card import add_card_arguments, card_options
@@ -67,7 +66,6 @@ def run(options: argparse.Namespace) -> None:
     """Push."""
     silence_transformers()
     disable_progress_bars()
-    logging.set_verbosity_error()  # what matters of its retries comes back as one line
     check_model(options.folder)
     has_space = options.space or options.static_space
     unused = [name for name in _OF_A_NEW_CARD if getattr(options, name)]

@@ -1,8 +1,7 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reluformers.data.names import source_name
 from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES, AttentionReport
@@ -15,16 +14,8 @@ from .markdown import Markup, code, escape
 _INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
 
 
-@dataclass(frozen=True)
-class ResultTable:
-    """Scores of this model and perhaps of a baseline.
-
-    Args:
-        headers: what was measured.
-        rows: name and cells of each model.
-        scored: on what, in a sentence or two of Markdown.
-        remarks: signatures and how the baseline compares, a line of Markdown each.
-    """
+class ResultTable(NamedTuple):
+    """Scores of this model and perhaps of a baseline: what was measured, cells of each model, on what, and remarks."""
 
     headers: list[str]
     rows: list[list[str]]
@@ -33,20 +24,16 @@ class ResultTable:
 
 
 def result_table(
-    run: FinishedRun,
-    name: str,
-    baseline: Evaluation | None,
-    baseline_recipe: Mapping[str, Any],
-    data: str | None,
+    run: FinishedRun, name: str, data: str | None, baseline: Evaluation | None, baseline_recipe: Mapping[str, Any]
 ) -> ResultTable | None:
     """Put the scores into a table.
 
     Args:
         run: of the model.
         name: of the model.
+        data: the data set that was scored, as the card names it.
         baseline: evaluation of the softmax model; None for none.
         baseline_recipe: its recipe; empty if unknown.
-        data: the data set that was scored, as the card names it.
 
     Returns:
         The table; None if nothing was measured.
@@ -56,10 +43,6 @@ def result_table(
     """
     measured = run.evaluation
     if measured is None:
-        if baseline is not None:
-            raise ValueError(
-                "there is a baseline, but no evaluation of this model to put beside it; evaluate it first"
-            )
         return None
     cells = _cells(measured)
     rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
@@ -68,7 +51,7 @@ def result_table(
         measured.check_comparable(baseline)
         rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
         remarks += _recipe_difference(run.recipe, baseline_recipe)
-    return ResultTable(list(cells), rows, _scored(measured, data), remarks)
+    return ResultTable(list(cells), rows, Markup(f"{_scored_on(measured, data)}."), remarks)
 
 
 def statistics_rows(report: AttentionReport) -> list[list[str]]:
@@ -80,33 +63,30 @@ def statistics_rows(report: AttentionReport) -> list[list[str]]:
 
 
 def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> list[tuple[str, str]]:
-    """How the model was trained, as far as its folder knows.
+    """How the model was trained, as far as its folder knows: label and value, as text or Markdown.
 
     Args:
         run: of the model.
         data: the data set, as the card names it.
         hardware: what it was trained on; None for what the run wrote down.
-
-    Returns:
-        Label and value of each row, as text or Markdown.
     """
-    training = run.section("training")
+    training, results = run.section("training"), run.results
     rows = {
         "data": _data(run, data),
         "shape": run.task.card.describe_shape(run.config) if run.recipe else None,
         **(run.task.card.describe_inputs(run.config, run.recipe) if run.recipe else {}),
-        "batch": _batch(training, run.results.get("device")),
+        "batch": _batch(training, results.get("device")),
         "length": _length(run),
         "optimizer": _optimizer(training),
         "against overfitting": _regularization(run) if run.recipe else None,
         "precision": next((name for name in ("bf16", "fp16") if training.get(name)), None),
         "weights": _final_weights(training),
         "seed": training.get("seed"),
-        "hardware": hardware or run.results.get("device"),
+        "hardware": hardware or results.get("device"),
         "time": _duration(run.training_seconds),
-        "software": _software(run.results),
+        "software": ", ".join(f"{name} {results[name]}" for name in ("torch", "transformers") if name in results),
     }
-    return [(label, escape(value)) for label, value in rows.items() if value is not None]
+    return [(label, escape(value)) for label, value in rows.items() if value not in (None, "")]
 
 
 def _cells(evaluation: Evaluation) -> dict[str, str]:
@@ -127,22 +107,17 @@ def _signatures(evaluation: Evaluation) -> list[Markup]:
     return [Markup(", ".join(found) + " (sacreBLEU).")] if found else []
 
 
-def _scored(evaluation: Evaluation, data: str | None) -> Markup:
-    return Markup(f"{_scored_on(evaluation, data)}.")
-
-
 def _scored_on(evaluation: Evaluation, data: str | None) -> str:
     rows = f" ({evaluation.data.rows:,} {escape(evaluation.data.unit)})" if evaluation.data.rows else ""
     text = f"Scored on {f'{escape(data)}, ' if data else ''}split {code(evaluation.data.split)}{rows}"
     decoding = evaluation.decoding
     if "num_beams" not in decoding:
         return text
-    beams = decoding["num_beams"]
-    if beams == 1:
+    if decoding["num_beams"] == 1:
         return f"{text}, greedy search"
     penalty = {"hf": "len^α", "wu": "((5 + len)/6)^α"}.get(decoding.get("penalty"))
     length = f", length penalty {decoding['length_penalty']:g}{f' ({penalty})' if penalty else ''}"
-    return f"{text}, beam {escape(beams)}{length if 'length_penalty' in decoding else ''}"
+    return f"{text}, beam {escape(decoding['num_beams'])}{length if 'length_penalty' in decoding else ''}"
 
 
 def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Markup]:
@@ -168,8 +143,7 @@ def _data(run: FinishedRun, data: str | None) -> str | None:
     section = run.section("data")
     if data is None or not section:
         return None
-    train = section.get("train") or ("train" if section.get("path") else None)
-    name = source_name(train)
+    name = source_name(section.get("train") or ("train" if section.get("path") else None))
     return Markup(f"{escape(data)}, {code(name)}") if name not in (None, data) else data
 
 
@@ -185,13 +159,13 @@ def _batch(training: Mapping[str, Any], device: str | None) -> str | None:
     return None if size is None else f"{size}{times}"
 
 
-def _length(run: FinishedRun) -> str | None:
+def _length(run: FinishedRun) -> str:
     epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
     steps = run.results.get("steps")
     parts = [] if steps is None else [f"{steps:,} updates"]
     if epochs is not None and not run.section("data").get("streaming"):  # whose log counts whole passes alone
         parts.append(f"{epochs:.3g} epochs")
-    return ", ".join(parts) or None
+    return ", ".join(parts)
 
 
 def _optimizer(training: Mapping[str, Any]) -> str | None:
@@ -204,29 +178,18 @@ def _optimizer(training: Mapping[str, Any]) -> str | None:
     warmup = training.get("warmup_steps") or 0
     if warmup:  # below 1 it is a share of all updates
         parts.append(f"{warmup:g} warm-up updates" if warmup >= 1 else f"warm-up over {warmup:.0%} of the updates")
-    for text, key in (
-        ("β₂ {:g}", "adam_beta2"),
-        ("weight decay {:g}", "weight_decay"),
-        ("gradients clipped at {:g}", "max_grad_norm"),
-    ):
-        if training.get(key):
-            parts.append(text.format(training[key]))
-    return ", ".join(parts)
+    values = {
+        "adam_beta2": "β₂ {:g}",
+        "weight_decay": "weight decay {:g}",
+        "max_grad_norm": "gradients clipped at {:g}",
+    }
+    return ", ".join([*parts, *(text.format(training[key]) for key, text in values.items() if training.get(key))])
 
 
-def _regularization(run: FinishedRun) -> str | None:
-    config = run.config
-    parts = [
-        f"{name} {getattr(config, key):g}"
-        for name, key in (
-            ("dropout", "dropout"),
-            ("attention dropout", "attention_dropout"),
-            ("word dropout", "word_dropout"),
-            ("drop path", "drop_path_rate"),
-            ("label smoothing", "label_smoothing"),
-        )
-        if getattr(config, key, 0)
-    ]
+def _regularization(run: FinishedRun) -> str:
+    names = ("dropout", "attention_dropout", "word_dropout", "drop_path_rate", "label_smoothing")
+    values = {name.removesuffix("_rate").replace("_", " "): getattr(run.config, name, 0) for name in names}
+    parts = [f"{name} {value:g}" for name, value in values.items() if value]
     augmentation = run.section("augmentation")
     if augmentation.get("crop") == "pad":
         parts.append(f"crop with a border of {augmentation.get('padding')}")
@@ -235,7 +198,7 @@ def _regularization(run: FinishedRun) -> str | None:
     parts += [name for name, key in (("flip", "flip"), ("RandAugment", "rand_augment")) if augmentation.get(key)]
     if augmentation.get("mixup"):
         parts.append(f"Mixup {augmentation['mixup']:g}")
-    return ", ".join(parts) or None
+    return ", ".join(parts)
 
 
 def _final_weights(training: Mapping[str, Any]) -> str | None:
@@ -254,8 +217,3 @@ def _duration(seconds: float | None) -> str | None:
     if seconds < 100:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"
-
-
-def _software(results: Mapping[str, Any]) -> str | None:
-    versions = [f"{name} {results[name]}" for name in ("torch", "transformers") if name in results]
-    return ", ".join(versions) or None

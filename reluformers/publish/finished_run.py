@@ -4,17 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import PreTrainedConfig
 
 from reluformers.data.names import named_split
-from reluformers.errors import describe_error
 from reluformers.evaluation.results import EVALUATION_FILE, METRICS, Evaluation, Score, ScoredData
-from reluformers.files import parse_yaml, read_json
+from reluformers.files import read_json
 from reluformers.saved_models import load_config
 from reluformers.tasks import Task, task_of
 from reluformers.training.run import LOG_FILE, RECIPE_FILE, RESULTS_FILE
-
-_LANGUAGES = ("source_lang", "target_lang")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ class FinishedRun:
     def languages(self) -> list[str]:
         """Codes of the source and the target language, as far as they are known."""
         scored = vars(self.evaluation.data) if self.evaluation else {}
-        found = ([known[key] for key in _LANGUAGES if known.get(key)] for known in (scored, self.section("data")))
+        sources = (scored, self.section("data"))
+        found = ([known[key] for key in ("source_lang", "target_lang") if known.get(key)] for known in sources)
         return next(filter(None, found), [])
 
     @property
@@ -68,23 +67,18 @@ def read_finished_run(folder: str | Path, evaluation: str | Path | None = None) 
         folder: of a saved model.
         evaluation: results of `reluformers evaluate`; None for `evaluation.json` of the folder, if it is there.
 
-    Returns:
-        What is known of it.
-
     Raises:
-        ValueError: there is no model, its configuration is none of this library, or a file cannot be read.
+        ValueError: there is no model of this library, or a file cannot be read.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder}: is not the folder of a saved model, it has no config.json")
     config = load_config(folder)
     if not hasattr(config, "attention_for"):
         raise ValueError(f"{folder}: model_type {config.model_type!r} is no model of reluformers")
     if evaluation is None and (folder / EVALUATION_FILE).is_file():
         evaluation = folder / EVALUATION_FILE
-    log = check_log(_read(folder / LOG_FILE, list), folder)
     recipe, results = read_recipe(folder / RECIPE_FILE), read_results(folder)
     scored = Evaluation.load(evaluation) if evaluation is not None else _scored_in_training(config, recipe, results)
+    log = read_json(folder / LOG_FILE, list) if (folder / LOG_FILE).is_file() else []
     return FinishedRun(config, recipe, log, results, scored)
 
 
@@ -108,50 +102,13 @@ def _scored_in_training(
     return None
 
 
-def read_recipe(path: str | Path) -> dict[str, dict[str, Any]]:
+def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     """Sections of a recipe; empty if there is no such file."""
-    recipe = _read(Path(path), dict)
-    recipe.pop("task", None)
-    for name, section in recipe.items():
-        _check_kind(section, dict, f"{path}: section {name}")
-    for name in _LANGUAGES:
-        _check_kind((recipe.get("data") or {}).get(name), str, f"{path}: data.{name}")
-    return recipe
-
-
-def check_log(log: list[Any], folder: Path) -> list[dict[str, Any]]:
-    """The log of a run, if its entries are mappings.
-
-    Raises:
-        ValueError: one is not.
-    """
-    for number, entry in enumerate(log, start=1):
-        _check_kind(entry, dict, f"{folder / LOG_FILE}: entry {number}")
-    return log
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {name: section for name, section in recipe.items() if name != "task"}
 
 
 def read_results(folder: str | Path) -> dict[str, Any]:
     """Content of the `results.json` of a folder; empty if there is no such file."""
-    return _read(Path(folder) / RESULTS_FILE, dict)
-
-
-def _read(path: Path, kind: type) -> Any:
-    """Content of a YAML or JSON file; an empty one if there is none."""
-    if not path.is_file():
-        return kind()
-    if path.suffix != ".yaml":
-        return read_json(path, kind)
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({describe_error(error, path)})") from error
-    if not isinstance(content, kind):
-        raise ValueError(f"{path}: holds a {type(content).__name__} where a {kind.__name__} is expected")
-    return content
-
-
-def _check_kind(value: Any, kind: Any, name: str) -> None:
-    """Refuse a value of another type; None is one that is not known."""
-    if value is not None and not isinstance(value, kind):
-        allowed = {str: "a string", dict: "a mapping"}.get(kind, "a number")
-        raise ValueError(f"{name} is {value!r}, but must be {allowed}")
+    path = Path(folder) / RESULTS_FILE
+    return read_json(path) if path.is_file() else {}

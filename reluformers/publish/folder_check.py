@@ -1,31 +1,27 @@
 """Opens a folder as a stranger will, before strangers do."""
 
 import json
-import logging
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from huggingface_hub import ModelCard
 from safetensors.torch import save
 
 from reluformers.evaluation.examples import read_examples
-from reluformers.files import check_text, read_json, write_json
-from reluformers.saved_models import load_model, opening
+from reluformers.files import read_json, write_json
+from reluformers.saved_models import load_model
 from reluformers.tasks import Task, task_of_model_type
 from reluformers.training.checkpoints import check_finite
 
 from .card import CARD_FILE
-from .card_check import check_card
 from .clean_process import answer_in_clean_process
 from .finished_run import read_results
-from .release import CHECK_FILE, read_config, select_files
-
-logger = logging.getLogger(__name__)
+from .release import CHECK_FILE, read_config
 
 LOGIT_TOLERANCE = 1e-5
-# of a summary of logits, in parts of their spread: other processors add up in another order
+# of a summary of logits, in parts of their spread: other CPUs add up in another order
 SUMMARY_TOLERANCE = 1e-3
 CHECK_VERSION = 1
 NUM_STORED = 4
@@ -44,23 +40,15 @@ class FolderCheck(NamedTuple):
     is_stored: bool
 
 
-def check_folder(folder: str | Path) -> FolderCheck:
-    """Make sure that a folder can be published: complete, with a valid card, and the same model for everybody.
-
-    Args:
-        folder: of a saved model with its README.md.
-
-    Returns:
-        What was found.
+def check_folder(folder: Path) -> FolderCheck:
+    """Make sure that a folder with its card can be published: the model is the same for everybody.
 
     Raises:
-        ValueError: a file is missing, the card lacks something, or as `compare_in_clean_process`.
+        ValueError: the card is of another task, or as `compare_in_clean_process`.
     """
-    folder = Path(folder)
-    if CARD_FILE not in select_files(folder):
-        raise ValueError(f"{folder}: {CARD_FILE} is missing; write it with `reluformers card {folder} …`")
     task = task_of_model_type(read_config(folder)["model_type"])
-    if (tag := check_card(folder / CARD_FILE).data.pipeline_tag) != task.name:
+    tag = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("pipeline_tag")
+    if tag != task.name:
         raise ValueError(f"{folder / CARD_FILE}: pipeline_tag is {tag!r}, but the model is one for {task.name}")
     return compare_in_clean_process(folder, task)
 
@@ -82,33 +70,25 @@ def compare_in_clean_process(folder: Path, task: Task, renew: bool = False) -> F
     model = load_model(task.auto_class, folder, dtype=torch.float32)
     check_finite(model.state_dict(), folder)
     inputs = task.example_inputs(model.config)
-    of_texts = "input_ids" in inputs
-    if stored and (of_texts != ("text" in stored[0]) or not (of_texts or len(stored) == NUM_STORED)):
-        raise ValueError(f"{folder / CHECK_FILE}: holds answers of another model; delete it")
     with torch.no_grad():
         inputs["logits"] = model(**inputs).logits.contiguous()
-    if of_texts:
+    if "input_ids" in inputs:
         texts = [answer["text"] for answer in stored] if stored else _texts(folder, inputs["input_ids"])
         inputs["texts"] = torch.tensor(list(json.dumps(texts).encode()), dtype=torch.uint8)
     try:
         answer = answer_in_clean_process("compare", folder, save(inputs))
     except RuntimeError as error:
-        logger.debug("the clean process in full", exc_info=True)
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"{folder}: does not open where reluformers is not installed: {reason}") from error
+    differences = find_differences(stored, answer["answers"]) if stored else []
     if not answer["difference"] <= LOGIT_TOLERANCE:  # also where it is not a number
-        raise ValueError(
-            f"{folder}: the code in it computes other logits than reluformers, by {answer['difference']:.1e}; "
-            "load the model with reluformers and save it again"
-        )
-    if answer["generation_fault"]:
-        fault = answer["generation_fault"]
-        raise ValueError(f"{folder}: transformers {transformers.__version__} does not fit the code in it: {fault}")
-    if stored and (differences := find_differences(stored, answer["answers"])):
-        raise ValueError(
-            f"{folder}: answers otherwise than {CHECK_FILE} says: {'; '.join(differences)}. If the model was changed "
-            f"on purpose, renew the file with `reluformers check {folder} --write`"
-        )
+        fault = f"the code in it computes other logits than reluformers, by {answer['difference']:.1e}"
+    elif fault := answer["generation_fault"]:
+        fault = f"transformers {transformers.__version__} does not fit the code in it: {fault}"
+    elif differences:
+        fault = f"answers otherwise than {CHECK_FILE} says, which `reluformers check --write` renews: {differences[0]}"
+    if fault:
+        raise ValueError(f"{folder}: {fault}")
     return FolderCheck(task.name, answer["model_class"], answer["difference"], answer["answers"], bool(stored))
 
 
@@ -117,8 +97,7 @@ def _texts(folder: Path, tokens: torch.Tensor) -> list[str]:
     texts = [example["source"] for example in read_examples(read_results(folder), "source")][:NUM_STORED]
     if texts:
         return texts
-    with opening(folder, "its tokenizer"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rows = [*tokens, *tokens.flip(1)][:NUM_STORED]
     return [text for text in (tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows) if text]
 
@@ -132,21 +111,10 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     path = folder / CHECK_FILE
     if not path.is_file():
         return []
-    try:
-        content = read_json(path)
-        if content["format_version"] != CHECK_VERSION:
-            raise ValueError(f"format_version is {content['format_version']!r}, but must be {CHECK_VERSION}")
-        answers = content["answers"]
-        for answer in answers:
-            numbers = [answer["logits"][name] for name in ("mean", "std", "max")]
-            if not all(type(number) in (int, float) and isfinite(number) for number in numbers):
-                raise ValueError(f"an answer is {answer!r:.200}")
-            check_text(answer.get("text", ""), "text", "answers")
-        if len(answers) > NUM_STORED or len({"text" in answer for answer in answers}) > 1:
-            raise ValueError(f"there are {len(answers)} answers, of {NUM_STORED} inputs at most and of one kind")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{path}: holds no stored answers ({type(error).__name__}: {error}); delete it") from error
-    return answers
+    content = read_json(path)
+    if content.get("format_version") != CHECK_VERSION:
+        raise ValueError(f"{path}: holds no answers of format_version {CHECK_VERSION}; delete it")
+    return content["answers"]
 
 
 def write_answers(folder: Path, answers: list[dict[str, Any]]) -> None:
@@ -160,11 +128,10 @@ def find_differences(stored: list[dict[str, Any]], answers: list[dict[str, Any]]
     for number, (before, now) in enumerate(zip(stored, answers, strict=True), start=1):
         for name in sorted(before.keys() | now.keys()):
             first, second = before.get(name), now.get(name)
+            is_same = first == second
             if name == "logits":
                 tolerance = SUMMARY_TOLERANCE * max(first["std"], 1e-6)
                 is_same = all(abs(first[key] - second[key]) <= tolerance for key in second)
-            else:
-                is_same = first == second
             if not is_same:
                 differences.append(f"{name} of input {number} was {first} and is {second}")
     return differences

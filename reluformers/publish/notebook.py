@@ -11,78 +11,52 @@ from reluformers.tasks import TASKS
 
 from .card import CARD_FILE
 from .clean_process import answer_in_clean_process
+from .release import NOTEBOOK
 
-NOTEBOOK = "notebook.ipynb"
 _SHOWN = 3
-
-logger = logging.getLogger(__name__)
-
 _INTRODUCTION = """# {name}
 
 This needs `torch` and `transformers`, for images `pillow` too: the code of the model lies in its repository, and
-`revision` pins it with the weights. The outputs below were computed by the files of this release before its upload.
-"""
+`revision` pins it with the weights. The outputs below were computed by the files of this release before its upload."""
+
+logger = logging.getLogger(__name__)
 
 
-def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> bool:
+def write_notebook(folder: Path, repo_id: str, revision: str, task: str) -> None:
     """Write notebook.ipynb beside the files of a release: its examples, and what the release answers to them.
 
     The cells run in an isolated, offline process that has only the folder; in the notebook they name the repository.
+    None is written where a cell fails, nor for images without an example.
 
     Args:
         folder: of the files, with README.md, whose examples are taken.
         repo_id: "ORG/NAME".
         revision: its tag.
         task: name of the task.
-
-    Returns:
-        Whether it was written: not where a cell fails, nor for images without an example.
     """
     card = TASKS[task].card
-    inputs = _inputs(folder) or ([] if card.INPUTS_ARE_FILES else [TASKS[task].example])
+    widget = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("widget") or []
+    inputs = [example.get("text") or example["src"] for example in widget][:_SHOWN]
+    inputs = inputs or ([] if card.INPUTS_ARE_FILES else [TASKS[task].example])
     if not inputs:
-        return False
+        return
     pinned = f'"{repo_id}", revision="{revision}"'
-    shown = {"model": pinned, "inputs": repr(inputs), "file": f'"{repo_id}", name, revision="{revision}"'}
-    cells = [cell.format(**shown) for cell in card.NOTEBOOK_CELLS]
-    here = {"model": repr(str(folder)), "inputs": repr(inputs), "file": "name"}
+    file = f'"{repo_id}", name, revision="{revision}"'
+    cells = [cell.format(model=pinned, inputs=repr(inputs), file=file) for cell in card.NOTEBOOK_CELLS]
     # the pictures lie in the folder, and nothing is downloaded
-    picture = f"{str(folder)!r} + '/' + name"
-    local = [cell.format(**here).replace("hf_hub_download(name)", picture) for cell in card.NOTEBOOK_CELLS]
+    local = [cell.replace(pinned, repr(str(folder))) for cell in cells]
+    local = [cell.replace(f"hf_hub_download({file})", f"{str(folder)!r} + '/' + name") for cell in local]
     try:
         outputs = answer_in_clean_process("cells", folder, json.dumps(local).encode())["outputs"]
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
         logger.warning("no %s: %s", NOTEBOOK, str(error).strip().rpartition("\n")[2])
-        return False
-    introduction = _INTRODUCTION.format(name=repo_id.rpartition("/")[2])
-    notebook = {
-        "cells": [
-            {"cell_type": "markdown", "id": "about", "metadata": {}, "source": introduction.rstrip()},
-            *(
-                {
-                    "cell_type": "code",
-                    "id": f"cell-{number}",
-                    "execution_count": number,
-                    "metadata": {},
-                    "outputs": [{"name": "stdout", "output_type": "stream", "text": output}],
-                    "source": cell,
-                }
-                for number, (cell, output) in enumerate(zip(cells, outputs, strict=True), start=1)
-            ),
-        ],
-        "metadata": {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    write_json(folder / NOTEBOOK, notebook)
-    return True
-
-
-def _inputs(folder: Path) -> list[str]:
-    """Texts, or pictures of the folder, that the widget of the card shows."""
-    widget = ModelCard.load(folder / CARD_FILE, ignore_metadata_errors=True).data.get("widget") or []
-    found = [example.get("text") or example.get("src") for example in widget]
-    return [text for text in found if text and "://" not in text][:_SHOWN]
+        return
+    about = {"cell_type": "markdown", "id": "about", "metadata": {}}
+    written = [{**about, "source": _INTRODUCTION.format(name=repo_id.rpartition("/")[2])}]
+    for number, (cell, output) in enumerate(zip(cells, outputs, strict=True), start=1):
+        shown = {"name": "stdout", "output_type": "stream", "text": output}
+        code = {"cell_type": "code", "id": f"cell-{number}", "execution_count": number, "metadata": {}}
+        written.append({**code, "outputs": [shown], "source": cell})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    write_json(folder / NOTEBOOK, {"cells": written, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})

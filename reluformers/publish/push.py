@@ -1,37 +1,39 @@
 """Pushes a saved model to the Hub: checked first, in one commit, with a tag that never moves."""
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from reluformers.data.names import is_hub_id
 from reluformers.evaluation.examples import read_examples
-from reluformers.files import stamp, write_text
-from reluformers.tasks import TASKS, task_of_model_type
+from reluformers.tasks import TASKS
 
-from .card import CARD_FILE, write_card
-from .card_check import check_card
+from .card import CARD_FILE, MARK, write_card
 from .finished_run import read_results
 from .folder_check import check_folder, write_answers
-from .hub_errors import hub_errors
-from .leaks import check_files
-from .notebook import NOTEBOOK, write_notebook
-from .release import CHECK_FILE, is_ours, leave_out_examples, read_config, refuse_foreign_code, stage_files
-from .repository import Operation, Repository, file_names
+from .notebook import write_notebook
+from .release import (
+    NOTEBOOK,
+    REMOVED,
+    read_config,
+    refuse_foreign_code,
+    refuse_links,
+    refuse_tokens,
+    stage_files,
+)
 
-_REVISION = re.compile(r"(?!main$)(?![0-9a-f]{7,40}$)(?!.*(?:\.\.|\.lock$|\.$))[A-Za-z0-9][A-Za-z0-9._-]*")
-_LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")
-_PINNED = re.compile(r"""revision=["']([^"']+)["']""")  # by an example of a card
+_LOADED = re.compile(r"""(?:model=|from_pretrained\()["']([^"']+)["']""")  # by an example of a card
+_PINNED = re.compile(r"""revision=["']([^"']+)["']""")
+_IN_NEW_REPOSITORIES = {".gitattributes", "README.md", "LICENSE"}
 
 
 class Release(NamedTuple):
@@ -58,13 +60,13 @@ def push_to_hub(
     confirm: Callable[[str], bool] = lambda line: True,
     **card_options: Any,
 ) -> Release:
-    """Check a saved model, push it in one commit and tag that.
+    """Check a saved model, push it in one commit and tag that; a second call changes nothing.
 
-    A new repository is private until the release is whole. A second call after an interruption goes on with what is
-    missing, and does nothing where nothing is.
+    A new repository is private until the release is whole.
 
     Args:
-        folder: of a saved model. Without a README.md a card is written for the upload.
+        folder: of a saved model. Without a README.md a card is written for the upload; one that this library has
+            written for another repository is written for this one.
         repo_id: "ORG/NAME".
         private: keep a new repository private; an existing one stays what it is.
         revision: name of the tag. Without it, the one that README.md pins, else the next of v1, v2, ….
@@ -73,113 +75,125 @@ def push_to_hub(
         report: takes lines for the user.
         confirm: is told, before anything is uploaded, who will see the release, and says whether to go on.
         card_options: arguments of `write_card`, for the card that is written where the folder has none; a card that
-            the folder has gets the link to its `space` too, there and on the Hub. `held_out=False` leaves the rows
-            of the validation set that results.json holds out of the release too.
+            the folder has gets `base_model` and the link to `space` too. `held_out=False` leaves the rows of the
+            validation set that results.json holds out of the release too.
 
     Returns:
         The release as it is on the Hub now.
 
     Raises:
-        ValueError: the folder is not fit to be published, the Hub cannot be reached or refuses, or `confirm` says no.
+        ValueError: the folder is not fit to be published, or `confirm` says no.
+        OSError: the Hub refuses.
     """
     folder, api = Path(folder), api or HfApi()
-    check_names(repo_id, revision)
-    with _staging(folder) as staging, hub_errors(api, repo_id):
-        stamps = stage_files(folder, staging)
-        if not card_options.get("held_out", True):
-            leave_out_examples(staging)
+    hub = _Repository(api, repo_id, private, read_config(folder)["model_type"])
+    refuse_links(folder)
+    with _staging(folder) as staging:
+        stage_files(folder, staging, card_options.get("held_out", True))
+        stamps = {path: _stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
-        checked = set(file_names(staging))
-        config = read_config(folder)
-        task = task_of_model_type(config["model_type"]).name
-        is_linked = False
-        repository = open_repository(api, repo_id, private)
-        repository.check_holds(config["model_type"])
-        names = _possible_revisions(repository, folder, staging, revision)
-        if not (staging / CARD_FILE).is_file():
+        card, notebook = staging / CARD_FILE, staging / NOTEBOOK
+        pinned = _adopt_card(card, repo_id, card_options.get("base_model"))
+        if revision and pinned and revision != pinned:
+            raise ValueError(f"{card}: loads revision {pinned}, but {revision} is pushed; correct it, or delete it")
+        named = revision or pinned
+        name = named or hub.head_tag or hub.next_tag
+        if not card.is_file():
             report(f"{folder}: writing the card")
-            write_card(folder, repo_id, revision=names[0], output=staging, **card_options)
-        else:
-            if base_model := card_options.get("base_model"):
-                name_base_model(staging / CARD_FILE, base_model)
-            is_linked = link_space(staging / CARD_FILE, card_options.get("space"))
+            write_card(folder, repo_id, revision=name, output=staging, **card_options)
+        is_written = pinned is None and MARK in card.read_text(encoding="utf-8")
+        _add_to_card(card, name if is_written else None, card_options)
         report(f"{folder}: opening it where reluformers is not installed")
-        check_files(staging, set(file_names(staging)) - checked, shown_as=folder)
         check = check_folder(staging)
         if not check.is_stored:
             write_answers(staging, check.answers)
-            check_files(staging, [CHECK_FILE], shown_as=folder)
-        if write_notebook(staging, repo_id, names[0], task):
-            check_files(staging, [NOTEBOOK], shown_as=folder)
-        name, changes = _choose_revision(repository, folder, staging, names)
-        # behind this the Hub refuses what is not what the commit announces
-        for path in (path for path, before in stamps.items() if stamp(path) != before):
-            raise ValueError(f"{path}: was changed while it was pushed; push again when nothing writes to it")
-        is_new = bool(changes) or not repository.exists
-        if is_new and not confirm(_audience(repository, private)):
-            raise ValueError(f"{repo_id}: nothing was pushed")
-        if not repository.exists:
-            repository.create(private)
-        if changes:
-            report(f"{repo_id}: uploading {len(changes)} files")
-            repository.commit(changes, f"Release {name}")
-        if name not in repository.tags:
-            repository.tag(name)
-        repository.finish(private)
-        if is_linked and link_space(folder / CARD_FILE, card_options["space"]):
-            report(f"{folder / CARD_FILE}: links the Space now")
-        licence = check_card(staging / CARD_FILE).data.license
-    licence = licence if isinstance(licence, str) else licence[0]
-    url = f"{api.endpoint}/{repo_id}"
-    return Release(url, repository.head, name, task, licence, is_new, repository.private)
+        write_notebook(staging, repo_id, name, check.task)
+        refuse_tokens(staging)
+        if named is None and name != hub.next_tag and hub.changes(staging):
+            name = hub.next_tag
+            for path in [notebook, *([card] if is_written else [])]:
+                _pin(path, name)
+        if any(_stamp(path) != before for path, before in stamps.items()):
+            raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
+        is_new = hub.release(staging, name, private, report, confirm)
+        licence = ModelCard.load(card, ignore_metadata_errors=True).data.get("license") or "unknown"
+    licence = licence[0] if isinstance(licence, list) else licence
+    return Release(f"{api.endpoint}/{repo_id}", hub.head, name, check.task, licence, is_new, hub.private)
 
 
-def check_names(repo_id: str, revision: str | None) -> None:
-    """Refuse names that the Hub would, and revisions that look like something else.
-
-    Raises:
-        ValueError: says which.
-    """
+def repository_info(api: HfApi, repo_id: str, repo_type: str = "model") -> Any:
+    """What the Hub says of a repository and its files; None if there is none."""
     try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(f"{repo_id!r}: is no name for a repository: {' '.join(str(error).split())}") from error
-    if repo_id.count("/") != 1:
-        raise ValueError(f"{repo_id!r}: is no name for a repository; give ORG/NAME, with your account or organisation")
-    if revision is not None and not _REVISION.fullmatch(revision):
-        raise ValueError(f"revision {revision!r} is no name for a tag; give one such as v1")
+        return api.repo_info(repo_id, repo_type=repo_type, files_metadata=True)
+    except RepositoryNotFoundError:
+        return None
 
 
-def open_repository(api: HfApi, repo_id: str, private: bool, repo_type: str = "model") -> Repository:
-    """Look at a repository after making sure that the token may write to it.
+class _Repository:
+    """State of a model's repository before a release, and the changes that this makes to it."""
 
-    Args:
-        api: the client.
-        repo_id: "ORG/NAME".
-        private: whether it is to be private.
-        repo_type: "model" or "space".
+    def __init__(self, api: HfApi, repo_id: str, private: bool, model_type: str):
+        self.api, self.repo_id = api, repo_id
+        info = repository_info(api, repo_id)
+        self.exists, self.head = info is not None, info and info.sha
+        self.private = info.private if info else private
+        self.files = {file.rfilename: file for file in info.siblings} if info else {}
+        refs = api.list_repo_refs(repo_id).tags if info else []
+        self.tags = {tag.name: tag.target_commit for tag in refs}
+        if private and not self.private:
+            raise ValueError(f"{repo_id}: is public already; leave --private out, or make it private first")
+        held = info and (info.config or {}).get("model_type")
+        if self.files.keys() - _IN_NEW_REPOSITORIES and held != model_type:
+            raise ValueError(f"{repo_id}: the name is taken by another model or something else; choose another name")
 
-    Raises:
-        ValueError: the token cannot write there, or the repository is public and `private` is asked for.
-    """
-    repository = Repository(api, repo_id, repo_type)
-    repository.check_visibility(private)
-    # the token that a CI job gets for its trusted publisher is one of this repository and of nobody's account
-    if os.environ.get("HF_OIDC_RESOURCE"):
-        return repository
-    account = api.whoami()
-    token = account.get("auth", {}).get("accessToken", {})
-    if token.get("role") == "read":
-        raise ValueError(f"the token of {account['name']} is read-only; take one with write access")
-    names = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
-    owner = repo_id.partition("/")[0]
-    # a fine-grained token does not list all that it may write to
-    if token.get("role") != "fineGrained" and owner not in names:
-        raise ValueError(
-            f"{repo_id}: {owner} is neither your account nor one of your organisations ({', '.join(names)}); "
-            "push to one of these"
-        )
-    return repository
+    @property
+    def head_tag(self) -> str | None:
+        """A tag of the newest commit."""
+        return next((name for name, commit in sorted(self.tags.items()) if commit == self.head), None)
+
+    @property
+    def next_tag(self) -> str:
+        """The first of v1, v2, … that comes after all of them that are taken."""
+        taken = [int(match[1]) for name in self.tags if (match := re.fullmatch(r"v(\d+)", name))]
+        return f"v{max(taken, default=0) + 1}"
+
+    def changes(self, staging: Path) -> list[CommitOperationAdd | CommitOperationDelete]:
+        """What a commit has to do so that the repository holds the release in a folder."""
+        paths = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
+        added = [(name, path) for name, path in sorted(paths.items()) if not _is_same(self.files.get(name), path)]
+        gone = filter_repo_objects(sorted(self.files.keys() - paths.keys()), allow_patterns=list(REMOVED))
+        return [*(CommitOperationAdd(*file) for file in added), *(CommitOperationDelete(name) for name in gone)]
+
+    def release(
+        self,
+        staging: Path,
+        name: str,
+        private: bool,
+        report: Callable[[str], None],
+        confirm: Callable[[str], bool],
+    ) -> bool:
+        """Upload the release in a folder and tag it; whether there was something to upload."""
+        changes = self.changes(staging)
+        if name in self.tags and (changes or self.tags[name] != self.head):
+            raise ValueError(f"{self.repo_id}: revision {name} is taken by another release; choose another one")
+        is_new = bool(changes) or not self.exists
+        visible = "private" if self.private else "public, for everybody to see"
+        tense = "is" if self.exists else "will be"
+        if is_new and not confirm(f"{self.repo_id}: the repository {tense} {visible}"):
+            raise ValueError(f"{self.repo_id}: nothing was pushed")
+        if not self.exists:
+            self.api.create_repo(self.repo_id, private=True, exist_ok=True)
+        if changes:
+            report(f"{self.repo_id}: uploading {len(changes)} files")
+            message = f"Release {name}"
+            self.head = self.api.create_commit(
+                self.repo_id, changes, commit_message=message, parent_commit=self.head
+            ).oid
+        if name not in self.tags:
+            self.api.create_tag(self.repo_id, tag=name, revision=self.head)
+        if not self.exists and not private:
+            self.api.update_repo_settings(self.repo_id, private=False)
+        return is_new
 
 
 def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
@@ -200,84 +214,67 @@ def snippet(release: Release, repo_id: str, folder: str | Path) -> str:
     )
 
 
-def link_space(card: Path, space: str | None) -> bool:
-    """Put the link to a Space before the first section of a card that has none; whether it did."""
+def _adopt_card(card: Path, repo_id: str, base_model: str | None) -> str | None:
+    """Make a card that this library wrote for another repository one of this, with all that it says.
+
+    The card of `base_model` is removed, as it describes other weights.
+
+    Returns:
+        The revision that a card of this repository pins, if it does.
+    """
+    if not card.is_file():
+        return None
     text = card.read_text(encoding="utf-8")
-    if space is None or f"/spaces/{space})" in text:
-        return False
-    link = f"[Try it in its Space](https://huggingface.co/spaces/{space}), which shows its attention too.\n\n"
-    head = re.match(r"---\n.*?\n---\n", text, re.DOTALL)
-    section = re.compile(r"^## ", re.MULTILINE).search(text, head.end() if head else 0)
-    place = section.start() if section else len(text)
-    before = text[:place] if text[:place].endswith("\n\n") else f"{text[:place].rstrip()}\n\n"
-    write_text(card, f"{before}{link}{text[place:]}".rstrip() + "\n")
-    return True
-
-
-def _audience(repository: Repository, private: bool) -> str:
-    """Who will see a release."""
-    is_known = repository.exists and not repository.unfinished
-    tense = "is" if is_known else "will be"
-    if repository.private if is_known else private:
-        return f"{repository.repo_id}: the repository {tense} private"
-    advice = "" if is_known else "; --private keeps it to yourself"
-    return f"{repository.repo_id}: the repository {tense} public, for everybody to see{advice}"
-
-
-def _possible_revisions(repository: Repository, folder: Path, staging: Path, revision: str | None) -> list[str]:
-    """The tags that the release may have: the one that is asked for or that the card loads, else those of the newest
-    commit, of which it may be a repetition, and the next one."""
-    is_written = (staging / CARD_FILE).is_file()
-    text = (staging / CARD_FILE).read_text(encoding="utf-8") if is_written else ""
     loaded = {name for name in _LOADED.findall(text) if is_hub_id(name)}
-    if loaded and repository.repo_id not in loaded:
-        raise ValueError(
-            f"{folder / CARD_FILE}: is the card of {min(loaded)}, not of {repository.repo_id}; correct it, or delete "
-            f"it to have one written, with --base_model {min(loaded)} if the model was tuned from that"
-        )
-    pinned = _PINNED.findall(text)
-    if revision and pinned and revision not in pinned:
-        raise ValueError(
-            f"{folder / CARD_FILE}: loads revision {pinned[0]}, but {revision} is pushed; correct it, or delete "
-            "it to have a card written"
-        )
-    named = revision or next(filter(_REVISION.fullmatch, pinned), None)
-    return [named] if named else [*repository.head_tags(), repository.next_tag()]
+    if repo_id in loaded:
+        return next(iter(_PINNED.findall(text)), None)
+    if MARK in text and loaded:
+        other = min(loaded)
+        if other == base_model:
+            card.unlink()
+            return None
+        old, new = (name.rpartition("/")[2] for name in (other, repo_id))
+        text = re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", text.replace(other, repo_id), flags=re.M)
+        card.write_text(text, encoding="utf-8")
+    return None
 
 
-def _choose_revision(
-    repository: Repository, folder: Path, staging: Path, names: list[str]
-) -> tuple[str, list[Operation]]:
-    """The tag of the release and what a commit has to change for it; the texts that were written name this tag."""
-    written, previous = [name for name in (CARD_FILE, NOTEBOOK) if (staging / name).is_file()], names[0]
-    for name in names:
-        for file in written:
-            _replace_revision(staging / file, previous, name)
-        previous = name
-        changes = repository.changes(staging, partial(is_ours, is_released=bool(repository.tags)))
-        if not changes:
-            break
-    if name in repository.tags and (changes or repository.tags[name] != repository.head):
-        text = (folder / CARD_FILE).read_text(encoding="utf-8") if (folder / CARD_FILE).is_file() else ""
-        origin = f", which {folder / CARD_FILE} loads," if name in _PINNED.findall(text) else ""
-        raise ValueError(
-            f"{repository.repo_id}: revision {name}{origin} is taken by another release; choose another one"
-        )
-    return name, changes
+def _add_to_card(card: Path, revision: str | None, options: dict[str, Any]) -> None:
+    """Pin a revision in the examples of a card, name the base model in its metadata, and link the Space."""
+    if revision:
+        _pin(card, revision)
+    loaded = ModelCard.load(card, ignore_metadata_errors=True)
+    if (base_model := options.get("base_model")) and loaded.data.get("base_model") != base_model:
+        loaded.data.base_model, loaded.data.base_model_relation = base_model, "finetune"
+        loaded.save(card)
+    text, space = card.read_text(encoding="utf-8"), options.get("space")
+    if space and f"/spaces/{space})" not in text:
+        link = f"[Try it in its Space](https://huggingface.co/spaces/{space}), which shows its attention too.\n"
+        before, heading, after = text.partition("\n## ")
+        card.write_text(f"{before.rstrip()}\n\n{link}{heading}{after}", encoding="utf-8")
 
 
-def _replace_revision(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    for quoted in ('revision="{}"', r"revision=\"{}\""):  # in the notebook, which is JSON, the other way
-        text = text.replace(quoted.format(old), quoted.format(new))
-    path.write_text(text, encoding="utf-8")
+def _pin(path: Path, revision: str) -> None:
+    """Write a revision into the examples of a card, or of a notebook, whose quotation marks JSON escapes."""
+    if path.is_file():
+        text = re.sub(r"(revision=\\?[\"'])[^\"'\\]+", rf"\g<1>{revision}", path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
 
 
-def name_base_model(card: Path, base_model: str) -> None:
-    """Name in the metadata of a card, and nowhere else in it, the model that its model was tuned from."""
-    check = check_card(card)
-    check.data.base_model, check.data.base_model_relation = base_model, "finetune"
-    check.save(card)
+def _is_same(remote: Any, path: Path) -> bool:
+    """Whether a file of the Hub has the content of a file here."""
+    if remote is None:
+        return False
+    if remote.lfs is None:
+        return git_hash(path.read_bytes()) == remote.blob_id
+    with path.open("rb") as file:
+        return sha_fileobj(file).hex() == remote.lfs.sha256
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What changes where another program writes a file: its place on the disk, size and time."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextmanager

@@ -1,22 +1,23 @@
-"""Pushes the demo of a model as a Space beside it: an app with a server, or a page without one."""
+"""Pushes the demo of a model as a Space beside it, and adds a model to a collection."""
 
+import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 
 from reluformers.app import MARK, space_files
 
-from .hub_errors import hub_errors
-from .push import open_repository
-from .repository import Repository
+from .push import repository_info
+
+_SLUG = re.compile(r"[\w.-]+/[\w.-]+-[0-9a-f]{16,24}")
 
 
 def push_space(
     model_id: str, revision: str, *, licence: str = "apache-2.0", private: bool = False, api: HfApi | None = None
 ) -> str:
-    """Push the demo of a release as the Space MODEL_ID-demo, in one commit.
+    """Push the demo of a release as the Space MODEL_ID-demo.
 
     Args:
         model_id: of the model.
@@ -29,81 +30,71 @@ def push_space(
         Address of the Space.
 
     Raises:
-        ValueError: the Hub cannot be reached or refuses, the Space is somebody's own, or it is public and the
-            model is private.
+        ValueError: the Space is somebody's own.
     """
-
-    def write(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         for name, text in space_files(model_id, revision, licence=licence).items():
             Path(folder, name).write_text(text, encoding="utf-8")
-
-    return _push(write, model_id, f"{model_id}-demo", revision, "gradio", MARK, private, api or HfApi())
+        message = f"Show {model_id} {revision}"
+        return _push(folder, f"{model_id}-demo", message, "gradio", MARK, private, api or HfApi())
 
 
 def push_static_space(
-    folder: str | Path,
-    model_id: str,
-    revision: str,
-    *,
-    licence: str = "apache-2.0",
-    private: bool = False,
-    api: HfApi | None = None,
+    folder: str | Path, model_id: str, revision: str, *, licence: str, private: bool, api: HfApi | None = None
 ) -> str:
-    """Push a page that computes in the browser as the Space MODEL_ID-page, in one commit.
+    """Push a page that computes in the browser as the Space MODEL_ID-page.
 
     Args:
         folder: of the model, as it was released.
         model_id, revision, licence, private, api: as for `push_space`.
 
-    Returns:
-        Address of the Space.
-
     Raises:
         ValueError: as `push_space` and `export_page`.
     """
-    from reluformers.export.page import MARK, export_page  # its packages are an extra
+    from reluformers.export.page import MARK as PAGE_MARK
+    from reluformers.export.page import export_page  # its packages are an extra
 
-    def write(page: Path) -> None:
+    with tempfile.TemporaryDirectory() as page:
         export_page([folder], page, repo_id=model_id, licence=licence)
+        message = f"Show {model_id} {revision}"
+        return _push(page, f"{model_id}-page", message, "static", PAGE_MARK, private, api or HfApi())
 
-    return _push(write, model_id, f"{model_id}-page", revision, "static", MARK, private, api or HfApi())
 
-
-def _push(
-    write: Callable[[Path], None],
-    model_id: str,
-    space_id: str,
-    revision: str,
-    sdk: str,
-    mark: str,
-    private: bool,
-    api: HfApi,
-) -> str:
-    """Push what `write` puts into a folder, unless the Space is somebody's own."""
-    with tempfile.TemporaryDirectory() as temporary, hub_errors(api, space_id):
-        repository = open_repository(api, space_id, private, "space")
-        if repository.exists and not _was_cut_off(repository) and not _is_demo(repository, model_id, mark):
-            raise ValueError(
-                f"{space_id}: the name is taken by a Space that is no demo of {model_id} made by this command; rename "
-                f"or delete that Space, or leave --{'static_' if sdk == 'static' else ''}space out"
-            )
-        write(Path(temporary))
-        if not repository.exists:
-            repository.create(private, space_sdk=sdk)
-        if changes := repository.changes(Path(temporary), removable=lambda name: name != ".gitattributes"):
-            repository.commit(changes, f"Show {model_id} {revision}")
-        repository.finish(private)
+def _push(folder: str, space_id: str, message: str, sdk: str, mark: str, private: bool, api: HfApi) -> str:
+    """Push a folder, unless the Space is somebody's own; a new one is private until it is whole."""
+    space: dict[str, Any] = {"repo_id": space_id, "repo_type": "space"}
+    info = repository_info(api, **space)
+    if info and not _is_ours(info, mark):
+        raise ValueError(f"{space_id}: is a Space that this command did not make; rename it, or leave the Space out")
+    if info is None:
+        api.create_repo(**space, space_sdk=sdk, private=True)
+    api.upload_folder(**space, folder_path=folder, commit_message=message, delete_patterns="*")
+    if info is None and not private:
+        api.update_repo_settings(**space, private=False)
     return f"{api.endpoint}/spaces/{space_id}"
 
 
-def _was_cut_off(space: Repository) -> bool:
-    """Whether a Space looks like one that an earlier call has made and not filled."""
-    return space.unfinished or (space.private and space.is_blank)
+def _is_ours(info: Any, mark: str) -> bool:
+    """Whether a Space has the mark of this command in its metadata, or is one that a call has made and not filled."""
+    is_empty = info.private and {file.rfilename for file in info.siblings} <= {".gitattributes", "README.md"}
+    return is_empty or mark in ((info.card_data or {}).get("tags") or [])
 
 
-def _is_demo(space: Repository, model_id: str, mark: str) -> bool:
-    """Whether a Space is one that was made here for a model, by the metadata of its README.md."""
-    models, tags = space.card.get("models"), space.card.get("tags")
-    return model_id in (models if isinstance(models, list) else []) and mark in (
-        tags if isinstance(tags, list) else []
-    )
+def add_to_collection(api: HfApi, collection: str, repo_id: str, *, private: bool = False) -> str:
+    """Add a model to a collection, which is made if there is none of that title.
+
+    Args:
+        api: the client.
+        collection: slug, as it stands in the address of a collection, OWNER/TITLE-ID; or the title of one that belongs
+            to the owner of the model.
+        repo_id: of the model, "ORG/NAME"; one that is there already stays.
+        private: whether a new collection is private.
+
+    Returns:
+        Address of the collection.
+    """
+    slug = collection
+    if not _SLUG.fullmatch(collection):
+        owner = repo_id.partition("/")[0]
+        slug = api.create_collection(collection, namespace=owner, private=private, exists_ok=True).slug
+    return api.add_collection_item(slug, repo_id, "model", exists_ok=True).url

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,17 +130,6 @@ def load_tokenizers(
             return source, source
         folder = {"subfolder": TARGET_FOLDER}
         return source, AutoTokenizer.from_pretrained(name, **folder, trust_remote_code=trust_remote_code)
-
-
-def required_files(config: Mapping[str, Any]) -> list[str]:
-    """What the folder of a translation model must hold beside configuration, weights and code.
-
-    Args:
-        config: content of its config.json.
-    """
-    tokenizer = ["tokenizer.json", "tokenizer_config.json"]
-    target = [f"{TARGET_FOLDER}/{name}" for name in tokenizer] if config.get("decoder_vocab_size") else []
-    return [*tokenizer, *target, "generation_config.json"]
 
 
 def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, side: str = "source") -> None:

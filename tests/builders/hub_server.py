@@ -247,9 +247,12 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"url": url}, {}
 
     def _preupload_of(self, repo: Repo, repo_id: str, revision: str, _path: str, body: bytes):
+        known = {name: self._describe(content) for name, content in repo.commits[repo.find(revision)].items()}
+        digests = {name: found.get("lfs", {}).get("sha256", found["blobId"]) for name, found in known.items()}
         files = [
             {
                 "path": file["path"],
+                "oid": digests.get(file["path"]),  # by which a client sees what it need not commit
                 "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
                 "shouldIgnore": False,
             }

@@ -161,9 +161,3 @@ def test_escaped_text_reads_as_it_was_written(text):
 )
 def test_ordinary_text_stays_as_it_is(text):
     assert escape(text) == paragraph(text) == text
-
-
-@pytest.mark.parametrize("revision", ["v1`", "v1](x)", "<b>", "v1\n", "v1 ", "", "-v1", 'v"1'])
-def test_a_revision_that_is_no_name_is_refused(tmp_path, revision):
-    with pytest.raises(ValueError, match="revision"):
-        write_card(image_run(tmp_path / "run"), "someone/name", revision=revision)

@@ -89,7 +89,7 @@ def test_corpus_is_written_as_translation_data(tmp_path):
     for split, rows in (("train", corpus.train), ("validation", corpus.held_out)):
         loaded = load_translation_split({split: str(files[split])}, split, source_lang="en", target_lang="de")
         assert [(row["source"], row["target"]) for row in loaded] == [(row.source, row.target) for row in rows]
-    words = data_words({"train": str(files["train"])}, None)
+    words = data_words({"train": str(files["train"])})
     assert "CLDR" in words.name
     assert words.terms == "Unicode-3.0"
 

