@@ -124,7 +124,7 @@ setup(
     ext_modules=NATIVE,
     package_data={
         "reluformers": ["py.typed"],
-        "reluformers.model_cards": ["template.md"],
+        "reluformers.model_cards": ["template.md", "papers.bib"],
         "reluformers.app": ["README.md", "requirements.txt", "*.css", "*.js"],
         "reluformers.export": ["site/*"],
         "reluformers.images": ["card.md"],

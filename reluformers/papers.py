@@ -1,137 +1,61 @@
 """The papers behind the models, and which of their equations an attention computes."""
 
-from dataclasses import dataclass
+import re
+from importlib.resources import files
+from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
 from .configuration.configuration_attention import AttentionConfig
 
 
-@dataclass(frozen=True)
-class Paper:
-    """A paper on arXiv.
-
-    Args:
-        key: of its BibTeX entry.
-        title, authors, year: as on its first page; authors as BibTeX joins them.
-        arxiv: its number.
-    """
+class Paper(NamedTuple):
+    """A paper on arXiv, with its entry in model_cards/papers.bib."""
 
     key: str
     title: str
-    authors: str
-    year: int
     arxiv: str
+    bibtex: str
 
     @property
     def link(self) -> str:
         """Markdown link; the Hub makes its `arxiv:` tag of it."""
         return f"[{self.title}](https://arxiv.org/abs/{self.arxiv})"
 
-    @property
-    def bibtex(self) -> str:
-        """Entry of a bibliography."""
-        return (
-            f"@misc{{{self.key},\n"
-            f"  title         = {{{self.title}}},\n"
-            f"  author        = {{{self.authors}}},\n"
-            f"  year          = {{{self.year}}},\n"
-            f"  eprint        = {{{self.arxiv}}},\n"
-            "  archivePrefix = {arXiv}\n"
-            "}"
-        )
 
-
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where an attention comes from: a paper and the place in it."""
 
     paper: Paper
     place: str
 
 
-TRANSFORMER = Paper(
-    "vaswani2017attention",
-    "Attention Is All You Need",
-    "Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and Gomez, Aidan N. and "
-    "Kaiser, Lukasz and Polosukhin, Illia",
-    2017,
-    "1706.03762",
-)
-VISION_TRANSFORMER = Paper(
-    "dosovitskiy2020image",
-    "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
-    "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and Weissenborn, Dirk and Zhai, Xiaohua and "
-    "Unterthiner, Thomas and Dehghani, Mostafa and Minderer, Matthias and Heigold, Georg and Gelly, Sylvain and "
-    "Uszkoreit, Jakob and Houlsby, Neil",
-    2020,
-    "2010.11929",
-)
-RELUFORMER = Paper(
-    "shen2023study",
-    "A Study on ReLU and Softmax in Transformer",
-    "Shen, Kai and Guo, Junliang and Tan, Xu and Tang, Siliang and Wang, Rui and Bian, Jiang",
-    2023,
-    "2302.06461",
-)
-RELA = Paper(
-    "zhang2021sparse",
-    "Sparse Attention with Linear Units",
-    "Zhang, Biao and Titov, Ivan and Sennrich, Rico",
-    2021,
-    "2104.07012",
-)
-QKNORM = Paper(
-    "henry2020query",
-    "Query-Key Normalization for Transformers",
-    "Henry, Alex and Dachapally, Prudhvi Raj and Pawar, Shubham and Chen, Yuxuan",
-    2020,
-    "2010.04245",
-)
-RELU_VIT = Paper(
-    "wortsman2023replacing",
-    "Replacing softmax with ReLU in Vision Transformers",
-    "Wortsman, Mitchell and Lee, Jaehoon and Gilmer, Justin and Kornblith, Simon",
-    2023,
-    "2309.08586",
-)
-SPARSEMAX = Paper(
-    "martins2016softmax",
-    "From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label Classification",
-    "Martins, Andr{\\'e} F. T. and Astudillo, Ram{\\'o}n Fernandez",
-    2016,
-    "1602.02068",
-)
-ENTMAX = Paper(
-    "peters2019sparse",
-    "Sparse Sequence-to-Sequence Models",
-    "Peters, Ben and Niculae, Vlad and Martins, Andr{\\'e} F. T.",
-    2019,
-    "1905.05702",
-)
-SOFTPLUS = Paper(
-    "gao2025softplus",
-    "Softplus Attention with Re-weighting Boosts Length Extrapolation in Large Language Models",
-    "Gao, Bo and Spratling, Michael W.",
-    2025,
-    "2501.13428",
-)
+def _read_papers() -> dict[str, Paper]:
+    text = (files("reluformers.model_cards") / "papers.bib").read_text(encoding="utf-8")
+    papers = {}
+    for entry in text.strip().split("\n\n"):
+        fields = dict(re.findall(r"^  (\w+) += \{(.*)\}", entry, re.MULTILINE))
+        key = entry.partition("{")[2].partition(",")[0]
+        papers[key] = Paper(key, fields["title"], fields["eprint"], entry)
+    return papers
 
+
+PAPERS = _read_papers()
 # preset → paper and place
 _PRESETS = {
-    "softmax": Source(TRANSFORMER, "equation 1"),
-    "reluformer": Source(RELUFORMER, "equation 6"),
-    "relu": Source(RELUFORMER, "table 2, ReLU in place of softmax and nothing else"),
-    "rela": Source(RELA, "equations 3 and 4"),
-    "rela-i": Source(RELA, "equations 3 and 4, with a random initial gain"),
-    "rela-g": Source(RELA, "equations 3 and 5, the gated norm"),
-    "qknorm": Source(QKNORM, "equations 2 to 5"),
-    "relu-vit": Source(RELU_VIT, "ReLU divided by the sequence length"),
-    "relu-sum": Source(SOFTPLUS, "a positive activation and the sum of the row, here with ReLU"),
-    "sparsemax": Source(SPARSEMAX, "sparsemax in place of softmax"),
-    "entmax15": Source(ENTMAX, "1.5-entmax in place of softmax"),
+    "softmax": Source(PAPERS["vaswani2017attention"], "equation 1"),
+    "reluformer": Source(PAPERS["shen2023study"], "equation 6"),
+    "relu": Source(PAPERS["shen2023study"], "table 2, ReLU in place of softmax and nothing else"),
+    "rela": Source(PAPERS["zhang2021sparse"], "equations 3 and 4"),
+    "rela-i": Source(PAPERS["zhang2021sparse"], "equations 3 and 4, with a random initial gain"),
+    "rela-g": Source(PAPERS["zhang2021sparse"], "equations 3 and 5, the gated norm"),
+    "qknorm": Source(PAPERS["henry2020query"], "equations 2 to 5"),
+    "relu-vit": Source(PAPERS["wortsman2023replacing"], "ReLU divided by the sequence length"),
+    "relu-sum": Source(PAPERS["gao2025softplus"], "a positive activation and the sum of the row, here with ReLU"),
+    "sparsemax": Source(PAPERS["martins2016softmax"], "sparsemax in place of softmax"),
+    "entmax15": Source(PAPERS["peters2019sparse"], "1.5-entmax in place of softmax"),
 }
-_RELU_OF_IMAGES = Source(RELU_VIT, "figures 2 and 3, the exponent of the sequence length at 0")
+_RELU_OF_IMAGES = Source(PAPERS["wortsman2023replacing"], "figures 2 and 3, the exponent of the sequence length at 0")
 # preset and model_type → paper and place, where a family takes a preset from another paper
 _OF_FAMILIES = {
     ("relu", "vision_transformer"): _RELU_OF_IMAGES,

@@ -19,7 +19,7 @@ from .images.evaluation import ImageScorer
 from .images.processing import example_pixels
 from .images.recipe import ImageRecipe
 from .images.run import train_image_classification
-from .papers import TRANSFORMER, VISION_TRANSFORMER, Paper
+from .papers import PAPERS, Paper
 from .saved_models import can_open, load_config
 from .training.recipe import Recipe, override, read_sections
 from .translation import card as translation_card
@@ -85,7 +85,7 @@ TASKS = {
             main_metric="bleu",
             example_inputs=example_tokens,
             example="Two dogs are playing in the snow.",
-            architecture=TRANSFORMER,
+            architecture=PAPERS["vaswani2017attention"],
             speeds=("source_tokens_per_second", "target_tokens_per_second"),
             speed_unit="tokens/s",
             card=translation_card,
@@ -100,7 +100,7 @@ TASKS = {
             main_metric="accuracy",
             example_inputs=example_pixels,
             example="picture.png",
-            architecture=VISION_TRANSFORMER,
+            architecture=PAPERS["dosovitskiy2020image"],
             speeds=("images_per_second",),
             speed_unit="images/s",
             card=image_card,

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from reluformers.files import check_output_files, read_json, write_text
 from reluformers.papers import attention_source, formula
 from reluformers.training.run import CURVES_FILE, RECIPE_FILE
 
-from .card_tables import result_table, statistics_rows, training_rows
+from .card_tables import result_table, statistics_rows, training_words
 from .data_words import NOTHING_SAID, DataWords, data_words
 from .finished_run import FinishedRun, read_finished_run, read_recipe, read_results
-from .markdown import Markup, escape, paragraph, row
+from .markdown import Markup, code, escape, paragraph, row
 
 CARD_FILE = "README.md"
 ATTENTION_PICTURE = "attention.png"
@@ -134,7 +133,6 @@ def write_card(
         "examples": shown,
         "base_model": base_model,
         "space": given.space,
-        "source_url": _source_url(),
         **_described(run, dataset, given),
         **_measured(run, repo_id, dataset, given),
         **_pictures(Path(folder), run, place),
@@ -241,8 +239,9 @@ def _measured(run: FinishedRun, repo_id: str, dataset: str | None, given: CardOp
         recipe = read_recipe(Path(given.baseline).with_name(RECIPE_FILE))
     name = repo_id.rpartition("/")[2]
     return {
-        "training": training_rows(run, trained_on, given.hardware),
-        "has_recipe": bool(run.recipe),
+        "trained_on": trained_on,
+        "hardware": given.hardware or run.results.get("device"),
+        **training_words(run),
         "results": result_table(run, name, _scored_data(run, dataset), baseline, recipe),
     }
 
@@ -295,13 +294,6 @@ def known_licence(folder: str | Path) -> str:
     return "unknown" if start else "apache-2.0"  # weights of somebody else, who did not say, and our own
 
 
-def _source_url() -> str | None:
-    """Where the source of this library is, if the installed package says so."""
-    entries = (entry.partition(",") for entry in metadata("reluformers").get_all("Project-URL") or [])
-    names = ("source", "repository", "homepage")
-    return next((url.strip() for name, _, url in entries if name.strip().lower() in names), None)
-
-
 def _attentions(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """Title, source and formula of each site, or of all where they are alike."""
     sites = [site for site in config.sites if site != "pooling" or config.pooling == "attention"]
@@ -329,5 +321,5 @@ def _render(template: str, blocks: str, context: dict[str, Any]) -> str:
         finalize=escape,  # whatever is not marked as safe
     )
     quote = lambda text: Markup(json.dumps(str(text), ensure_ascii=False))  # noqa: E731 (as Python code spells a text)
-    environment.filters |= {"paragraph": paragraph, "row": row, "python": quote}
+    environment.filters |= {"code": code, "paragraph": paragraph, "row": row, "python": quote}
     return environment.get_template("card.md").render(context)

@@ -1,5 +1,6 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -62,31 +63,25 @@ def statistics_rows(report: AttentionReport) -> list[list[str]]:
     return [[name, *row.cells().values()] for name, row in statistics.items()]
 
 
-def training_rows(run: FinishedRun, data: str | None, hardware: str | None) -> list[tuple[str, str]]:
-    """How the model was trained, as far as its folder knows: label and value, as text or Markdown.
-
-    Args:
-        run: of the model.
-        data: the data set, as the card names it.
-        hardware: what it was trained on; None for what the run wrote down.
-    """
-    training, results = run.section("training"), run.results
-    rows = {
-        "data": _data(run, data),
-        "shape": run.task.card.describe_shape(run.config) if run.recipe else None,
-        **(run.task.card.describe_inputs(run.config, run.recipe) if run.recipe else {}),
-        "batch": _batch(training, results.get("device")),
-        "length": _length(run),
-        "optimizer": _optimizer(training),
-        "against overfitting": _regularization(run) if run.recipe else None,
-        "precision": next((name for name in ("bf16", "fp16") if training.get(name)), None),
-        "weights": _final_weights(training),
-        "seed": training.get("seed"),
-        "hardware": hardware or results.get("device"),
+def training_words(run: FinishedRun) -> dict[str, Any]:
+    """What the template says of the training, as far as the folder knows it."""
+    training, results, data = run.section("training"), run.results, run.section("data")
+    card, epochs = run.task.card, next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
+    length = [] if results.get("steps") is None else [f"{results['steps']:,} updates"]
+    if epochs is not None and not data.get("streaming"):  # whose log counts whole passes alone
+        length.append(f"{epochs:.3g} epochs")
+    shape = {"shape": card.describe_shape(run.config), **card.describe_inputs(run.config, run.recipe)}
+    return {
+        "recipe": run.recipe,
+        "said": defaultdict(lambda: None, training),
+        "train_name": source_name(data.get("train") or ("train" if data.get("path") else None)),
+        "device": str(results.get("device")),  # with " × " for several processes, as `Circumstances` has it
+        "shape": shape if run.recipe else {},
+        "length": length,
+        "regularization": _regularization(run) if run.recipe else [],
         "time": _duration(run.training_seconds),
         "software": ", ".join(f"{name} {results[name]}" for name in ("torch", "transformers") if name in results),
     }
-    return [(label, escape(value)) for label, value in rows.items() if value not in (None, "")]
 
 
 def _cells(evaluation: Evaluation) -> dict[str, str]:
@@ -139,54 +134,7 @@ def _value(recipe: Mapping[str, Any], section: str, key: str) -> Any:
     return source_name(value) if section == "data" and isinstance(value, str) else value
 
 
-def _data(run: FinishedRun, data: str | None) -> str | None:
-    section = run.section("data")
-    if data is None or not section:
-        return None
-    name = source_name(section.get("train") or ("train" if section.get("path") else None))
-    return Markup(f"{escape(data)}, {code(name)}") if name not in (None, data) else data
-
-
-def _batch(training: Mapping[str, Any], device: str | None) -> str | None:
-    accumulated = training.get("gradient_accumulation_steps") or 1
-    times = f", {accumulated} batches an update" if accumulated > 1 else ""
-    processes, separator, _ = str(device).partition(" × ")  # as `Circumstances` has them
-    if separator:
-        times = f" on each of {processes} processes{times}"
-    if training.get("max_tokens"):
-        return f"at most {training['max_tokens']:,} tokens, with padding{times}"
-    size = training.get("per_device_train_batch_size")
-    return None if size is None else f"{size}{times}"
-
-
-def _length(run: FinishedRun) -> str:
-    epochs = next((entry["epoch"] for entry in reversed(run.log) if "epoch" in entry), None)
-    steps = run.results.get("steps")
-    parts = [] if steps is None else [f"{steps:,} updates"]
-    if epochs is not None and not run.section("data").get("streaming"):  # whose log counts whole passes alone
-        parts.append(f"{epochs:.3g} epochs")
-    return ", ".join(parts)
-
-
-def _optimizer(training: Mapping[str, Any]) -> str | None:
-    if "learning_rate" not in training:
-        return None
-    schedule = training.get("schedule") or training.get("lr_scheduler_type")
-    meaning = "factor" if schedule == "noam" else "peak rate"
-    parts = [str(training.get("optim", "adamw")), f"{meaning} {training['learning_rate']:g}"]
-    parts += [str(schedule)] if schedule else []
-    warmup = training.get("warmup_steps") or 0
-    if warmup:  # below 1 it is a share of all updates
-        parts.append(f"{warmup:g} warm-up updates" if warmup >= 1 else f"warm-up over {warmup:.0%} of the updates")
-    values = {
-        "adam_beta2": "β₂ {:g}",
-        "weight_decay": "weight decay {:g}",
-        "max_grad_norm": "gradients clipped at {:g}",
-    }
-    return ", ".join([*parts, *(text.format(training[key]) for key, text in values.items() if training.get(key))])
-
-
-def _regularization(run: FinishedRun) -> str:
+def _regularization(run: FinishedRun) -> list[str]:
     names = ("dropout", "attention_dropout", "word_dropout", "drop_path_rate", "label_smoothing")
     values = {name.removesuffix("_rate").replace("_", " "): getattr(run.config, name, 0) for name in names}
     parts = [f"{name} {value:g}" for name, value in values.items() if value]
@@ -198,17 +146,7 @@ def _regularization(run: FinishedRun) -> str:
     parts += [name for name, key in (("flip", "flip"), ("RandAugment", "rand_augment")) if augmentation.get(key)]
     if augmentation.get("mixup"):
         parts.append(f"Mixup {augmentation['mixup']:g}")
-    return ", ".join(parts)
-
-
-def _final_weights(training: Mapping[str, Any]) -> str | None:
-    if (training.get("average_last") or 0) > 1:
-        return f"mean of the last {training['average_last']} checkpoints"
-    if training.get("ema_decay"):
-        return f"moving average, decay {training['ema_decay']:g}"
-    if training.get("load_best_model_at_end"):
-        return f"best checkpoint by {training.get('metric_for_best_model') or 'loss'}"
-    return "those of the last update" if training else None
+    return parts
 
 
 def _duration(seconds: float | None) -> str | None:

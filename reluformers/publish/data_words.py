@@ -37,7 +37,7 @@ def data_words(data: Mapping[str, Any], given: DataWords = NOTHING_SAID) -> Data
         source = next(iter(source.values())) if isinstance(source, dict) else source[0]
     place = Path(os.path.expanduser(str(source)))
     readme = (place if os.path.isdir(place) else place.parent) / "README.md"
-    # whatever stands there is perhaps no path at all; a README beside a lone file of the working folder may be about anything
+    # a README beside a lone file of the working folder may be about anything
     if source is None or place.parent == Path() or not os.path.isfile(readme):
         return given
     card = DatasetCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True)

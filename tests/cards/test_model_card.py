@@ -2,7 +2,6 @@
 
 import json
 import re
-from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -117,22 +116,6 @@ class TestWholeCard:
         config = seq2seq_config("qknorm", decoder_attention="softmax")
         path = write_card(write_run(tmp_path / "run", config), "someone/unknown")
         assert path.read_text(encoding="utf-8") == (PINNED / "card_unknown.md").read_text(encoding="utf-8")
-
-    @pytest.mark.parametrize(
-        ("project_url", "said"),
-        [
-            (None, "tree/main).\n"),
-            ("Documentation, https://docs.example", "tree/main).\n"),
-            ("Source, https://code.example", "tree/main), which come from [reluformers](https://code.example).\n"),
-        ],
-    )
-    def test_links_the_source_where_the_package_names_it(self, tmp_path, monkeypatch, project_url, said):
-        package = Message()
-        if project_url:
-            package["Project-URL"] = project_url
-        monkeypatch.setattr("reluformers.publish.card.metadata", lambda name: package)
-        text = write_card(write_run(tmp_path / "run", seq2seq_config("softmax")), "someone/unknown").read_text()
-        assert f"[this\nrepository](https://huggingface.co/someone/unknown/{said}" in text
 
     def test_the_hub_reads_the_results(self, tmp_path):
         data = ModelCard.load(write_full_card(tmp_path)).data

@@ -1,5 +1,6 @@
 """The papers and formulas that cards name."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import reluformers
 from reluformers import seq2seq_config, vision_config
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS, AttentionConfig
 from reluformers.families import FAMILIES
-from reluformers.papers import QKNORM, RELA, RELU_VIT, RELUFORMER, attention_source, formula
+from reluformers.papers import PAPERS, attention_source, formula
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_preset_has_a_paper_and_a_formula(preset):
     attention = AttentionConfig.parse(preset)
     source = attention_source(attention, seq2seq_config("softmax"))
-    assert source.paper.arxiv in source.paper.bibtex
+    assert re.fullmatch(r"\d{4}\.\d{5}", source.paper.arxiv)
+    assert source.paper.bibtex.startswith(f"@misc{{{source.paper.key},")
+    assert source.paper.bibtex.endswith("\n}")
     assert "variant" not in source.place
     assert formula(attention, 64)[1].startswith(f"weight  s_ij = {attention.activation}(z_ij)")
 
@@ -76,6 +79,7 @@ def test_an_attention_of_no_name_varies_that_of_its_family():
 def test_the_citation_file_names_the_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     titles = {reference["title"] for reference in citation["references"]}
-    assert {paper.title for paper in (RELUFORMER, RELA, QKNORM, RELU_VIT)} <= titles
+    ours = ("shen2023study", "zhang2021sparse", "henry2020query", "wortsman2023replacing")
+    assert {PAPERS[key].title for key in ours} <= titles
     assert len(titles) == 5
     assert citation["version"] == reluformers.__version__

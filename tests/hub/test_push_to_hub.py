@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from builders.commands import refusal_of
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
@@ -21,6 +21,7 @@ from builders.saved_models import save_classifier, save_translator
 from reluformers.publish import push
 from reluformers.publish.push import Release, push_to_hub, snippet
 from reluformers.publish.release import foreign_code, select_files
+from reluformers.saved_code.registry import save_payload
 from reluformers.tasks import TASKS
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -138,6 +139,7 @@ def test_a_card_of_ours_goes_into_ones_own_account(tmp_path, hub, unchecked, mon
     task = "translation" if name.startswith("tatoeba") else "image-classification"
     monkeypatch.setattr(push, "check_folder", lambda staging: CHECKED._replace(task=task))
     folder = Path(shutil.copytree(MODELS / name, tmp_path / "run"))
+    save_payload(AutoConfig.from_pretrained(folder), folder)  # of today
     old = (folder / "README.md").read_text()
     assert push_to_hub(folder, "acme/mine", api=client(hub)).revision == "v1"
     card = pushed(hub, "acme/mine")["README.md"].decode()
