@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .records import RunRecord, load_records
+from .records import LOSS, RunRecord, load_records, mean_nats
 from .statistics import Difference, RankDifference, Run, SeedModel, row_draws
 from .tables import row_key
 from .tasks import task_named
 
 LEVEL = 0.05  # of verdicts
-LOSS = "loss"  # on the validation set: the measure that decides
 # what may differ between rows whose seeds are those of the same batches in the same order
 _FREE = {"training": ("seed", "learning_rate"), "data": ("scale_length_percentile",)}
 
@@ -79,6 +78,10 @@ class Evidence:
             return RankDifference(*values)
         return model.difference(first, second, self._test_variance(first, second, measure))
 
+    def has_rows(self, first: str, second: str, measure: str) -> bool:
+        """Whether the interval of a difference has the part of the rows that the two are scored on."""
+        return all(self._draws(key, measure) is not None for key in (first, second))
+
     def is_apart(self, key: str, measure: str) -> bool:
         """Whether a row spreads more between seeds than those of its schedule, so that its variance is its own."""
         model = self._model(self._schedules[key], measure)
@@ -104,14 +107,14 @@ class Evidence:
     def _test_variance(self, first: str, second: str, measure: str) -> float:
         """Variance of the difference of two rows over draws of the test rows; 0 of what has one value a run."""
         draws = [self._draws(key, measure) for key in (first, second)]
-        return 0.0 if draws[0] is None else float(np.var(draws[0] - draws[1]))
+        return 0.0 if any(each is None for each in draws) else float(np.var(draws[0] - draws[1]))
 
     def _draw(self, key: str, measure: str) -> np.ndarray | None:
         """Mean score of a row's runs for each draw of test rows."""
         scored = [record for record in self.of_row(key) if measure in record.counts]
         if not scored:
             return None
-        score = task_named(scored[0].recipe["task"]).scorer.scores_of_sums()[measure]
+        score = task_named(scored[0].recipe["task"]).scorer.scores_of_sums().get(measure, mean_nats)
         return np.mean([row_draws(record.counts[measure], score) for record in scored], axis=0)
 
 

@@ -1,23 +1,19 @@
-"""A page of tables: blocks that are written anew from the records, and the list of all claims."""
+"""Pages of results: blocks that are written anew from the records."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from reluformers.evaluation.attention_statistics import MISSING
-from reluformers.evaluation.results import markdown_table
+from reluformers.evaluation.results import listed, markdown_table
 
-from .evidence import LOSS
-from .report import HOLDS, OPEN, TableReport, Verdict
-from .tables import Claim
+from .report import HOLDS, NO_LEAD, OPEN, TableReport, Verdict
+from .tables import SCORE, Claim
 
 _BEGIN = "<!-- table: "
 _BLOCK = re.compile(rf"({_BEGIN}(\S+) (\S+) -->\n)(?:(?!{_BEGIN}).)*?(<!-- end of table -->)", re.DOTALL)
-_CLAIMS = re.compile(r"(<!-- claims -->\n).*?(<!-- end of claims -->)", re.DOTALL)
-FAILS = "does not"  # `REVERSED`, `TOO_SMALL` or `DIFFERS`
-_MARKS = {HOLDS: "✓", OPEN: "?"}
-# folder of a table's file → what its claims are
-_ORIGINS = {"open": "questions of our own", "causal": "claims about causal models"}
+_OUTCOMES = {HOLDS: "✓", "contradicted": "✗", NO_LEAD: "≈", OPEN: "?"}
+PAPERS, OURS, CAUSAL = "claims of papers", "questions of ours", "claims about causal models"
 
 
 def tables_in(text: str) -> list[tuple[str, str]]:
@@ -30,81 +26,84 @@ def replace_tables(text: str, tables: Mapping[tuple[str, str], str]) -> str:
 
     Args:
         text: of the page.
-        tables: (name, setting) → Markdown; blocks of others stay as they are.
+        tables: (name, setting) → Markdown, of all its blocks.
 
     Raises:
-        ValueError: the page has no block for one of `tables`, or one that is not as above.
+        ValueError: the page has a block that is not as above.
     """
-    blocks = tables_in(text)
-    if text.count(_BEGIN) != len(blocks):
-        raise ValueError(
-            f"the page has a line with {_BEGIN!r}, but not NAME SETTING --> behind it and an end below it"
-        )
-    missing = tables.keys() - set(blocks)
-    if missing:
-        raise ValueError(
-            f"the page has no line <!-- table: {' '.join(min(missing))} --> with an end of table below it"
-        )
-
-    def written(found: re.Match) -> str:
-        markdown = tables.get((found[2], found[3]))
-        return found[0] if markdown is None else f"{found[1]}{markdown}{found[4]}"
-
-    return _BLOCK.sub(written, text)
+    if text.count(_BEGIN) != len(tables_in(text)):
+        raise ValueError(f"a line with {_BEGIN!r} has no NAME SETTING --> behind it, or no end below it")
+    return _BLOCK.sub(lambda found: f"{found[1]}{tables[found[2], found[3]]}{found[4]}", text)
 
 
-def replace_claims(text: str, reports: Sequence[TableReport]) -> str:
-    """A page with what stands between `<!-- claims -->` and `<!-- end of claims -->`, if it has that, written anew."""
-    return _CLAIMS.sub(lambda found: f"{found[1]}{claims_table(reports)}{found[2]}", text)
+def replace_block(text: str, name: str, content: str) -> str:
+    """A page with what stands between `<!-- NAME -->` and `<!-- end of NAME -->`, if it has that, written anew."""
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    return block.sub(lambda found: f"{found[1]}{content}{found[2]}", text)
 
 
 def judged(report: TableReport) -> dict[Claim, dict[str, Verdict]]:
-    """Claims of a table about the score that have runs of both rows."""
+    """Claims of a table that have runs of both rows."""
+    found = {claim: (verdicts, next(iter(verdicts.values()))) for claim, verdicts in report.verdicts.items()}
     return {
-        claim: found
-        for claim, found in report.verdicts.items()
-        if LOSS in found and (found[LOSS].difference is not None or found[LOSS].verdict != OPEN)
+        claim: verdicts
+        for claim, (verdicts, first) in found.items()
+        if first.difference is not None or first.verdict != OPEN
     }
 
 
-def claims_table(reports: Sequence[TableReport]) -> str:
-    """How many claims hold; then a line for each, with its lead by loss and the verdict of each measure."""
-    lines, contradicted, by_origin, by_score = [], [], {}, Counter()
+def counts(reports: Sequence[TableReport]) -> str:
+    """How many claims have which outcome, by whose claims they are."""
+    by_loss: dict[str, Counter] = {PAPERS: Counter(), OURS: Counter(), CAUSAL: Counter()}
+    by_score, of_statistics, contradicted = Counter(), Counter(), []
     for report in reports:
-        own = judged(report)
-        if not own:
-            continue
-        counts = [Counter(_kind(found[measure]) for found in own.values()) for measure in report.measures]
-        origin = _ORIGINS.get(report.table.name.partition("/")[0], "claims of the papers")
-        by_origin.setdefault(origin, Counter()).update(counts[0])
-        for count in counts[1:2]:
-            by_score.update(count)
-        main, *second = map(_marks, counts)
-        lines.append([f"**{report.table.title}** (`{report.table.name}`)", main, "", *[*second, MISSING][:2]])
-        for claim, found in own.items():
+        for claim, found in judged(report).items():
+            if claim.measure != SCORE:
+                of_statistics[found[claim.measure].outcome] += 1
+                continue
             main, *second = (found[measure] for measure in report.measures)
-            lead = MISSING if main.difference is None else report.difference_text(main.difference, LOSS)
-            lines.append([claim.text, _mark(main), lead, *[*map(_mark, second), MISSING][:2]])
-            if any({_kind(main), _kind(verdict)} == {HOLDS, FAILS} for verdict in second):
-                contradicted.append(f"`{claim.text}` ({report.table.name} {report.setting})")
-    by_loss = "; ".join(f"of {total.total()} {origin} {_shares(total)}" for origin, total in by_origin.items())
-    said = f"By the loss, {by_loss}. By BLEU or accuracy, of {by_score.total()} of them {_shares(by_score)}.\n"
+            by_loss[_origin(report, claim)][main.outcome] += 1
+            if second and _origin(report, claim) == PAPERS:
+                by_score[second[0].outcome] += 1
+            if any({main.outcome, verdict.outcome} == {HOLDS, "contradicted"} for verdict in second):
+                contradicted.append(f"{claim.words} ({report.table.name}, {report.setting})")
+    lines = [[f"{name}, by loss", *_row(count)] for name, count in by_loss.items()]
+    lines += [["claims of papers, by BLEU or accuracy", *_row(by_score)]]
+    lines += [["claims about statistics of the attention", *_row(of_statistics)]]
+    text = markdown_table(["", *_OUTCOMES, "together"], lines)
     if contradicted:
-        said += f"Loss and BLEU or chrF contradict each other on {len(contradicted)}: {'; '.join(contradicted)}.\n"
-    return f"{said}\n{markdown_table(['claim', 'by loss', 'lead, nats', 'by BLEU or accuracy', 'by chrF'], lines)}"
+        text += f"\nLoss and BLEU or chrF answer in opposite ways: {listed(contradicted)}.\n"
+    return text
 
 
-def _shares(count: Counter) -> str:
-    return f"{count[HOLDS]} hold, {count[FAILS]} do not and {count[OPEN]} are open"
+def claims_table(reports: Sequence[TableReport]) -> str:
+    """A table of claims for each report, with the lead by loss and the outcome by each measure."""
+    parts = []
+    for report in reports:
+        lines = []
+        for claim, found in judged(report).items():
+            words = f"{claim.words}{' (ours)' if claim.is_ours else ''}"
+            measures = report.measures if claim.measure == SCORE else [claim.measure]
+            main, *second = (found[measure] for measure in measures)
+            lead = MISSING
+            if main.difference is not None:
+                lead = report.difference_text(main.difference, measures[0])
+            notes = f" ({', '.join(main.notes)})" if main.notes else ""
+            lines.append([words, f"{_mark(main)}{notes}", lead, *[*map(_mark, second), MISSING, MISSING][:2]])
+        if lines:
+            parts.append(f"### {report.table.title} (`{report.table.name}`, {report.setting})\n")
+            parts.append(markdown_table(["claim", "by loss", "lead", "by BLEU or accuracy", "by chrF"], lines))
+    return "\n".join(parts)
 
 
-def _marks(count: Counter) -> str:
-    return f"{count[HOLDS]} ✓ {count[FAILS]} ✗ {count[OPEN]} ?"
+def _origin(report: TableReport, claim: Claim) -> str:
+    source = report.table.name.partition("/")[0]
+    return CAUSAL if source == "causal" else OURS if source == "open" or claim.is_ours else PAPERS
+
+
+def _row(count: Counter) -> list[str]:
+    return [*(str(count[outcome]) for outcome in _OUTCOMES), str(count.total())]
 
 
 def _mark(verdict: Verdict) -> str:
-    return f"{_MARKS.get(verdict.verdict, '✗')} {verdict.verdict}"
-
-
-def _kind(verdict: Verdict) -> str:
-    return verdict.verdict if verdict.verdict in (HOLDS, OPEN) else FAILS
+    return f"{_OUTCOMES[verdict.outcome]} {verdict.verdict}"

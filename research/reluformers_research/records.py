@@ -30,6 +30,8 @@ FORMAT_VERSION = 1
 # columns of text: `datasets.Json` rounds numbers to 15 digits when it reads them
 _JSON = ("recipe", "evaluate", "evaluation", "results", "data", "log")
 _COUNTS = "_counts"
+LOSS = "loss"  # on the validation set: the measure that decides
+UNITS = 1_000_000  # counts are whole numbers: of nats, millionths
 _SHARD_BYTES = 60_000_000  # in memory; compressed, a fifth of it
 # a chunk is cut by what it holds, so that a run more changes few bytes of a file
 _CHUNKS = {"min_chunk_size": 1 << 14, "max_chunk_size": 1 << 16}
@@ -53,7 +55,8 @@ class RunRecord:
         memory: peak of the process, or of the GPU, in GiB.
         tokens_per_second: median of the training log in the task's unit, with everything that ran beside it.
         diverged: why training stopped without weights to score; then there is no evaluation.
-        counts: metric → statistics of the test set's rows [rows, columns], int64, of `Scorer.row_statistics`.
+        counts: metric → statistics of the test set's rows [rows, columns], int64, of `Scorer.row_statistics`;
+            beside them `LOSS`, millionths of nats and tokens of the validation set's rows, where the run kept them.
         translations: of the test set.
     """
 
@@ -244,6 +247,11 @@ def gather(source: Path, folder: Path) -> int:
     return len(runs)
 
 
+def mean_nats(sums: np.ndarray) -> float:
+    """Nats a token of sums of millionths of nats and tokens."""
+    return float(sums[0] / sums[1] / UNITS)
+
+
 @functools.cache
 def _schema(*tasks: str) -> pa.Schema:
     """Columns of the Parquet files of some tasks."""
@@ -251,6 +259,7 @@ def _schema(*tasks: str) -> pa.Schema:
     text, number, whole = pa.string(), pa.float64(), pa.int64()
     # millionths of nats of a long row pass 2³²; words and letters do not
     count = pa.uint32() if library.TASKS.keys() >= set(tasks) else pa.uint64()
+    counts = dict.fromkeys(metrics, count) | {LOSS: pa.uint64()}
     return pa.schema(
         {
             "name": text,
@@ -263,7 +272,7 @@ def _schema(*tasks: str) -> pa.Schema:
             "tokenizer": text,
             **dict.fromkeys(("seconds", "processor_seconds", "memory", "tokens_per_second"), number),
             "diverged": text,
-            **dict.fromkeys((metric + _COUNTS for metric in metrics), pa.list_(pa.list_(count))),
+            **{name + _COUNTS: pa.list_(pa.list_(kind)) for name, kind in counts.items()},
             "translations": pa.list_(text),
         }
     )

@@ -11,22 +11,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from huggingface_hub.utils.sha import sha_fileobj
+from torch.nn import functional
 
 from reluformers.commands.terminal import hide_unwatched_progress
+from reluformers.data.batches import IGNORED_LABEL
 from reluformers.data.names import source_name
 from reluformers.data.sources import check_apart, check_files
 from reluformers.errors import DivergenceError, run_main
 from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
+from reluformers.saved_models import to_accelerator
 from reluformers.training.checkpoints import checkpoints_of
 from reluformers.training.meter import median_speed
 from reluformers.training.recipe import Recipe
 from reluformers.training.run import LOG_FILE
 
-from .records import RunRecord, has_record
+from .records import LOSS, UNITS, RunRecord, has_record
 from .tables import public_sections
 from .tasks import Task, task_named
 
@@ -113,24 +118,47 @@ def _run(job: Job) -> None:
         processor_seconds=None if is_resumed else round(time.process_time(), 1),
         memory=round(peak_memory() / 2**30, 3),
         tokens_per_second=median_speed(log, task.speeds),
-        counts=scorer.row_statistics(scorer.answers),
+        counts=scorer.row_statistics(scorer.answers) | validation_losses(task, recipe, job),
         translations=scorer.answers if isinstance(scorer.answers, list) else None,
     )
     record.save(Path(job.records))
     print(f"{job.name}: {task.main_metric} {record.score:.4f}")
 
 
-def scoring_options(task: Task, recipe: Recipe, job: Job) -> ScoringOptions:
-    """Options of `reluformers evaluate` for the test set of a recipe.
+def validation_losses(task: Task, recipe: Recipe, job: Job) -> dict[str, np.ndarray]:
+    """`LOSS` → millionths of nats and tokens of each row of the validation set, where there is one.
+
+    Rows are in the order of `Scorer.attention_batches`, which is that of all runs of the same data.
+    """
+    if "validation" not in recipe.data.sources() or task.main_metric == LOSS:
+        return {}
+    scorer = task.scorer(scoring_options(task, recipe, job, "validation"))
+    scorer.load()
+    to_accelerator(scorer.model).eval()
+    found = []
+    for batch in scorer.attention_batches():
+        inputs = {name: tensor.to(scorer.model.device) for name, tensor in batch.items()}
+        with torch.inference_mode():
+            logits = scorer.model(**inputs).logits.float()
+        labels = inputs["labels"]
+        losses = functional.cross_entropy(logits.movedim(-1, 1), labels, reduction="none").view(len(labels), -1)
+        counted = labels.view(len(labels), -1) != IGNORED_LABEL
+        sums = (UNITS * losses.double().sum(1)).round(), counted.sum(1)
+        found.append(torch.stack([part.long().cpu() for part in sums], dim=1))
+    return {LOSS: torch.cat(found).numpy()}
+
+
+def scoring_options(task: Task, recipe: Recipe, job: Job, split: str = "test") -> ScoringOptions:
+    """Options of `reluformers evaluate` for the test set of a recipe, or another split.
 
     Raises:
         ValueError: an option is not known.
     """
-    data = recipe.data
+    data, source = recipe.data, recipe.data.sources()[split]
     if data.path is None:
-        places = {"data": {"test": data.test}, "split": "test", "data_config": None, "data_revision": None}
+        places = {"data": {split: source}, "split": split, "data_config": None, "data_revision": None}
     else:
-        places = {"data": data.path, "split": data.test, "data_config": data.name, "data_revision": data.revision}
+        places = {"data": data.path, "split": source, "data_config": data.name, "data_revision": data.revision}
     usual = task.scorer.options_class.own_fields()
     for name in job.evaluate:
         if name not in usual:

@@ -6,7 +6,7 @@ docs/research/tables.md says which procedures, and why.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -66,6 +66,10 @@ class Difference:
         half = self.error * stats.t.ppf((1 + LEVEL) / 2, self.degrees)
         return float(self.value - half), float(self.value + half)
 
+    def widened(self, factor: float) -> "Difference":
+        """The same with so many times the standard error."""
+        return replace(self, error=factor * self.error)
+
     def chance_below(self, bound: float) -> float:
         """p-value of "the difference is at most `bound`"."""
         return float(stats.t.sf((self.value - bound) / self.error, self.degrees))
@@ -121,6 +125,10 @@ class RankDifference:
     def chance_above(self, bound: float) -> float:
         """p-value of "the difference is at least `bound`"."""
         return self._chance(bound, "less")
+
+    def widened(self, factor: float) -> "RankDifference":
+        """Itself: it has no standard error."""
+        return self
 
     def smallest_effect(self, level: float) -> None:
         """None: it depends on a distribution that is not known."""

@@ -22,6 +22,7 @@ from .tasks import MEASURES, task_named
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SCORE = "score"
 _CLAIM = re.compile(r"(?:(?P<measure>\w+): )?(?P<first>\S+) (?P<relation>>=|<=|>|<|~) (?P<second>\S+)")
+_RELATIONS = {">": "is better than", ">=": "is not worse than", "~": "is level with"}
 _SPLITS = ("train", "validation", "test")
 _PLACES = ("path", "name", "revision", *_SPLITS)
 
@@ -36,6 +37,7 @@ class Claim:
             margin; `"~"`, they differ by less than the margin.
         measure: `SCORE`, the validation loss and beside it the task's metrics, or one of `MEASURES`.
         text: the claim as it is written.
+        is_ours: whether no source makes it: a question that we ask of its rows.
     """
 
     first: str
@@ -43,9 +45,17 @@ class Claim:
     relation: str
     measure: str
     text: str
+    is_ours: bool = False
+
+    @property
+    def words(self) -> str:
+        """The claim as a sentence."""
+        if self.measure != SCORE:
+            return f"{self.measure.replace('_', ' ')} of `{self.first}` is greater than that of `{self.second}`"
+        return f"`{self.first}` {_RELATIONS[self.relation]} `{self.second}`"
 
     @classmethod
-    def parse(cls, text: str) -> "Claim":
+    def parse(cls, text: str, is_ours: bool = False) -> "Claim":
         """Read "relu < softmax" or "entropy: softmax > relu".
 
         Raises:
@@ -59,7 +69,7 @@ class Claim:
         first, relation, second = found["first"], found["relation"], found["second"]
         if relation.startswith("<"):
             first, second, relation = second, first, relation.replace("<", ">")
-        return cls(first, second, relation, measure, text)
+        return cls(first, second, relation, measure, text, is_ours)
 
 
 @dataclass(frozen=True)
@@ -106,11 +116,10 @@ class Table:
         title: what it is, with source and number.
         rows: by name.
         settings: by name; `"paper"` is the source's own.
-        claims: what the source says of the rows.
+        claims: what the source says of the rows, and what we ask of them.
         margin: the smallest difference of the metrics that matters, in their unit.
         baseline: the row that others are compared with; rows "GROUP/NAME" are with "GROUP/BASELINE".
         evaluate: further options of `reluformers evaluate`.
-        axis: what the numbers in the names of the rows are, where the source has a figure.
     """
 
     name: str
@@ -122,7 +131,6 @@ class Table:
     margin: float
     baseline: str
     evaluate: dict[str, Any]
-    axis: str | None = None
 
     @classmethod
     def load(cls, name: str) -> "Table":
@@ -145,7 +153,7 @@ class Table:
 
     @classmethod
     def _from_dict(cls, path: Path, values: dict[str, Any]) -> "Table":
-        allowed = ("title", "rows", "grid", "settings", "claims", "margin", "baseline", "evaluate", "axis")
+        allowed = ("title", "rows", "grid", "settings", "claims", "questions", "margin", "baseline", "evaluate")
         for key in values:
             check_name(key, allowed, "key")
         for key in ("title", "settings", "margin", "baseline"):
@@ -153,6 +161,7 @@ class Table:
                 raise ValueError(f"{key} is missing")
         rows = _rows(values.get("rows") or {}) | _grid(values.get("grid") or {})
         claims = [Claim.parse(text) for text in values.get("claims") or []]
+        claims += [Claim.parse(text, is_ours=True) for text in values.get("questions") or []]
         for row in (name for claim in claims for name in (claim.first, claim.second)):
             check_name(row, rows, "row")
         length = _parts(values["baseline"])
@@ -169,7 +178,6 @@ class Table:
             margin=float(values["margin"]),
             baseline=values["baseline"],
             evaluate=dict(values.get("evaluate") or {}),
-            axis=values.get("axis"),
         )
 
     def baseline_of(self, row: str) -> str:

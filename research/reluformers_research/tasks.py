@@ -64,7 +64,7 @@ TASKS = {name: _of_library(task) for name, task in library.TASKS.items()} | {
             "sink_rate": ("sinks", ".0%"),
             "sink_rate_absolute": ("sinks by weight", ".0%"),
             "largest_sink": ("largest sink", ".1%"),
-            "largest_sink_absolute": ("by weight", ".1%"),
+            "largest_sink_absolute": ("by weight", ".3f"),
             "kurtosis": ("kurtosis", ".1f"),
             "zeros": ("zeros", ".1%"),
             "null_rate": ("null rows", ".1%"),

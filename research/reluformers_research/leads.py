@@ -1,0 +1,123 @@
+"""The first table of the results: the lead of each attention on softmax in each laboratory, and its picture."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import yaml
+from matplotlib.figure import Figure
+
+from reluformers.evaluation.attention_statistics import MISSING
+from reluformers.evaluation.plotting import clear_frame, save_figure
+from reluformers.evaluation.results import METRICS, markdown_table
+
+from .evidence import Evidence
+from .records import LOSS
+from .report import signed
+from .statistics import Difference, RankDifference
+from .tables import RECIPES, Table, row_key
+from .tasks import task_named
+
+PLACES = RECIPES / "leads.yaml"
+
+
+@dataclass(frozen=True)
+class Lead:
+    """An attention in a laboratory.
+
+    Args:
+        loss: mean over seeds, nats.
+        difference: how much lower it is than that of the row it is compared with; None of that row, or of one seed.
+        has_rows: whether the interval has the part of the rows that the loss is measured on.
+        score: mean of BLEU or accuracy, as it is written; empty where the loss is the score.
+        zeros: mean share of exactly zero weights.
+        seeds: how many.
+    """
+
+    loss: float
+    difference: Difference | RankDifference | None
+    has_rows: bool
+    score: str
+    zeros: float
+    seeds: int
+
+    def __str__(self) -> str:
+        if self.difference is None:
+            lead = f"loss {self.loss:.3f}" if self.seeds > 1 else "one seed"
+        else:
+            low, high = self.difference.interval
+            lead = f"{signed(self.difference.value, '{:.3f}'.format)} ± {(high - low) / 2:.3f}"
+            lead = f"**{lead}**" if low > 0 or high < 0 else lead
+        return "; ".join(filter(None, [lead, self.score, f"{self.zeros:.0%} zeros" if self.zeros >= 0.005 else ""]))
+
+
+def find_leads(evidence: Evidence) -> dict[str, dict[str, Lead]]:
+    """Laboratory → attention → lead, as recipes/leads.yaml names them; what has no run is left out."""
+    found: dict[str, dict[str, Lead]] = {}
+    for laboratory, attentions in yaml.safe_load(PLACES.read_text(encoding="utf-8")).items():
+        usual = attentions["softmax"]
+        for attention, place in attentions.items():
+            own, _, other = place.partition(" over ")
+            baseline = f"{own.rpartition(' ')[0]} {other}" if other else usual
+            if lead := _lead(evidence, own, baseline):
+                found.setdefault(laboratory, {})[attention] = lead
+    return found
+
+
+def _lead(evidence: Evidence, place: str, baseline: str) -> Lead | None:
+    key, other = map(_key_of, (place, baseline))
+    losses, zeros = evidence.values(key, LOSS), evidence.values(key, "zeros")
+    if not losses:
+        return None
+    metric = task_named(evidence.of_row(key)[0].recipe["task"]).main_metric
+    score = ""
+    if metric != LOSS:
+        mean = fmean(evidence.values(key, metric))
+        score = f"{mean:.1f} BLEU" if metric == "bleu" else METRICS[metric].format(mean)
+    difference = None if key == other else evidence.difference(key, other, LOSS)
+    has_rows = evidence.has_rows(key, other, LOSS)
+    return Lead(fmean(losses), difference, has_rows, score, fmean(zeros) if zeros else 0.0, len(losses))
+
+
+def _key_of(place: str) -> str:
+    name, setting, row = place.split(" ")
+    table = Table.load(name)
+    return row_key(table.recipe(setting, table.rows[row], seed=1))
+
+
+def leads_table(leads: Mapping[str, Mapping[str, Lead]]) -> str:
+    """A line for each attention, a column for each laboratory."""
+    attentions = dict.fromkeys(attention for column in leads.values() for attention in column)
+    lines = [[name, *(str(column.get(name, MISSING)) for column in leads.values())] for name in attentions]
+    return markdown_table(["", *leads], lines)
+
+
+def plot_leads(leads: Mapping[str, Mapping[str, Lead]], path: Path) -> Path:
+    """Draw each lead with its interval, a panel for each laboratory.
+
+    Args:
+        leads: as `find_leads` gives them.
+        path: .png or .svg.
+    """
+    names = [name for name in dict.fromkeys(one for column in leads.values() for one in column) if name != "softmax"]
+    figure = Figure(figsize=(2 * len(leads), 0.4 * len(names) + 1.2), layout="constrained")
+    for axis, (laboratory, column) in zip(
+        figure.subplots(1, len(leads), sharex=True, sharey=True), leads.items(), strict=True
+    ):
+        for place, name in enumerate(names):
+            lead = column.get(name)
+            if lead is None or lead.difference is None:
+                continue
+            low, high = lead.difference.interval
+            colour = "#0072B2" if low > 0 else "#D55E00" if high < 0 else "#777777"
+            axis.plot([low, high], [place, place], color=colour, linewidth=2)
+            axis.plot(lead.difference.value, place, "o" if low > 0 else "X" if high < 0 else "|", color=colour)
+        axis.axvline(0, color="#888888", linewidth=0.8, zorder=0)
+        axis.set_title(laboratory.replace(", ", "\n").replace(" of ", "\nof "), fontsize=9)
+        axis.tick_params(labelsize=8)
+        clear_frame(axis)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel("lead on softmax, nats, with its 95 % interval", fontsize=9)
+    return save_figure(figure, path)
