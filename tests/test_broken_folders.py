@@ -290,7 +290,6 @@ def command_lines(folder, place):
         "convert": ["convert", folder, place / "converted"],
         "convert back": ["convert", folder, place / "converted", "--back"],
         "average": ["average", place / "run", "--last", "1", "--output", place / "averaged"],
-        "merge": ["merge", folder, "--output", place / "merged"],
         "card": ["card", folder, "--repo_id", "acme/tiny", "--output", place / "card"],
         "check": ["check", folder],
         "app": ["app", folder],
@@ -299,7 +298,7 @@ def command_lines(folder, place):
 
 
 COMMANDS = [
-    *("evaluate", "analyse", "align", "filter", "convert", "convert back", "average", "merge", "card", "check", "app"),
+    *("evaluate", "analyse", "align", "filter", "convert", "convert back", "average", "card", "check", "app"),
     "train",
 ]
 
@@ -385,7 +384,7 @@ def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path)
 def test_a_recipe_with_a_huge_size_is_refused(tmp_path, capsys, option):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry_run"]
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run"]
     assert option.partition("=")[0] in refusal_of(capsys, *arguments, f"model.{option}")
 
 
@@ -394,7 +393,7 @@ def test_a_recipe_without_named_outputs_is_refused(tmp_path, capsys):
         (tmp_path / f"{side}.jsonl").write_text(f'{{"source": "a {side}", "target": "b"}}\n' * 20)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run", "--dry_run"]
+    arguments = ["train", recipe, "--output_dir", tmp_path / "run"]
     assert "return_dict" in refusal_of(capsys, *arguments, "model.return_dict=false")
 
 

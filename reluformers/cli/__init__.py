@@ -21,7 +21,6 @@ COMMANDS = {
     "compare": "put finished runs side by side",
     "convert": "turn a model of transformers or timm into one of ours, or back",
     "average": "average the last checkpoints of a run",
-    "merge": "make one folder of a checkpoint in pieces",
     "card": "write the model card of a finished run",
     "check": "make sure that a saved model still computes what it did",
     "export": "write a saved model as ONNX, or as a page that needs no server",

@@ -55,12 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="stop after N evaluations without a better one: training.early_stopping_patience",
     )
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="train 20 updates and print parameters, memory, tokens and time of the whole run; write nothing but the "
-        "cache of datasets",
-    )
 
 
 def read_recipe(options: argparse.Namespace) -> Recipe:
@@ -108,12 +102,8 @@ def run(options: argparse.Namespace) -> None:
     recipe = read_recipe(options)
     if shows_progress() and not any(text.startswith("training.disable_tqdm=") for text in options.overrides):
         recipe.training["disable_tqdm"] = False  # recipes ask for lines because of files
-    if options.dry_run and options.resume is not None:
-        raise ValueError("--dry_run estimates a whole run: leave --resume out")
     try:
-        task_named(recipe.task).train(
-            recipe, options.output_dir, resume=options.resume, dry_run=options.dry_run, report=report
-        )
+        task_named(recipe.task).train(recipe, options.output_dir, resume=options.resume, report=report)
     except Exception as error:
         if not is_disk_full(error):
             raise

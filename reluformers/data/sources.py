@@ -1,6 +1,5 @@
 """Where the rows of a split lie, for sentence pairs and for images alike: on the Hub, in a folder or in files."""
 
-import hashlib
 import itertools
 import logging
 import os
@@ -12,10 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, IterableDataset, ReadInstruction, Value, load_dataset, load_dataset_builder
+from datasets import Dataset, Features, IterableDataset, ReadInstruction, Value, load_dataset
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
-from fsspec.core import url_to_fs
 
 from reluformers.errors import describe_error
 from reluformers.files import check_name
@@ -27,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 # images of 100 KB of so many rows are held at once
 _PARQUET_ROWS = 1000
-_END = 64 * 1024  # bytes
 # more than any data set has
 _MANY_ROWS = 10**12
 
@@ -203,49 +200,6 @@ def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | Iterab
         raise ValueError(
             f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
         ) from error
-
-
-def hub_files(name: str, split: str, options: dict[str, Any]) -> list[str]:
-    """Addresses of the files of a split on the Hub, as `read_hub` reads them.
-
-    Raises:
-        ValueError: the Hub does not give them.
-    """
-    try:
-        files = load_dataset_builder(name, **options).config.data_files or {}
-    except (ValueError, RuntimeError, OSError, DatasetsError) as error:
-        raise ValueError(f"{name}, split {split!r}: the Hub does not list its files ({reason(error)})") from error
-    files = {str(part): addresses for part, addresses in files.items()}
-    return [address for part in split.split("+") for address in files.get(part.strip(), ())]
-
-
-def describe_file(place: str) -> dict[str, Any]:
-    """What tells a file from others without reading all of it.
-
-    Args:
-        place: path, or address on the Hub.
-
-    Returns:
-        `size`, and `sha256` of the first and the last 64 KB; of a file on the Hub its `id` there, which is that of its
-        content.
-
-    Raises:
-        ValueError: it cannot be reached.
-    """
-    try:
-        if "://" not in place:
-            with open(place, "rb") as file:
-                size = os.path.getsize(place)
-                ends = file.read(_END)
-                file.seek(max(0, size - _END))
-                return {"size": size, "sha256": hashlib.sha256(ends + file.read(_END)).hexdigest()}
-        system, path = url_to_fs(place)
-        info = system.info(path)
-    except OSError as error:
-        raise ValueError(f"{place}: cannot be reached ({describe_error(error)})") from error
-    names = (info.get(name) for name in ("blob_id", "xet_hash", "ETag"))
-    known = {"size": info.get("size"), "id": next(filter(None, names), None)}
-    return {name: value for name, value in known.items() if value is not None}
 
 
 def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:

@@ -1,16 +1,14 @@
 """Rows that do not fit on the machine, in batches: shards in random order, a block of rows at a time.
 
-`datasets` reads the shards and finds its place in them again. Its shuffle buffer is not used, since what lies in it is
-lost on resuming: rows are mixed within blocks that start at a known place, so that a place and a number of batches are
-all that a checkpoint needs.
+`datasets` reads the shards; rows are mixed within blocks. A run that goes on begins with the shard in which its last
+block began, so that some rows of that shard come twice in an epoch.
 """
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +21,15 @@ from reluformers.files import write_json
 _PIECE = 10_000
 
 
+class Block(NamedTuple):
+    """Rows of one epoch, and where they come from: which block of the epoch, and in which of its shards it begins."""
+
+    rows: Dataset
+    epoch: int
+    number: int
+    shard: int
+
+
 class BlockStream:
     """The blocks of rows of one process, epoch after epoch without end, each row once in every epoch.
 
@@ -31,76 +38,57 @@ class BlockStream:
     themselves and never wait for each other.
 
     Args:
-        dataset: streamed rows; their place in a shard is kept by `datasets`.
+        dataset: streamed rows.
         rows: of a block, at least; up to 10,000 more, and fewer at the end of an epoch.
         seed: of the order of the shards.
         rank: index of this process.
         world_size: number of processes.
-
-    Raises:
-        ValueError: an epoch has no rows for this process.
     """
 
     def __init__(self, dataset: IterableDataset, rows: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
         self.dataset = dataset.with_format("arrow")
         self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
         self.has_own_shards = dataset.num_shards % world_size == 0
-        self.epoch = self.block = self.shard = 0
-        self._stream: IterableDataset | None = None
-        self._pieces: Iterator[pa.Table] = iter(())
-        # in the shard, behind the last piece; `datasets` does not know it between loading a place and reading on
-        self._place: dict[str, Any] | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next block begins, as JSON has it."""
-        return {"epoch": self.epoch, "block": self.block, "shard": self.shard, "place": self._place}
+    def blocks(self, epoch: int = 0, number: int = 0, shard: int = 0) -> Iterator[Block]:
+        """Yield blocks from a shard of an epoch on.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self.epoch, self.block, self.shard = (state[name] for name in ("epoch", "block", "shard"))
-        self._stream, self._place = None, state["place"]
+        Args:
+            epoch: to begin with.
+            number: of the first block in its epoch.
+            shard: of the epoch's order.
 
-    def __iter__(self) -> Iterator[Dataset]:
-        """Yield blocks; a block has rows of one epoch."""
+        Raises:
+            ValueError: an epoch has no rows for this process.
+        """
         while True:
-            pieces, rows = [], 0
-            while rows < self.rows and (piece := self._next_piece()) is not None:
+            pieces, begin, is_whole = [], shard, number == shard == 0
+            for at, piece in self._pieces(epoch, shard):
+                begin = begin if pieces else at
                 pieces.append(piece)
-                rows += len(piece)
-            if rows:
-                self.block += 1
-                yield Dataset(pa.concat_tables(pieces, promote_options="default"))
-            elif not self.block:
+                if sum(map(len, pieces)) >= self.rows:
+                    yield Block(_joined(pieces), epoch, number, begin)
+                    pieces, number = [], number + 1
+            if pieces:
+                yield Block(_joined(pieces), epoch, number, begin)
+            elif is_whole and number == 0:
                 raise ValueError(f"process {self.rank} of {self.world_size} finds no rows; check the data")
-            if self.shard == len(self._order()):
-                self.epoch, self.block, self.shard = self.epoch + 1, 0, 0
+            epoch, number, shard = epoch + 1, 0, 0
 
-    def _next_piece(self) -> pa.Table | None:
-        """Rows of this process, of the shard at hand or the next; None at the end of the epoch."""
-        order = self._order()
-        while self.shard < len(order):
-            if self._stream is None:
-                self._open(order[self.shard])
-            if (table := next(self._pieces, None)) is not None:
-                self._place = copy.deepcopy(self._stream.state_dict())
-                if self.has_own_shards:
-                    return table
-                share = np.arange(self.rank, len(table), self.world_size)
-                if len(share):
-                    return table.take(share)
-            else:
-                self.shard, self._stream, self._place = self.shard + 1, None, None
-        return None
+    def _pieces(self, epoch: int, first: int) -> Iterator[tuple[int, pa.Table]]:
+        """Rows of this process in an epoch from a shard on, and the shard that each piece is of."""
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.dataset.num_shards)
+        order = order[self.rank :: self.world_size] if self.has_own_shards else order
+        for at in range(first, len(order)):
+            for table in self.dataset.shard(self.dataset.num_shards, int(order[at])).iter(batch_size=_PIECE):
+                if not self.has_own_shards:
+                    table = table.take(np.arange(self.rank, len(table), self.world_size))
+                if len(table):
+                    yield at, table
 
-    def _open(self, shard: int) -> None:
-        self._stream = self.dataset.shard(self.dataset.num_shards, int(shard))
-        if self._place is not None:
-            self._stream.load_state_dict(copy.deepcopy(self._place))
-        self._pieces = self._stream.iter(batch_size=_PIECE)
 
-    def _order(self) -> np.ndarray:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.dataset.num_shards)
-        return order[self.rank :: self.world_size] if self.has_own_shards else order
+def _joined(pieces: list[pa.Table]) -> Dataset:
+    return Dataset(pa.concat_tables(pieces, promote_options="default"))
 
 
 class BatchStream(Iterable[Any]):
@@ -112,8 +100,8 @@ class BatchStream(Iterable[Any]):
         make_sampler: of prepared rows and a seed, the rows of each batch.
         collate: makes a batch of a list of rows.
 
-    Raises:
-        ValueError: nothing is left of a whole epoch.
+    Attributes:
+        state: epoch, number and shard of the block at hand, as JSON has them; a stream goes on from what it is given.
     """
 
     def __init__(
@@ -124,58 +112,43 @@ class BatchStream(Iterable[Any]):
         collate: Callable[[list], Any],
     ):
         self.blocks, self.prepare, self.make_sampler, self.collate = blocks, prepare, make_sampler, collate
-        self._state = {"block": blocks.state_dict(), "batches": 0}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The beginning of the block at hand, and how many of its batches were given."""
-        return self._state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; to be called before iterating."""
-        self._state = state
+        self.state = {"epoch": 0, "number": 0, "shard": 0}
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches."""
-        given = self._state["batches"]
-        self.blocks.load_state_dict(self._state["block"])
-        blocks = iter(self.blocks)
+        """Yield batches.
+
+        Raises:
+            ValueError: nothing is left of a whole epoch.
+        """
+        blocks = self.blocks.blocks(**self.state)
         with ThreadPoolExecutor(1) as worker:
             following = worker.submit(self._next_block, blocks)
             while True:
-                begin, seed, rows = following.result()
+                block, rows = following.result()
                 following = worker.submit(self._next_block, blocks)
-                for number, batch in enumerate(self.make_sampler(rows, seed), start=1):
-                    if number > given:
-                        self._state = {"block": begin, "batches": number}
-                        yield self.collate(rows.__getitems__(batch))
-                given = 0
+                entropy = np.random.SeedSequence((self.blocks.seed, block.epoch, block.number))
+                self.state = {"epoch": block.epoch, "number": block.number, "shard": block.shard}
+                for batch in self.make_sampler(rows, int(entropy.generate_state(1)[0])):
+                    yield self.collate(rows.__getitems__(batch))
 
-    def _next_block(self, blocks: Iterator[Dataset]) -> tuple[dict[str, Any], int, Dataset]:
-        """Where the next block that is not empty begins, its seed and its rows."""
-        first_epoch = self.blocks.epoch
-        while self.blocks.epoch <= first_epoch + 1:
-            begin = self.blocks.state_dict()
-            block = next(blocks)
-            if self.blocks.epoch > begin["epoch"]:
-                begin = {"epoch": self.blocks.epoch, "block": 0, "shard": 0, "place": None}
-            rows = self.prepare(block)
+    def _next_block(self, blocks: Iterator[Block]) -> tuple[Block, Dataset]:
+        """The next block of which something is left, and its rows."""
+        first = None
+        for block in blocks:
+            rows = self.prepare(block.rows)
             if len(rows):
-                entropy = np.random.SeedSequence((self.blocks.seed, begin["epoch"], begin["block"]))
-                return begin, int(entropy.generate_state(1)[0]), rows
-        raise ValueError(
-            "cleaning leaves no row of the stream; check the data, data.max_length and data.max_length_ratio"
-        )
+                return block, rows
+            first = block.epoch if first is None else first
+            if block.epoch > first + 1:
+                break
+        raise ValueError("cleaning leaves no row of the stream; check data.max_length and data.max_length_ratio")
 
 
 def save_position(stream: BatchStream, folder: str | Path, rank: int) -> None:
     """Write into a checkpoint where the stream of a process stands."""
-    write_json(_position_file(folder, rank), stream.state_dict())
+    write_json(Path(folder, f"stream_{rank}.json"), stream.state)
 
 
 def load_position(stream: BatchStream, folder: str | Path, rank: int) -> None:
-    """Go on where a process stood at a checkpoint."""
-    stream.load_state_dict(json.loads(_position_file(folder, rank).read_text(encoding="utf-8")))
-
-
-def _position_file(folder: str | Path, rank: int) -> Path:
-    return Path(folder, f"stream_{rank}.json")
+    """Go on with the shard in which a process stood at a checkpoint."""
+    stream.state = json.loads(Path(folder, f"stream_{rank}.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Training runs of image classifiers."""
+"""Training of image classifiers, from a recipe to a folder that opens anywhere."""
 
 import logging
 from collections.abc import Callable
@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoModelForImageClassification, PreTrainedModel, ViTImageProcessorPil
+from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
 from reluformers.conversion.convert import open_processor
 from reluformers.conversion.start import open_start, spread_batches, start_model
 from reluformers.data.sources import check_apart, naming
 from reluformers.evaluation.plotting import plot_confusion_matrix
-from reluformers.training.dry_run import estimate
+from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.meter import median_speed
-from reluformers.training.run import TaskRun
+from reluformers.training.run import Run, open_run
+from reluformers.training.transfer import add_transfer
 
 from .augmentation import ImageCollator
 from .batches import check_images
@@ -36,7 +37,6 @@ def train_image_classification(
     output_dir: str | Path,
     *,
     resume: str | Path | None = None,
-    dry_run: bool = False,
     report: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Train an image classifier, evaluate it and save everything that belongs to it.
@@ -49,7 +49,6 @@ def train_image_classification(
             `log_history.json`, `results.json`, `curves.png` and `confusion_matrix.png` (of the test set, else of the
             validation set).
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
-        dry_run: write nothing, and return what the run would take: see `training.dry_run.estimate`.
         report: takes lines for the user.
 
     Returns:
@@ -60,9 +59,26 @@ def train_image_classification(
     Raises:
         ValueError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
-    if dry_run:
-        return estimate(_ImageRun, recipe, report)
-    return _ImageRun(recipe, output_dir, report).run(resume)
+    with open_run(recipe, output_dir, resume, report) as run:
+        with run.args.main_process_first(local=False):
+            splits = load_splits(recipe.data)
+        classes = class_names(splits["train"])
+        if len(classes) < 2:  # which transformers takes for a regression
+            raise ValueError(f"data.train has one class, {classes[0]!r}, but there must be two to tell apart")
+        counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
+        run.report(f"images of {len(classes)} classes: {counts}")
+        if recipe.data.check_images and run.is_first:
+            for name, split in splits.items():
+                with naming(f"data.{name}"):
+                    check_images(split, run.args.dataloader_num_workers, show_progress=not run.args.disable_tqdm)
+        described = {name: splits[name] for name in ("train", "validation") if name in splits}
+        run.begin({name: {"classes": classes, **describe_images(split)} for name, split in described.items()})
+        model, new_labels = build_model(recipe, splits["train"], run.checkpoint, run.report)
+        run.claim(model)
+        trainer = build_trainer(recipe, run.args, splits, model, new_labels)
+        run.train(trainer)
+        splits.pop("train")
+        return run.save(trainer, _score(run, trainer, splits))
 
 
 def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
@@ -90,86 +106,68 @@ def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
     return splits
 
 
-class _ImageRun(TaskRun):
-    """What is peculiar to images: classes, the image processor, accuracy."""
+def build_model(
+    recipe: ImageRecipe, train: Dataset, checkpoint: Path | None, report: Callable[[str], None] = logger.info
+) -> tuple[PreTrainedModel, dict[str, Any] | None]:
+    """A model for the recipe and the classes, and the labels of its head if that is fresh on another body.
 
-    recipe: ImageRecipe
+    Args:
+        recipe: of the run.
+        train: training set, on some of whose rows an exchanged attention is fitted.
+        checkpoint: where the run goes on, if it does; there is nothing to fit then.
+        report: takes lines for the user.
+    """
+    id2label = dict(enumerate(class_names(train)))
+    labels = {"id2label": id2label, "label2id": {name: label for label, name in id2label.items()}}
+    if recipe.start is None:
+        return AutoModelForImageClassification.from_config(recipe.model_config(**labels)), None
+    new_labels = labels if open_start(recipe.start).fields.get("id2label") != id2label else None
+    if new_labels:
+        report("the classes are others than those of model.start: the head starts anew")
+    count = recipe.calibration_rows if checkpoint is None else 0
+    batches = spread_batches(train, count, ImageCollator(_processor(recipe)), _CALIBRATION_BATCH)
+    options = {**recipe.start_options, **labels}
+    return start_model(**options, batches=batches, new_head=new_labels is not None, report=report), new_labels
 
-    def prepare(self, checkpoint: Path | None) -> None:
-        """Splits and the names of their classes."""
-        splits = load_splits(self.recipe.data)
-        self.classes = class_names(splits["train"])
-        if len(self.classes) < 2:
-            raise ValueError(f"data.train has one class, {self.classes[0]!r}, but there must be two to tell apart")
-        counts = ", ".join(f"{name} {len(split):,}" for name, split in splits.items())
-        self.report(f"images of {len(self.classes)} classes: {counts}")
-        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best == "top5_accuracy" and len(self.classes) <= 5:
-            raise ValueError(
-                f"training.metric_for_best_model is {best}, which {len(self.classes)} classes do not have"
-            )
-        if self.recipe.data.check_images and self.args.process_index == 0:
-            for name, split in splits.items():
-                with naming(f"data.{name}"):
-                    check_images(split, self.args.dataloader_num_workers, show_progress=not self.args.disable_tqdm)
-        self.train, self.evaluation = splits.pop("train"), splits
 
-    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
-        """A model for the recipe and the classes."""
-        id2label = dict(enumerate(self.classes))
-        label2id = {name: label for label, name in id2label.items()}
-        if self.recipe.start is not None:
-            return self._start_model(checkpoint, {"id2label": id2label, "label2id": label2id})
-        return AutoModelForImageClassification.from_config(
-            self.recipe.model_config(id2label=id2label, label2id=label2id)
-        )
+def _processor(recipe: ImageRecipe) -> BaseImageProcessor:
+    """The image processor of the model that the recipe starts from, if it has one, else the usual one."""
+    processor = None if recipe.start is None else open_processor(open_start(recipe.start))
+    return build_image_processor(recipe.model_config()) if processor is None else processor
 
-    def _start_model(self, checkpoint: Path | None, labels: dict[str, dict]) -> PreTrainedModel:
-        """The model that the recipe starts from, with a fresh head for other classes than its own."""
-        self.has_new_head = open_start(self.recipe.start).fields.get("id2label") != labels["id2label"]
-        if self.has_new_head:
-            self.report("the classes are others than those of model.start: the head starts anew")
-        count = self.recipe.calibration_rows if checkpoint is None else 0
-        batches = spread_batches(self.train, count, ImageCollator(self._processor()), _CALIBRATION_BATCH)
-        options = {**self.recipe.start_options, **labels}
-        return start_model(**options, batches=batches, new_head=self.has_new_head, report=self.report)
 
-    def _processor(self) -> ViTImageProcessorPil:
-        """The image processor of the model that the recipe starts from, if it has one, else the usual one."""
-        processor = None if self.recipe.start is None else open_processor(open_start(self.recipe.start))
-        return build_image_processor(self.recipe.model_config()) if processor is None else processor
+def build_trainer(
+    recipe: ImageRecipe,
+    args: TaskTrainingArguments,
+    splits: dict[str, Dataset],
+    model: PreTrainedModel,
+    new_labels: dict[str, Any] | None = None,
+) -> ImageTrainer:
+    """A trainer with the model's image processor."""
+    trainer = ImageTrainer(
+        model,
+        args,
+        train_dataset=splits["train"],
+        eval_dataset=splits.get("validation"),
+        processing_class=_processor(recipe),
+        augmentation=recipe.augmentation,
+    )
+    add_transfer(trainer, recipe, new_labels)
+    return trainer
 
-    def build_trainer(self, model: PreTrainedModel) -> ImageTrainer:
-        """A trainer with the model's image processor."""
-        return ImageTrainer(
-            model,
-            self.args,
-            train_dataset=self.train,
-            eval_dataset=self.evaluation.get("validation"),
-            processing_class=self._processor(),
-            augmentation=self.recipe.augmentation,
-        )
 
-    def describe_data(self) -> dict[str, dict[str, Any]]:
-        """Classes, labels and a sample of the images."""
-        splits = {"train": self.train, "validation": self.evaluation.get("validation")}
-        return {
-            name: {"classes": self.classes, **describe_images(split)}
-            for name, split in splits.items()
-            if split is not None
-        }
-
-    def evaluate(self, trainer: ImageTrainer) -> dict[str, Any]:
-        """Accuracy and loss of every evaluation split, and the speed of training."""
-        results: dict[str, Any] = {}
-        if speed := median_speed(trainer.state.log_history, ("images_per_second",)):
-            results["images_per_second"] = speed
-        for name, dataset in self.evaluation.items():
-            metrics = trainer.evaluate(dataset, metric_key_prefix=name)
-            keys = (f"{name}_{metric}" for metric in ("accuracy", "top5_accuracy", "loss"))
-            results |= {key: metrics[key] for key in keys if key in metrics}
-            self.report(f"{name}: accuracy {results[f'{name}_accuracy']:.2%}, loss {results[f'{name}_loss']:.3f}")
-        if self.evaluation and trainer.is_world_process_zero() and len(self.classes) <= MOST_DRAWN_CLASSES:
-            matrix = trainer.classified.confusion_matrix(len(self.classes))
-            plot_confusion_matrix(matrix, self.classes, self.output_dir / CONFUSION_FILE, title=f"{name} set")
-        return results
+def _score(run: Run, trainer: ImageTrainer, splits: dict[str, Dataset]) -> dict[str, Any]:
+    """Accuracy and loss of every evaluation split, and the speed of training."""
+    scores: dict[str, Any] = {}
+    if speed := median_speed(trainer.state.log_history, ("images_per_second",)):
+        scores["images_per_second"] = speed
+    for name, dataset in splits.items():
+        metrics = trainer.evaluate(dataset, metric_key_prefix=name)
+        keys = (f"{name}_{metric}" for metric in ("accuracy", "top5_accuracy", "loss"))
+        scores |= {key: metrics[key] for key in keys if key in metrics}
+        run.report(f"{name}: accuracy {scores[f'{name}_accuracy']:.2%}, loss {scores[f'{name}_loss']:.3f}")
+    classes = list(trainer.model.config.id2label.values())
+    if splits and run.is_first and len(classes) <= MOST_DRAWN_CLASSES:
+        matrix = trainer.classified.confusion_matrix(len(classes))
+        plot_confusion_matrix(matrix, classes, run.output_dir / CONFUSION_FILE, title=f"{name} set")
+    return scores

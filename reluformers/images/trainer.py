@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
+from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.data.batching import PerProcessDataLoader, SeededBatchSampler
 from reluformers.training.arguments import TaskTrainingArguments
@@ -72,23 +73,14 @@ class ImageTrainer(TaskTrainer):
         self,
         model: nn.Module,
         args: TaskTrainingArguments,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
         *,
         processing_class: BaseImageProcessor,
         augmentation: Augmentation | None = None,
         **options: Any,
     ):
         self.training_collator = ImageCollator(processing_class, augmentation, num_labels=model.config.num_labels)
-        super().__init__(
-            model,
-            args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            data_collator=ImageCollator(processing_class),
-            **options,
-        )
+        options.setdefault("data_collator", ImageCollator(processing_class))
+        super().__init__(model, args, processing_class=processing_class, count=count_images, **options)
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of this process, in a new order and with new random changes each epoch."""
@@ -120,32 +112,27 @@ class ImageTrainer(TaskTrainer):
         """Weights of linear maps and convolutions; none of biases, norms, positions and learned tokens."""
         return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _KERNELS)]
 
-    @staticmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`images`."""
-        images = inputs["pixel_values"]
-        # where the statistics of the model are, which are added up beside it
-        return {"images": images.new_full((), len(images), dtype=torch.float32)}
-
     def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
         """6 · parameters · patches; `Trainer` takes every number of a picture for a token."""
         images, _, height, width = inputs["pixel_values"].shape
         patches = images * height * width // self.model.config.patch_size**2
         return 6 * patches * self.model.num_parameters(exclude_embeddings=True)
 
-    def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
-        """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1)."""
-        self.classified = self.classify(dataset)
+    def evaluation_loop(
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> EvalLoopOutput:
+        """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1) of the whole set."""
+        with self.evaluating():
+            self.classified = self._classify(dataloader)
         metrics = {"loss": self.classified.loss, "accuracy": self.classified.accuracy()}
         if self.model.config.num_labels > _TOP:
             metrics["top5_accuracy"] = self.classified.accuracy(_TOP)
-        return metrics
+        return self.evaluated(metrics, metric_key_prefix, len(self.classified.labels))
 
-    @torch.no_grad()
-    def classify(self, dataset: Dataset) -> Classified:
-        """Run the model over a data set, each process its share; every process gets the whole result."""
+    def _classify(self, dataloader: DataLoader) -> Classified:
+        """Run the model over the share of this process; every process gets the whole result."""
         loss, tops, labels = 0.0, [], []
-        for batch in self.get_eval_dataloader(dataset):
+        for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             outputs = self.model(**inputs)
             logits = outputs.logits.float()
@@ -156,3 +143,10 @@ class ImageTrainer(TaskTrainer):
         losses, tops, labels = zip(*(parts if self.accelerator.is_fsdp2 else gather_object(parts)), strict=True)
         top, true = (np.concatenate([part for share in parts for part in share]) for parts in (tops, labels))
         return Classified(sum(losses) / len(true), top, true)
+
+
+def count_images(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`images` of a batch."""
+    images = inputs["pixel_values"]
+    # where the statistics of the model are, which are added up beside it
+    return {"images": images.new_full((), len(images), dtype=torch.float32)}

@@ -1,7 +1,7 @@
-"""The checkpoints of a run: written whole or not at all, verified before the run goes on from one.
+"""The checkpoints of a run: each counts only when it is complete, and is verified before anything goes on from it.
 
-A checkpoint holds `manifest.json`: size and SHA-256 of each of its files and the record of its run. It is filled in a
-folder beside, brought to the disk and renamed, so that no kill leaves a part of one under its name.
+A checkpoint holds `manifest.json`: size and SHA-256 of each of its files and the record of its run. It is written
+last, when everything else is on the disk; while the folder is filled, an empty file marks it as unfinished.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,23 @@ from huggingface_hub.utils.sha import sha_fileobj
 from torch import Tensor
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from reluformers.files import replace_directory, sync, write_text
+from reluformers.files import sync, write_text
 from reluformers.saved_models import TOKENIZER_FILES
 
-from .lock import LOCK_FILE, OWNER_FILE
+from .lock import LOCK_FILE
 
 logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
-# where checkpoints lie until they are whole
-UNFINISHED_FOLDER = ".unfinished"
+# in a checkpoint that is being written
+UNFINISHED_FILE = ".unfinished"
 # folders of what training did not go on from
 _ASIDE = "set_aside"
 # patterns of what belongs to the training of one checkpoint and not to its model
 TRAINING_FILES = ("*.pt", "*.pth", "*.bin", "stream_*.json", "trainer_state.json", MANIFEST_FILE)
 # all that a run writes before its first checkpoint
-_WRITTEN_AT_START = {
-    LOCK_FILE,
-    OWNER_FILE,
-    UNFINISHED_FOLDER,
-    "recipe.yaml",
-    "target_tokenizer",
-    *TOKENIZER_FILES,
-}
+_WRITTEN_AT_START = {LOCK_FILE, "recipe.yaml", "target_tokenizer", *TOKENIZER_FILES}
 
 
 def step_of(folder: str | Path) -> int | None:
@@ -52,53 +44,45 @@ def step_of(folder: str | Path) -> int | None:
 
 
 def checkpoints_of(run_folder: str | Path) -> list[Path]:
-    """The folders `checkpoint-<step>` of a run, by step, also links, wherever they lead, be it to nothing.
-
-    Whoever copies one to another name keeps the copy.
-    """
-    found = Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    folders = [path for path in found if path.is_dir() or path.is_symlink()]
-    return sorted((path for path in folders if step_of(path) is not None), key=step_of)
+    """The folders `checkpoint-<step>` of a run by step, but for unfinished ones."""
+    found = (path for path in Path(run_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(path) is not None)
+    folders = [path for path in found if path.is_dir() and not (path / UNFINISHED_FILE).exists()]
+    return sorted(folders, key=step_of)
 
 
 def rotate_checkpoints(run_folder: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints above the limit, but neither the last nor the best one.
-
-    Of a link the link alone: another run may use what is behind it.
-    """
-    if limit is None or limit <= 0:
-        return
+    """Delete the oldest checkpoints above the limit, but neither the last nor the best one."""
     folders = checkpoints_of(run_folder)
     old = [folder for folder in folders[:-1] if best is None or folder != Path(best)]
-    for folder in old[: max(0, len(folders) - limit)]:
-        if folder.is_symlink():
-            logger.warning("%s: the link is removed, but not %s behind it", folder, os.path.realpath(folder))
-            folder.unlink()
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in old[: max(0, len(folders) - limit)] if limit else ():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def complete_checkpoint(unfinished: Path, target: Path, run: dict[str, Any]) -> None:
-    """Seal a checkpoint with its manifest and put it in its place; both outlast a loss of power.
+def begin_checkpoint(folder: Path) -> None:
+    """Make an empty folder for a checkpoint, marked as unfinished; what stands in its place goes."""
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / UNFINISHED_FILE).touch()
+
+
+def complete_checkpoint(folder: Path, run: dict[str, Any]) -> None:
+    """Seal a checkpoint with its manifest; from now on it counts, and outlasts a loss of power.
 
     Args:
-        unfinished: folder with all files of the checkpoint, on the disk of `target`.
-        target: `checkpoint-<step>`; one that is there is replaced.
+        folder: `checkpoint-<step>` with all files of the checkpoint.
         run: record of the run; see `read_manifest`.
     """
-    files = sorted(path for path in unfinished.rglob("*") if path.is_file())
-    for path in (*files, *(path for path in unfinished.rglob("*") if path.is_dir())):
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    paths = [path for path in folder.rglob("*") if path.name != UNFINISHED_FILE]
+    for path in paths:
         sync(path)
-    content = {
-        "format_version": FORMAT_VERSION,
-        "step": step_of(target),
-        "run": run,
-        "files": {path.relative_to(unfinished).as_posix(): _fingerprint(path) for path in files},
-    }
-    write_text(unfinished / MANIFEST_FILE, json.dumps({"sha256": _digest(content), **content}, indent=1) + "\n")
-    sync(unfinished)
-    replace_directory(unfinished, target)
-    sync(target.parent)
+    files = {path.relative_to(folder).as_posix(): _fingerprint(path) for path in sorted(paths) if path.is_file()}
+    content = {"format_version": FORMAT_VERSION, "step": step_of(folder), "run": run, "files": files}
+    write_text(folder / MANIFEST_FILE, json.dumps({"sha256": _digest(content), **content}, indent=1) + "\n")
+    (folder / UNFINISHED_FILE).unlink(missing_ok=True)
+    sync(folder)
+    sync(folder.parent)
 
 
 def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[str, Any]:
@@ -112,36 +96,29 @@ def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[s
         The record of its run.
 
     Raises:
-        ValueError: a file is missing, cut short or changed; names it and the fault.
+        ValueError: a file is missing or changed; names it.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if manifest["step"] != step_of(folder):
-        raise _damaged(folder, f"is a copy of {PREFIX_CHECKPOINT_DIR}-{manifest['step']} under another name")
     for name, expected in manifest["files"].items():
         path = folder / name
-        if not path.is_file():
-            if not for_training and any(path.match(pattern) for pattern in TRAINING_FILES):
-                continue
-            raise _damaged(path, "is missing")
-        if (size := path.stat().st_size) != expected["size"]:
-            what = "is cut short" if size < expected["size"] else "is too long"
-            raise _damaged(path, f"{what} ({size} bytes instead of {expected['size']})")
-        if _fingerprint(path) != expected:
-            raise _damaged(path, "is not what was written (another SHA-256)")
+        if not path.is_file() and not for_training and any(path.match(pattern) for pattern in TRAINING_FILES):
+            continue
+        if not path.is_file() or _fingerprint(path) != expected:
+            raise ValueError(f"{path}: is not what was written; take another checkpoint")
     return manifest["run"]
 
 
 def check_model(place: str | Path) -> None:
-    """Verify what a model is read from, if it is a checkpoint `checkpoint-<step>` of a run of ours, or a link to one.
+    """Verify what a model is read from, if it is a checkpoint `checkpoint-<step>` of a run of ours.
 
     Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over.
 
     Raises:
-        ValueError: a file of the model is missing, or one is not as it was written.
+        ValueError: a file of the model is missing or not as it was written, or it was never finished.
     """
     for folder in (Path(place), Path(os.path.realpath(place))):
-        if step_of(folder) is not None and (folder / MANIFEST_FILE).is_file():
+        if (folder / UNFINISHED_FILE).exists() or (step_of(folder) is not None and (folder / MANIFEST_FILE).is_file()):
             check_checkpoint(folder, for_training=False)
             return
 
@@ -162,42 +139,22 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: `step`, `run` (what `TaskRun.record` says), and `files` with size and SHA-256.
+    """The manifest of a checkpoint: `step`, `run` (what `run_record` says), and `files` with size and SHA-256.
 
     Raises:
-        ValueError: it is missing, damaged or of a later version.
+        ValueError: the checkpoint is not complete, or the manifest is damaged or another checkpoint's.
     """
-    if not folder.is_dir():
-        raise _damaged(folder, f"is a link to {os.path.realpath(folder)}, which is no folder")
     path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise _damaged(path, "is missing")
+    if not path.is_file() or (folder / UNFINISHED_FILE).exists():
+        raise ValueError(f"{path}: is missing or not the last word, so this is no complete checkpoint")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        is_whole, version = manifest.pop("sha256") == _digest(manifest), manifest["format_version"]
-        if version == FORMAT_VERSION:
-            sizes = [type(expected["size"]) for expected in manifest["files"].values()]
-            kinds = {type(manifest["step"]), *sizes}, type(manifest["run"])
-            is_whole = is_whole and kinds == ({int}, dict)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, "is damaged") from error
-    if not is_whole:
-        raise _damaged(path, "is damaged")
-    if version != FORMAT_VERSION:
-        raise _damaged(path, f"has format_version {version!r}, this version reads {FORMAT_VERSION}")
+        is_whole = manifest.pop("sha256") == _digest(manifest) and manifest["format_version"] == FORMAT_VERSION
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is damaged; take another checkpoint") from error
+    if not is_whole or manifest["step"] != step_of(folder):
+        raise ValueError(f"{path}: is damaged or of another checkpoint; take another one")
     return manifest
-
-
-def last_intact_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest whole checkpoint of a run, or None; damaged ones are passed over with a warning."""
-    for folder in reversed(checkpoints_of(output_dir)):
-        try:
-            check_checkpoint(folder)
-        except ValueError as error:
-            logger.warning("passing over a damaged checkpoint: %s", error)
-        else:
-            return folder
-    return None
 
 
 def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> Path | None:
@@ -206,8 +163,8 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     Args:
         output_dir: folder of the run.
         resume: None starts anew and refuses a folder with files of anything but a run that saved nothing yet;
-            `"last"` takes the newest whole checkpoint; `"auto"` does so too, and starts anew if there is none;
-            anything else is a checkpoint's path.
+            `"last"` takes the newest whole checkpoint and passes over damaged ones with a warning; `"auto"` does so
+            too, and starts anew if there is none; anything else is a checkpoint's path.
 
     Returns:
         Folder of the checkpoint; None to start anew.
@@ -217,30 +174,25 @@ def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> P
     """
     output_dir = Path(output_dir)
     if resume is None:
-        if output_dir.exists() and any(path.name not in _WRITTEN_AT_START for path in output_dir.iterdir()):
+        found = output_dir.iterdir() if output_dir.exists() else ()
+        # the model's code lies beside its first checkpoint, and is a file of a run that saved nothing, too
+        others = [path for path in found if path.name not in _WRITTEN_AT_START and path.suffix != ".py"]
+        if any(not (path / UNFINISHED_FILE).exists() for path in others):
             raise ValueError(f"{output_dir}: is not empty; go on with --resume, or choose another --output_dir")
         return None
     if str(resume) not in ("last", "auto"):
-        path = Path(resume)
-        if path.is_symlink() and step_of(path) is None:
-            path = Path(os.path.realpath(path))
-        if not path.is_dir() or step_of(path) is None:
-            raise ValueError(
-                f"{resume}: is no checkpoint; --resume takes a folder checkpoint-<step> of a run, or no value for the "
-                "last one, at the end of the command"
-            )
-        check_checkpoint(path)
-        return path
-    found = last_intact_checkpoint(output_dir) if output_dir.exists() else None
-    if found is None:
-        left = [*checkpoints_of(output_dir), *sorted(output_dir.glob(f"{_ASIDE}-*/{PREFIX_CHECKPOINT_DIR}-*"))]
-        shown = textwrap.shorten(", ".join(str(path.relative_to(output_dir)) for path in left), 200)
-        if resume == "last":
-            others = f", but {shown}" if left else ""
-            raise ValueError(f"{output_dir}: holds no complete checkpoint to resume from{others}")
-        if left:
-            logger.warning("%s: training starts anew, though there are checkpoints: %s", output_dir, shown)
-    return found
+        check_checkpoint(resume)
+        return Path(resume)
+    for folder in reversed(checkpoints_of(output_dir)):
+        try:
+            check_checkpoint(folder)
+        except ValueError as error:
+            logger.warning("passing over a checkpoint: %s", error)
+        else:
+            return folder
+    if resume == "last":
+        raise ValueError(f"{output_dir}: holds no complete checkpoint to resume from")
+    return None
 
 
 def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | None:
@@ -254,23 +206,18 @@ def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | N
         Where the checkpoints lie now; None if there were none.
     """
     output_dir = Path(output_dir)
-    shutil.rmtree(output_dir / UNFINISHED_FOLDER, ignore_errors=True)
+    for mark in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{UNFINISHED_FILE}"):
+        shutil.rmtree(mark.parent)
     folders = checkpoints_of(output_dir)
-    is_here = checkpoint is not None and any(folder.is_dir() and folder.samefile(checkpoint) for folder in folders)
-    last = step_of(checkpoint) if is_here else -1
-    later = [folder for folder in folders if step_of(folder) > last]
+    is_here = checkpoint is not None and any(folder.samefile(checkpoint) for folder in folders)
+    later = [folder for folder in folders if not is_here or step_of(folder) > step_of(checkpoint)]
     if not later:
         return None
-    number = 1
-    while os.path.lexists(aside := output_dir / f"{_ASIDE}-{number}"):
-        number += 1
+    number = 1 + len(list(output_dir.glob(f"{_ASIDE}-*")))
+    aside = output_dir / f"{_ASIDE}-{number}"
     aside.mkdir()
     for folder in later:
-        if folder.is_symlink():  # which may be relative to where it lies
-            (aside / folder.name).symlink_to(os.path.realpath(folder))
-            folder.unlink()
-        else:
-            folder.rename(aside / folder.name)
+        folder.rename(aside / folder.name)
     return aside
 
 
@@ -281,7 +228,3 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _damaged(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; take another checkpoint; --resume alone goes on from the newest whole one")

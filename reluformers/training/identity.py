@@ -42,9 +42,6 @@ MAY_CHANGE = frozenset(
 )
 # sections all of whose keys may change
 MAY_CHANGE_SECTIONS = frozenset({"decoding"})
-# of the description of a split: what is known of each of its files
-FILES = "files"
-_FILE = " (file "
 _VERSIONS = ("torch", "transformers", "reluformers")
 _ROWS_PER_BLOCK = 100_000
 
@@ -72,32 +69,26 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
     Args:
         checkpoint: where the run goes on.
         before: its record.
-        now: the record of this start, perhaps still without `data`.
+        now: the record of this start; of its `data`, what both describe is compared.
         owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
 
     Raises:
         ValueError: names the first difference.
     """
-    before = {"mixed_precision": now["mixed_precision"], **before}  # which older checkpoints do not say
-    earlier, asked = _flat(before, owner), _flat(now, owner)
-    if "data" not in now:
-        earlier = {key: value for key, value in earlier.items() if key not in _flat_data(before)}
-    # of files the run may know less, or something else where they were moved from or to the Hub
-    unknown = {key for key in earlier.keys() ^ asked.keys() if _FILE in key}
-    for key in sorted((earlier.keys() | asked.keys()) - unknown, key=lambda key: (_FILE in key, key)):
-        if key in MAY_CHANGE or key.partition(".")[0] in MAY_CHANGE_SECTIONS:
+    earlier, asked = _flat(before, now), _flat(now, before)
+    for key in sorted(earlier.keys() | asked.keys()):
+        section, _, name = key.partition(".")
+        if key in MAY_CHANGE or section in MAY_CHANGE_SECTIONS:
             continue
-        was, wanted = (values.get(key, _default(owner, key)) for values in (earlier, asked))
+        default = getattr(owner, name, None) if section == "training" else None
+        was, wanted = earlier.get(key, default), asked.get(key, default)
         if was != wanted:
             was, wanted = (textwrap.shorten(repr(value), 100) for value in (was, wanted))
-            raise ValueError(
-                f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for; go on with the same, or "
-                "choose another output folder"
-            )
-    if unknown:
-        logger.warning("%s: does not say all of the files, which may be others: %s", checkpoint, min(unknown))
-    if "data" not in now and (others := _other_versions(before, now)):
-        logger.warning("%s was written by %s: weights will differ in their last digits", checkpoint, others)
+            raise ValueError(f"{checkpoint}: the run has {key} {was}, but {wanted} is asked for")
+    if before["versions"] != now["versions"]:
+        logger.warning(
+            "%s was written by %s: weights will differ in their last digits", checkpoint, before["versions"]
+        )
 
 
 def describe_tokens(dataset: Dataset) -> dict[str, Any]:
@@ -110,31 +101,13 @@ def describe_tokens(dataset: Dataset) -> dict[str, Any]:
     return {"rows": len(dataset), "sha256": digest.hexdigest()}
 
 
-def _flat(record: dict[str, Any], owner: type) -> dict[str, Any]:
-    values = {}
+def _flat(record: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Name → value of everything that is compared with another record."""
+    values = {name: record[name] for name in ("processes", "devices_per_process")}
     for section, content in record["recipe"].items():
-        if isinstance(content, dict):
-            values.update({f"{section}.{key}": value for key, value in content.items()})
-        else:
-            values[section] = content
-    values |= {name: record[name] for name in ("processes", "devices_per_process")}
-    return values | _flat_data(record)
-
-
-def _flat_data(record: dict[str, Any]) -> dict[str, Any]:
-    values = {}
+        parts = content.items() if isinstance(content, dict) else [("", content)]
+        values |= {f"{section}.{key}": value for key, value in parts}
     for split, description in record.get("data", {}).items():
-        values.update({f"data.{split} ({what})": value for what, value in description.items() if what != FILES})
-        for number, file in enumerate(description.get(FILES, ()), start=1):
-            values.update({f"data.{split}{_FILE}{number}: {what})": value for what, value in file.items()})
+        known = other.get("data", {}).get(split, {})
+        values |= {f"data.{split} ({what})": value for what, value in description.items() if what in known}
     return values
-
-
-def _default(owner: type, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(owner, name, None) if section == "training" else None
-
-
-def _other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
-    pairs = ((name, before["versions"].get(name), now["versions"][name]) for name in _VERSIONS)
-    return ", ".join(f"{name} {was} (now {present})" for name, was, present in pairs if was != present)

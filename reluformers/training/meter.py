@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 _STATISTICS = ("regularization_loss", "null_rate", "distillation_loss", "attention_loss")
 
@@ -35,6 +35,15 @@ class TrainingMeter(TrainerCallback):
     def start(self) -> None:
         """An update begins."""
         self._started = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Training begins, or goes on."""
+        self._begun, self._first = time.perf_counter(), state.global_step
+
+    def seconds_left(self, state: TrainerState) -> int:
+        """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
+        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        return round((time.perf_counter() - self._begun) / max(done, 1) * left)
 
     def on_step_end(self, args, state, control, **kwargs):
         """An update is over, before evaluation and saving."""

@@ -1,34 +1,26 @@
-"""The frame of a training run: from a recipe to a folder that opens anywhere."""
+"""The parts of a training run that do not depend on its task: where it goes on, its course, its finished folder."""
 
 import json
 import logging
 import os
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainerState, set_seed
-from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import SaveStrategy
 
-from reluformers.conversion.convert import build_model, origin
-from reluformers.conversion.start import open_start
-from reluformers.errors import describe_error
+from reluformers.conversion.convert import origin
 from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
 from .averaging import average_checkpoints
 from .checkpoints import (
-    UNFINISHED_FOLDER,
     check_model,
     checkpoint_to_resume,
     checkpoints_of,
@@ -42,269 +34,176 @@ from .memory import GiveBackMemory, keep_freed_memory
 from .recipe import Recipe
 from .sharding import SHARDED_WEIGHTS, read_sharded_weights
 from .trainer import TaskTrainer
-from .transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log_history.json"
-EARLIER_LOG_FILE = "log_history_earlier.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
+_AVERAGED = ".averaged"
 
 
-class TaskRun(ABC):
-    """One run: find where to start, train, evaluate, save. A task says what its data, model and measures are.
+class Run:
+    """A training run that has its folder for itself; made by `open_run`, whose arguments it keeps.
 
-    Under `accelerate launch` or `torchrun` every process makes one; the first one writes and reports.
+    Its methods are called in the order in which they stand here, by every process; the first one writes and reports.
 
-    Args:
-        recipe: what to train on what; it stays as it is.
-        output_dir: folder for checkpoints and, at the end, for everything that belongs to the model.
-        report: takes lines for the user.
-
-    Raises:
-        ValueError: training arguments of the recipe are not usable.
+    Attributes:
+        args: training arguments.
+        checkpoint: where the run goes on; None if it starts anew.
     """
 
     def __init__(self, recipe: Recipe, output_dir: str | Path, report: Callable[[str], None]):
-        _check_launch()
-        self.recipe = recipe
-        self.args = self.recipe.training_arguments(output_dir)
-        with _naming_packages(RuntimeError, ValueError):
-            for integration in get_reporting_integration_callbacks(self.args.report_to):
-                integration()
-        self.output_dir = Path(output_dir)
-        self.report = report if self.args.process_index == 0 else logger.debug
+        # accelerate starts one process on the CPU, whatever number it was told
+        if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+            raise ValueError("several processes on a CPU are started by torchrun, with ACCELERATE_USE_CPU=true")
+        self.recipe, self.output_dir = recipe, Path(output_dir)
+        self.args = recipe.training_arguments(output_dir)
+        self.is_first = self.args.process_index == 0
+        self.report = report if self.is_first else logger.debug
         self.record = run_record(recipe, self.args)
+        self.checkpoint: Path | None = None
+        if recipe.start is not None:
+            check_model(recipe.start)
+        self._earlier: dict[str, Any] = {}
+        self._is_at_end = False
 
-    # of a run that starts from a model: whether it has an output layer of its own
-    has_new_head = False
+    def find_checkpoint(self, resume: str | Path | None) -> None:
+        """Find where the run goes on, as the first process sees it; see `checkpoint_to_resume`."""
+        found: list[Any] = [None, {}]
+        if self.is_first:
+            checkpoint = checkpoint_to_resume(self.output_dir, resume)
+            found = [checkpoint, {} if checkpoint is None else read_manifest(checkpoint)["run"]]
+        self.checkpoint, self._earlier = broadcast_object_list(found)
+        self._check_same()
 
-    @abstractmethod
-    def prepare(self, checkpoint: Path | None) -> None:
-        """Load the data; processes beside the first come after it and find what it has written.
+    def begin(self, data: dict[str, dict[str, Any]]) -> None:
+        """Make sure that the data are those of the checkpoint, and draw the seed.
 
         Args:
-            checkpoint: where the run goes on, if it does.
-        """
-
-    @abstractmethod
-    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
-        """A fresh model for the recipe and the data.
-
-        Args:
-            checkpoint: where the run goes on, if it does: what was measured on the data is read from its config.json.
-        """
-
-    @abstractmethod
-    def build_trainer(self, model: PreTrainedModel) -> TaskTrainer:
-        """The trainer of this task."""
-
-    @abstractmethod
-    def evaluate(self, trainer: TaskTrainer) -> dict[str, Any]:
-        """Measure the final weights: what `results.json` holds beside parameters and steps."""
-
-    @abstractmethod
-    def describe_data(self) -> dict[str, dict[str, Any]]:
-        """What tells the training and validation rows from others: split → its number of rows, checksums, names."""
-
-    def has_ended(self, trainer: TaskTrainer, checkpoint: Path) -> bool:
-        """Whether something but the number of updates ended training at a checkpoint."""
-        return False
-
-    def make_trainer(self, model: PreTrainedModel) -> TaskTrainer:
-        """The trainer, in which the model that the run starts from takes part as the recipe says.
+            data: what tells training and validation rows from others: split → number of rows, checksums, names.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: they are others.
         """
-        trainer, options = self.build_trainer(model), self.recipe.transfer
-        if not (options.is_gradual or options.is_distilled):
-            return trainer
-        if options.distillation > 0 and self.has_new_head:
-            raise ValueError(
-                f"model.distillation is {options.distillation}, but must be 0 here: the classes of model.start are "
-                "others than those of the data"
-            )
-        # the head is not compared then, but has to know the labels
-        labels = {name: getattr(model.config, name) for name in ("id2label", "label2id")} if self.has_new_head else {}
-        original = build_model(open_start(self.recipe.start), new_head=self.has_new_head, config_fields=labels)
-        transfer = Transfer(options, trainer.model, original, trainer.accelerator, self.args)
-        trainer.add_callback(transfer)
-        trainer.statistics = transfer.statistics
-        return trainer
-
-    def run(self, resume: str | Path | None) -> dict[str, Any]:
-        """Go through the run.
-
-        Args:
-            resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
-
-        Returns:
-            The content of `results.json`.
-
-        Raises:
-            ValueError: the data, the folder or the checkpoint is not usable; the message says why.
-        """
-        with only_run(self.output_dir) if self.args.process_index == 0 else nullcontext(), _naming_lost_processes():
-            return self._run(resume)
-
-    def _run(self, resume: str | Path | None) -> dict[str, Any]:
-        checkpoint, earlier = self._find_checkpoint(resume)
-        if checkpoint is not None:
-            check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
-        with self.args.main_process_first(local=False):
-            self.prepare(checkpoint)
-        self.record["data"] = self.describe_data()
-        if checkpoint is not None:
-            check_same_run(checkpoint, earlier, self.record, self.recipe.arguments_class)
+        self.record["data"] = data
+        self._check_same()
         set_seed(self.args.seed)
-        keeps_memory = self.args.device.type == "cpu" and keep_freed_memory()
-        model = self.build_model(checkpoint)
-        if self.args.process_index == 0:
-            if aside := set_aside_later(self.output_dir, checkpoint):
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
+
+    def _check_same(self) -> None:
+        if self.checkpoint is not None:
+            check_same_run(self.checkpoint, self._earlier, self.record, self.recipe.arguments_class)
+
+    def claim(self, model: PreTrainedModel) -> None:
+        """Make the folder that of this run: nothing can be wrong with recipe, data and model any more."""
+        if self.is_first:
+            if aside := set_aside_later(self.output_dir, self.checkpoint):
                 self.report(f"{aside}: holds the checkpoints that training does not go on from; delete them at will")
             self.recipe.save(self.output_dir / RECIPE_FILE)
         self.report(f"model: {type(model).__name__}, {model.num_parameters():,} parameters")
-        with _naming_packages():
-            trainer = self.make_trainer(model)
+
+    def train(self, trainer: TaskTrainer, has_ended: Callable[[Path], bool] = lambda checkpoint: False) -> None:
+        """Train to the end, and give the model its final weights.
+
+        Args:
+            trainer: of the run.
+            has_ended: whether something but the number of updates ended training at a checkpoint.
+        """
         trainer.run_record = self.record
-        if keeps_memory:
-            trainer.add_callback(GiveBackMemory())
-        seconds = self._train(trainer, checkpoint)
+        trainer.add_callback(GiveBackMemory())
+        started = time.perf_counter()
+        if self.checkpoint is not None and (self._is_finished(trainer) or has_ended(self.checkpoint)):
+            self.report(f"{self.checkpoint}: training is at its end")
+            self._is_at_end = True
+            _load_finished(trainer, self.checkpoint)
+        elif self.checkpoint is not None and self.args.save_only_model:
+            raise ValueError(f"{self.checkpoint}: was saved without what the optimizer knows (save_only_model)")
+        else:
+            trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
+        self._seconds = round(time.perf_counter() - started, 1)
         if self.args.average_last > 1:
             _load_average(trainer)
         if trainer.weight_average:
             trainer.weight_average.replace_weights()
-        if self.args.save_strategy == SaveStrategy.NO:  # no checkpoint has the weights, should the evaluation fail
+        if self.args.save_strategy == "no":  # no checkpoint has the weights, should the evaluation fail
             trainer.save_model(str(self.output_dir / UNFINISHED_MODEL))
-        results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step}
-        results |= self.evaluate(trainer) | seconds
-        if self.recipe.start is not None:
-            results["start"] = origin(self.recipe.start)
-        results |= current_circumstances(
-            self.args.device, processes=self.args.world_size, seed=self.args.seed
-        ).to_dict()
-        self._save(trainer, results)
-        return results
 
-    def _train(self, trainer: TaskTrainer, checkpoint: Path | None) -> dict[str, float]:
-        """Train to the end; return `training_seconds` if they are known, which those of earlier starts are not."""
-        if checkpoint is not None and self._is_finished(trainer, checkpoint):
-            self.report(f"{checkpoint}: training is at its end")
-            _load_finished(trainer, checkpoint)
-            return _earlier_seconds(self.output_dir)
-        if checkpoint is not None and self.args.save_only_model:
-            raise ValueError(
-                f"{checkpoint}: training cannot go on from it, as training.save_only_model leaves out what the "
-                "optimizer knows; train anew in another output folder"
-            )
-        started = time.perf_counter()
-        with _naming_packages():
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return {} if checkpoint else {"training_seconds": round(time.perf_counter() - started, 1)}
-
-    def _find_checkpoint(self, resume: str | Path | None) -> tuple[Path | None, dict[str, Any]]:
-        """Where the run goes on and its record, as the first process sees it."""
-        found: list[Any] = [None, {}]
-        if self.args.process_index == 0:
-            if self.recipe.start is not None:
-                check_model(self.recipe.start)
-            checkpoint = checkpoint_to_resume(self.output_dir, resume)
-            found = [checkpoint, {} if checkpoint is None else read_manifest(checkpoint)["run"]]
-        return tuple(broadcast_object_list(found))
-
-    def _is_finished(self, trainer: TaskTrainer, checkpoint: Path) -> bool:
-        """Whether a checkpoint holds the last update of the run."""
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    def _is_finished(self, trainer: TaskTrainer) -> bool:
+        """Whether the checkpoint holds the last update of the run."""
+        state = TrainerState.load_from_json(str(self.checkpoint / TRAINER_STATE_NAME))
         *_, max_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
         if state.global_step > max_steps:
-            raise ValueError(
-                f"{checkpoint}: has {state.global_step} updates, but training.max_steps or num_train_epochs "
-                f"ask for {max_steps}: set more, or --resume an earlier checkpoint"
-            )
+            raise ValueError(f"{self.checkpoint}: has {state.global_step} updates, but {max_steps} are asked for")
         is_stopped = trainer.early_stopping is not None and trainer.early_stopping.has_ended(state)
-        return state.global_step >= max_steps or is_stopped or self.has_ended(trainer, checkpoint)
+        return state.global_step >= max_steps or is_stopped
 
-    def _save(self, trainer: TaskTrainer, results: dict[str, Any]) -> None:
-        """Write the finished model into the output folder, each file complete or not at all."""
+    def save(self, trainer: TaskTrainer, scores: dict[str, Any]) -> dict[str, Any]:
+        """Write the finished model into the output folder, each file complete or not at all.
+
+        Args:
+            trainer: of the run.
+            scores: of the final weights.
+
+        Returns:
+            The content of `results.json`.
+        """
+        results = {"parameters": trainer.model.num_parameters(), "steps": trainer.state.global_step, **scores}
+        results |= self._training_seconds()
+        if self.recipe.start is not None:
+            results["start"] = origin(self.recipe.start)
+        environment = current_circumstances(self.args.device, processes=self.args.world_size, seed=self.args.seed)
+        results |= environment.to_dict()
         unfinished = self.output_dir / UNFINISHED_MODEL
         trainer.save_model(str(unfinished))
-        if not trainer.is_world_process_zero():
-            return
+        if not self.is_first:
+            return results
         # the arguments are in the recipe, without this machine's paths
         (unfinished / "training_args.bin").unlink(missing_ok=True)
         for path in sorted(unfinished.iterdir()):
-            target = self.output_dir / path.name
-            if path.is_dir():
-                replace_directory(path, target)
-            else:
-                path.replace(target)
+            move = replace_directory if path.is_dir() else Path.replace
+            move(path, self.output_dir / path.name)
         unfinished.rmdir()
-        self._save_log(trainer)
+        log = trainer.state.log_history
+        # at its end a run has the log of its checkpoint, without the scores that came after
+        if not (self._is_at_end and (self.output_dir / LOG_FILE).is_file()):
+            write_json(self.output_dir / LOG_FILE, log)
         write_json(self.output_dir / RESULTS_FILE, results)
-        evaluated = {f"eval_{name}" for name in self.recipe.metrics(self.args)}
-        if any({"loss", *evaluated} & entry.keys() for entry in trainer.state.log_history):
-            plot_training_curves(trainer.state.log_history, self.output_dir / CURVES_FILE)
-        else:
-            self.report(f"no {CURVES_FILE}: the run was too short for logging_steps, so its log holds no loss")
+        if any("loss" in entry or "eval_loss" in entry for entry in log):
+            plot_training_curves(log, self.output_dir / CURVES_FILE)
+        return results
 
-    def _save_log(self, trainer: TaskTrainer) -> None:
-        """Write the log; a longer one stays, under another name where it is of another course."""
-        path, log = self.output_dir / LOG_FILE, trainer.state.log_history
-        earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        if len(earlier) > len(log):
-            if trainer.is_resumed_at_end:
-                return
-            path.replace(self.output_dir / EARLIER_LOG_FILE)
-        write_json(path, log)
+    def _training_seconds(self) -> dict[str, float]:
+        """`training_seconds` if they are known, which those of earlier starts are not."""
+        path = self.output_dir / RESULTS_FILE
+        if self._is_at_end and path.is_file():
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            return {name: value for name, value in earlier.items() if name == "training_seconds"}
+        return {} if self.checkpoint else {"training_seconds": self._seconds}
 
 
 @contextmanager
-def _naming_packages(*kinds: type[Exception]) -> Iterator[None]:
-    """Put into a line that an argument, such as `report_to` or `optim`, needs a package that is not installed."""
-    try:
-        yield
-    except (ImportError, *kinds) as error:
-        raise ValueError(f"training: {describe_error(error)}") from error
+def open_run(
+    recipe: Recipe, output_dir: str | Path, resume: str | Path | None, report: Callable[[str], None]
+) -> Iterator[Run]:
+    """Begin a run, and keep others out of its folder for the time of a block.
 
-
-@contextmanager
-def _naming_lost_processes() -> Iterator[None]:
-    """Put into a line that other processes died or do not answer, after `ddp_timeout` seconds at the latest."""
-    try:
-        yield
-    except RuntimeError as error:
-        # gloo has no exception of its own, and one of its messages does not name it
-        is_of_gloo = any(words in str(error).lower() for words in ("gloo", "pair closure"))
-        if not (is_of_gloo or isinstance(error, DistError)):
-            raise
-        raise ValueError(
-            f"process {PartialState().process_index} has lost the others ({describe_error(error)}); when all machines "
-            "are well, start every process again with --resume auto"
-        ) from error
-
-
-def _check_launch() -> None:
-    """Refuse to train in one process where several were asked for.
+    Args:
+        recipe: what to train on what; it stays as it is.
+        output_dir: folder for checkpoints and, at the end, for everything that belongs to the model.
+        resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
+        report: takes lines for the user.
 
     Raises:
-        ValueError: `accelerate launch --cpu` was told of several processes, of which it starts one.
+        ValueError: the recipe, the folder or the checkpoint is not usable; the message says why.
     """
-    if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise ValueError(
-            "accelerate launch was asked for several processes, but starts one on the CPU: use "
-            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node N scripts/train.py …"
-        )
-
-
-def _earlier_seconds(folder: Path) -> dict[str, float]:
-    """`training_seconds` of the run that is finished in a folder, if it wrote them."""
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return {name: value for name, value in results.items() if name == "training_seconds"}
+    run = Run(recipe, output_dir, report)
+    with only_run(run.output_dir) if run.is_first else nullcontext():
+        run.find_checkpoint(resume)
+        yield run
 
 
 def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
@@ -313,9 +212,10 @@ def _load_finished(trainer: TaskTrainer, checkpoint: Path) -> None:
     state.is_local_process_zero = trainer.is_local_process_zero()
     state.is_world_process_zero = trainer.is_world_process_zero()
     trainer.state = state
-    trainer.is_resumed_at_end = True
     best = Path(state.best_model_checkpoint or checkpoint)
-    _load_weights(trainer, best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint)
+    weights = best if trainer.args.load_best_model_at_end and best.is_dir() else checkpoint
+    check_model(weights)
+    _load_weights(trainer, weights)
     if trainer.weight_average:
         trainer.weight_average.load(checkpoint)
     # with the autocast that training would have left
@@ -333,17 +233,13 @@ def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
 def _load_average(trainer: TaskTrainer) -> None:
     """Give the model the mean of the weights of this run's last checkpoints."""
     output_dir, count = Path(trainer.args.output_dir), trainer.args.average_last
-    averaged = output_dir / UNFINISHED_FOLDER / "averaged"
+    averaged = output_dir / _AVERAGED
     if trainer.is_world_process_zero():
         folders = [folder for folder in checkpoints_of(output_dir) if step_of(folder) <= trainer.state.global_step]
-        folders = folders[-count:]
         if len(folders) < count:
             logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
-        if folders:
-            average_checkpoints(folders, averaged, overwrite=True)
+        average_checkpoints(folders[-count:], averaged, overwrite=True)
     trainer.accelerator.wait_for_everyone()
-    if not averaged.exists():
-        return
     _load_weights(trainer, averaged)
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():

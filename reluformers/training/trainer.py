@@ -1,84 +1,61 @@
-"""What the trainers of all tasks share: more in the log, averaged weights, evaluations that gather no outputs."""
+"""What the trainers of all tasks share: more in the log, checkpoints that are complete, averaged weights."""
 
-import logging
 import math
-import os
-import shutil
-import time
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerCallback, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
+    EvalLoopOutput,
     IntervalStrategy,
     TrainOutput,
     get_last_checkpoint,
-    speed_metrics,
 )
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from reluformers.data.streaming import BatchStream, load_position, save_position
-from reluformers.errors import DivergenceError, describe_error
+from reluformers.errors import DivergenceError
 from reluformers.modeling.attention import AttentionVariant
 from reluformers.modeling.feed_forward import FeedForward
 
 from .arguments import TaskTrainingArguments
-from .checkpoints import UNFINISHED_FOLDER, complete_checkpoint, rotate_checkpoints
+from .checkpoints import begin_checkpoint, complete_checkpoint, rotate_checkpoints
 from .meter import TrainingMeter
 from .sharding import check_sharding, shard_tied_weights
 from .weight_average import WeightAverage
-
-logger = logging.getLogger(__name__)
 
 
 class TaskTrainer(Trainer):
     """`Trainer` whose log also holds speed, time left, and the regulariser and null rate of models that report them.
 
-    A checkpoint appears whole or not at all, with `run_record` in its manifest (see `checkpoints`); old ones are
-    deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights, which
-    evaluations use and checkpoints hold beside the weights themselves. A task says what a batch holds (`count`) and
-    what an evaluation measures (`measure`).
+    A checkpoint counts only when it is complete, and has `run_record` in its manifest (see `checkpoints`); old ones
+    are deleted by their steps, not by their dates. With `args.ema_decay` it keeps a moving average of the weights,
+    which evaluations use and checkpoints hold beside the weights themselves.
 
     Args:
+        count: what the log gives per second: of a batch, name → number, a scalar on the device of the batch.
         options: of `Trainer`.
-
-    Raises:
-        ValueError: `compute_metrics` is given: evaluations gather no outputs that it could be called with.
     """
 
     args: TaskTrainingArguments
 
-    def __init__(self, *arguments: Any, **options: Any):
-        self.meter = TrainingMeter(self.count)
+    def __init__(self, *arguments: Any, count: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], **options: Any):
+        self.meter = TrainingMeter(count)
         self.run_record: dict[str, Any] = {}
         # of the last batch, for the log, beside those of the model's outputs
         self.statistics: dict[str, Tensor] = {}
-        self._is_saving = False
         # of a training set that is streamed
         self._stream: BatchStream | None = None
         self._resumed_from: str | None = None
-        # whether there was nothing left to train, so that the log is no longer than its checkpoint
-        self.is_resumed_at_end = False
         super().__init__(*arguments, **options)
-        if self.compute_metrics is not None:
-            raise ValueError(
-                f"{type(self).__name__} gathers no outputs, so compute_metrics would never be called: override measure"
-            )
         check_sharding(self.accelerator, self.args)
         self.add_callback(self.meter)
-        self._clock = _Clock()
-        self.add_callback(self._clock)
         self.add_callback(_EndOfEpoch())
         if self.pop_callback(PrinterCallback):
             self.add_callback(LogLines())
@@ -100,44 +77,6 @@ class TaskTrainer(Trainer):
             for name, _ in part.named_parameters(recurse=False)
         }
         return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
-
-    @staticmethod
-    @abstractmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the log gives per second: name → number in a batch, a scalar on the device of the batch."""
-
-    @abstractmethod
-    def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
-        """Metrics of a data set, without prefix; every process gets those of the whole set.
-
-        Args:
-            dataset: what to evaluate on.
-            options: what `evaluate` was given beside its own arguments.
-        """
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Make the schedule; a warm-up that training never leaves is a warning.
-
-        Raises:
-            ValueError: the options do not go with the schedule.
-        """
-        warmup_steps = self.args.get_warmup_steps(num_training_steps)
-        if self.lr_scheduler is None and warmup_steps > num_training_steps:
-            logger.warning(
-                "training.warmup_steps is %d, but there are only %d updates: the learning rate never reaches its peak",
-                warmup_steps,
-                num_training_steps,
-            )
-        try:
-            return self.make_scheduler(num_training_steps, optimizer)
-        except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-            raise ValueError(
-                f"training.lr_scheduler_type or its lr_scheduler_kwargs: {describe_error(error)}"
-            ) from error
-
-    def make_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> LRScheduler:
-        """The schedule that the arguments name; a task may know more of them than `Trainer`."""
-        return super().create_scheduler(num_training_steps, optimizer)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
         """Collect the batches of one update; the meter's clock starts here."""
@@ -164,54 +103,28 @@ class TaskTrainer(Trainer):
         return step % self.state.logging_steps == 0 or (step == 1 and self.args.logging_first_step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with what the meter has seen if these are training logs."""
+        """Log, with what the meter has seen on all processes if these are training logs."""
         self._note_epoch()
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise self._divergence(f"the loss is {logs['loss']}")
-            logs.update(self.meter_summary())
-            logs["seconds_left"] = self._clock.seconds_left(self.state)
+            is_distributed = self.args.world_size > 1
+            logs |= self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
+            logs["seconds_left"] = self.meter.seconds_left(self.state)
         super().log(logs, start_time)
 
-    def meter_summary(self) -> dict[str, float]:
-        """What the meter has seen since the last one, on all processes, each of which must call it."""
-        is_distributed = self.args.world_size > 1
-        return self.meter.summary(partial(self.accelerator.reduce, reduction="sum") if is_distributed else None)
-
-    def evaluate(
-        self,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        **options: Any,
-    ) -> dict[str, float]:
-        """What `measure` says of data sets.
-
-        Args:
-            eval_dataset: data set or sets; None for those of the trainer.
-            ignore_keys: has no effect, as no outputs are gathered.
-            metric_key_prefix: goes in front of every name.
-            options: of `measure`.
-
-        Returns:
-            The metrics and runtimes, each as `<prefix>_<name>`.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, dict):
-            results = [
-                self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}", **options)
-                for name, part in dataset.items()
-            ]
-            return {name: value for result in results for name, value in result.items()}
-        start = time.time()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Compute in evaluation mode, without gradients, and with the average of the weights if there is one."""
         self.model.eval()
-        with self.weight_average.applied() if self.weight_average else nullcontext():
-            measured = self.measure(dataset, **options)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
-        metrics.update(speed_metrics(metric_key_prefix, start, num_samples=len(dataset)))
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        with torch.no_grad(), self.weight_average.applied() if self.weight_average else nullcontext():
+            yield
+
+    @staticmethod
+    def evaluated(metrics: dict[str, float], prefix: str, rows: int) -> EvalLoopOutput:
+        """What `evaluation_loop` returns where no outputs are gathered."""
+        metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=rows)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> TrainOutput:
         """Train as `Trainer` does; a resumed average of the weights and a stream go on from the checkpoint's."""
@@ -235,7 +148,7 @@ class TaskTrainer(Trainer):
     def _note_epoch(self) -> None:
         """How often this process has come through the stream, which `Trainer` cannot know."""
         if self._stream is not None:
-            self.state.epoch = float(self._stream.state_dict()["block"]["epoch"])
+            self.state.epoch = float(self._stream.state["epoch"])
 
     def _check_finite(self) -> None:
         """Make sure of loss and weights before they are kept.
@@ -251,20 +164,12 @@ class TaskTrainer(Trainer):
     def _divergence(self, what: str) -> DivergenceError:
         last = get_last_checkpoint(self.args.output_dir)
         kept = f"{last} is the last checkpoint with finite weights" if last else "there is no checkpoint yet"
-        return DivergenceError(
-            f"training diverged: {what} at update {self.state.global_step}; {kept}; train in another output folder "
-            "with a lower training.learning_rate, more training.warmup_steps or a lower training.max_grad_norm"
-        )
+        return DivergenceError(f"training diverged: {what} at update {self.state.global_step}; {kept}")
 
     def _prepare_for_training(self, *arguments: Any, **options: Any) -> tuple[nn.Module, Any]:
         if self.accelerator.is_fsdp2:
             shard_tied_weights(self.model, self.accelerator)
         return super()._prepare_for_training(*arguments, **options)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in transformers, but for weights that a checkpoint has once, under the name of those they are tied to."""
-        missing = [name for name in load_result.missing_keys if name not in self.model.all_tied_weights_keys]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model; a checkpoint also holds the average of the weights, and of FSDP the weights in pieces."""
@@ -281,55 +186,26 @@ class TaskTrainer(Trainer):
             self.weight_average.save(output_dir)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save into a folder beside, which takes its place when everything is in it."""
+        """Save, seal the checkpoint when everything is in it, and only then delete older ones."""
         self._check_finite()
         self._note_epoch()
-        run_dir = self._get_output_dir(trial)
-        unfinished, target = (
-            Path(folder, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            for folder in (os.path.join(run_dir, UNFINISHED_FOLDER), run_dir)
-        )
-        with self._saving(unfinished):
-            super()._save_checkpoint(model, trial)
-            if self._stream is not None:
-                save_position(self._stream, unfinished, self.args.process_index)
-            self._note_best(Path(run_dir))
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
-                complete_checkpoint(unfinished, target, self.run_record)
+        run_folder, limit = Path(self._get_output_dir(trial)), self.args.save_total_limit
+        folder = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
-            rotate_checkpoints(Path(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint)
+            begin_checkpoint(folder)
         self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(target))
-
-    @contextmanager
-    def _saving(self, unfinished: Path) -> Iterator[None]:
-        self._is_saving = True
         try:
-            yield
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+            self.args.save_total_limit = None
+            super()._save_checkpoint(model, trial)
         finally:
-            self._is_saving = False
-
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, UNFINISHED_FOLDER) if self._is_saving else folder
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._is_saving:
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    def _note_best(self, run_dir: Path) -> None:
-        """Name the best checkpoint by the place that it has or is about to take."""
-        if self.state.best_global_step is None:
-            return
-        best = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-        if self.state.best_global_step == self.state.global_step or best.is_dir():
-            self.state.best_model_checkpoint = str(best)
+            self.args.save_total_limit = limit
+        if self._stream is not None:
+            save_position(self._stream, folder, self.args.process_index)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            complete_checkpoint(folder, self.run_record)
+            rotate_checkpoints(run_folder, limit, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()
 
     def sampler_options(self) -> dict[str, int]:
         """Seed and share of this process, for samplers and streams."""
@@ -349,18 +225,6 @@ class TaskTrainer(Trainer):
             "prefetch_factor": args.dataloader_prefetch_factor,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
         }
-
-
-class _Clock(TrainerCallback):
-    """Says how long training will take, from the updates since it began or was resumed."""
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.started, self.first = time.perf_counter(), state.global_step
-
-    def seconds_left(self, state: TrainerState) -> int:
-        """Time to the last update at the mean speed so far, with evaluations and checkpoints, in seconds."""
-        done, left = state.global_step - self.first, state.max_steps - state.global_step
-        return round((time.perf_counter() - self.started) / max(done, 1) * left)
 
 
 class EarlyStopping(EarlyStoppingCallback):

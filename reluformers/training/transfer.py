@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -13,8 +13,12 @@ from torch.nn import functional
 from transformers import PreTrainedModel, TrainerCallback
 
 from reluformers.conversion.calibration import Call, exchanged_modules, recording
+from reluformers.conversion.convert import build_model
+from reluformers.conversion.start import open_start
 
-from .arguments import TaskTrainingArguments
+if TYPE_CHECKING:
+    from .recipe import Recipe
+    from .trainer import TaskTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +46,11 @@ class TransferOptions:
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"model.distillation is {self.distillation}, but must be in [0, 1]")
         if not 0 <= self.attention_distillation < float("inf"):
+            raise ValueError(f"model.attention_distillation is {self.attention_distillation}, but must be 0 or more")
+        if self.is_gradual != (self.schedule_updates > 0):
             raise ValueError(
-                f"model.attention_distillation is {self.attention_distillation}, but must be 0 or more, and finite"
-            )
-        if self.is_gradual and self.schedule_updates < 1:
-            raise ValueError(
-                f"model.schedule_updates is {self.schedule_updates}, but must be 1 or more with model.schedule "
-                f"{self.schedule!r}"
-            )
-        if not self.is_gradual and self.schedule_updates != 0:
-            raise ValueError(
-                f"model.schedule_updates is {self.schedule_updates}, but must be 0 with model.schedule 'at_once'; "
-                "the others are layer_by_layer and mixed"
+                f"model.schedule_updates is {self.schedule_updates}: it must be 1 or more with model.schedule "
+                "layer_by_layer and mixed, and 0 with at_once"
             )
 
     @property
@@ -120,10 +117,9 @@ class Transfer(TrainerCallback):
         original: it before the exchange; becomes frozen, float32, on the device of the accelerator, and no part of the
             model.
         accelerator: whose mixed precision the original is run in.
-        args: of the training.
 
     Raises:
-        ValueError: it does not go with the model or the arguments.
+        ValueError: nothing of the model is exchanged.
     """
 
     def __init__(
@@ -132,17 +128,12 @@ class Transfer(TrainerCallback):
         model: PreTrainedModel,
         original: PreTrainedModel,
         accelerator: Accelerator,
-        args: TaskTrainingArguments,
     ):
-        _check(options, model, accelerator, args)
         self.options, self.model, self.accelerator = options, model, accelerator
         original = original.float().to(accelerator.device).eval().requires_grad_(False)
         self.pairs = exchanged_modules(model, original)
         if not self.pairs and (options.is_gradual or options.attention_distillation > 0):
-            raise ValueError(
-                "model.preset is the attention that model.start has, so there is nothing that model.schedule could "
-                "exchange or model.attention_distillation compare"
-            )
+            raise ValueError("model.preset is the attention of model.start: nothing is exchanged")
         # without distillation, all but the attention may go
         self.original = original if options.is_distilled else None
         self.recorded = self.pairs if options.attention_distillation > 0 else {}
@@ -165,11 +156,7 @@ class Transfer(TrainerCallback):
                 module.forward = self._blend(name, module, old)
                 self._blended.callback(delattr, module, "forward")
         if self.options.schedule_updates > state.max_steps:
-            logger.warning(
-                "model.schedule_updates is %d, but there are only %d updates: they end before the exchange does",
-                self.options.schedule_updates,
-                state.max_steps,
-            )
+            logger.warning("training ends before model.schedule_updates, %d", self.options.schedule_updates)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._share(state.global_step)
@@ -245,33 +232,33 @@ class Transfer(TrainerCallback):
         return outputs
 
 
-def _check(
-    options: TransferOptions, model: PreTrainedModel, accelerator: Accelerator, args: TaskTrainingArguments
-) -> None:
-    """Refuse what was not made for it.
+def add_transfer(trainer: "TaskTrainer", recipe: "Recipe", new_labels: dict[str, Any] | None = None) -> None:
+    """Let the model that a run starts from take part in training as its recipe says.
+
+    Args:
+        trainer: of the run.
+        recipe: of the run.
+        new_labels: `id2label` and `label2id` of the data, if the model has got a fresh head for them.
 
     Raises:
-        ValueError: names the setting.
+        ValueError: it cannot: modules that are changed while they are trained go neither compiled nor in pieces, and
+            only distributions over the same classes can be compared.
     """
-    settings = {
-        "training.torch_compile": args.torch_compile,
-        # whose first forward pass has no gradient
-        "training.gradient_checkpointing_kwargs.use_reentrant": (args.gradient_checkpointing_kwargs or {}).get(
-            "use_reentrant", False
-        ),
-        "FSDP": accelerator.is_fsdp2,
-        "training.deepspeed": args.deepspeed is not None,
-        "several GPUs in one process (start with accelerate launch)": args.n_gpu > 1,
-    }
-    for name, is_set in settings.items():
-        if is_set:
-            raise ValueError(
-                f"{name} does not go with model.distillation, model.attention_distillation and model.schedule, which "
-                "change modules while they are trained: leave one of them out"
-            )
-    problem = getattr(model.config, "problem_type", None)
-    if options.distillation > 0 and problem not in (None, "single_label_classification"):
+    options, args = recipe.transfer, trainer.args
+    if not (options.is_gradual or options.is_distilled):
+        return
+    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")  # its first pass has no gradient
+    in_pieces = trainer.accelerator.is_fsdp2 or args.deepspeed or args.n_gpu > 1
+    if args.torch_compile or reentrant or in_pieces:
         raise ValueError(
-            f"model.distillation is {options.distillation}, but must be 0 with problem_type {problem!r}, whose "
-            "outputs are no distribution over classes"
+            "torch_compile, FSDP, deepspeed, reentrant checkpoints and several GPUs in one process do not go with "
+            "model.distillation, model.attention_distillation and model.schedule"
         )
+    problem = getattr(trainer.model.config, "problem_type", None)
+    if options.distillation > 0 and (new_labels or problem not in (None, "single_label_classification")):
+        raise ValueError("model.distillation compares distributions over the classes of model.start: they are others")
+    # a head that is not compared has to know the labels all the same
+    original = build_model(open_start(recipe.start), new_head=bool(new_labels), config_fields=new_labels or {})
+    transfer = Transfer(options, trainer.model, original, trainer.accelerator)
+    trainer.add_callback(transfer)
+    trainer.statistics = transfer.statistics

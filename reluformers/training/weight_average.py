@@ -29,17 +29,9 @@ class WeightAverage(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.average.update_parameters(self.model)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there was no update yet."""
-        return not self.average.n_averaged
-
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Give the model the average for the time of a block; its own weights come back untouched."""
-        if self.is_empty:
-            yield
-            return
         self._swap()
         try:
             yield
@@ -47,12 +39,13 @@ class WeightAverage(TrainerCallback):
             self._swap()
 
     def _swap(self) -> None:
-        for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
-            weight.data, average.data = average.data, weight.data
+        if self.average.n_averaged:
+            for weight, average in zip(self.model.parameters(), self.average.module.parameters(), strict=True):
+                weight.data, average.data = average.data, weight.data
 
     def replace_weights(self) -> None:
         """Give the model the average for good."""
-        if not self.is_empty:
+        if self.average.n_averaged:
             self.model.load_state_dict(self.average.module.state_dict())
 
     def save(self, folder: str | Path) -> None:
@@ -60,15 +53,6 @@ class WeightAverage(TrainerCallback):
         torch.save(self.average.state_dict(), Path(folder, WEIGHT_AVERAGE_FILE))
 
     def load(self, folder: str | Path) -> None:
-        """Go on from the average of a checkpoint.
-
-        Raises:
-            ValueError: the checkpoint has none.
-        """
+        """Go on from the average of a checkpoint."""
         path = Path(folder, WEIGHT_AVERAGE_FILE)
-        if not path.exists():
-            raise ValueError(
-                f"{path}: is missing, so the checkpoint was trained without training.ema_decay; leave that out, or "
-                "start anew in another output folder"
-            )
         self.average.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

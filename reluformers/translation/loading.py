@@ -12,7 +12,6 @@ from datasets import Dataset, Features, IterableDataset, List, TranslationVariab
 from reluformers.data.sources import (
     check_file,
     find_value,
-    hub_files,
     names_in,
     read_hub,
     read_parquet,
@@ -131,18 +130,6 @@ def stream_translation_split(
         return rows
 
     return dataset, lay_out
-
-
-def split_files(source: str | os.PathLike | list | dict, split: str, source_lang: str, target_lang: str) -> list[str]:
-    """The files of one split, paths or addresses on the Hub; see `load_translation_split`.
-
-    Raises:
-        ValueError: If files are missing, or the Hub does not list them.
-    """
-    location, options = _resolve(source, split, (source_lang, target_lang))
-    if isinstance(location, str):
-        return hub_files(location, split, options)
-    return list(location.values()) if isinstance(location, dict) else location
 
 
 def _resolve(

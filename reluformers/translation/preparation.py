@@ -25,7 +25,7 @@ from reluformers.data.sources import check_apart, naming
 
 from .arguments import TranslationTrainingArguments
 from .cleaning import clean
-from .loading import load_translation_split, split_files, stream_translation_split
+from .loading import load_translation_split, stream_translation_split
 from .packing import pack_documents
 from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
 from .streaming import PairStream
@@ -121,8 +121,7 @@ def _load_split(
     if data.streaming and split == "train":
 
         def load(*location: Any, **options: Any) -> PairStream:
-            files = split_files(*location, data.source_lang, data.target_lang)
-            return PairStream(*stream_translation_split(*location, **options), data.buffer_rows, files)
+            return PairStream(*stream_translation_split(*location, **options), data.buffer_rows)
 
     if data.path is None:
         return load({split: source}, split, **options)

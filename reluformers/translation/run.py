@@ -1,9 +1,10 @@
-"""Training runs of translation models."""
+"""Training of translation models, from a recipe to a folder that opens anywhere."""
 
 import dataclasses
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from transformers.trainer import SCHEDULER_NAME
 from reluformers.data.sources import naming
 from reluformers.evaluation.alignments import measure_layers
 from reluformers.files import write_text
-from reluformers.training.dry_run import estimate
 from reluformers.training.identity import describe_tokens
-from reluformers.training.run import TaskRun
+from reluformers.training.run import Run, open_run
+from reluformers.training.transfer import add_transfer
 
+from .arguments import TranslationTrainingArguments
 from .examples import choose_examples
 from .metrics import corpus_score
 from .preparation import PreparedData, build_model, prepare_data
@@ -36,7 +38,6 @@ def train_translation(
     output_dir: str | Path,
     *,
     resume: str | Path | None = None,
-    dry_run: bool = False,
     report: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Train a translation model, evaluate it and save everything that belongs to it.
@@ -48,7 +49,6 @@ def train_translation(
         output_dir: folder for checkpoints and, at the end, the model, tokenizer, generation settings, `recipe.yaml`,
             `log_history.json`, `results.json` and `curves.png`.
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
-        dry_run: write nothing, and return what the run would take: see `training.dry_run.estimate`.
         report: takes lines for the user.
 
     Returns:
@@ -60,91 +60,80 @@ def train_translation(
     Raises:
         ValueError: the recipe, the data, the folder or the checkpoint is not usable; the message says why.
     """
-    if dry_run:
-        return estimate(_TranslationRun, recipe, report)
-    return _TranslationRun(recipe, output_dir, report).run(resume)
+    with open_run(recipe, output_dir, resume, report) as run:
+        with run.args.main_process_first(local=False):
+            # the first process of a fresh run makes the tokenizers that all others read
+            is_made = run.checkpoint is not None or not run.is_first
+            folder = run.checkpoint or run.output_dir
+            prepared = prepare_data(recipe, folder, reuse_tokenizers=is_made, report=run.report)
+        validation = prepared.evaluation["validation"]
+        is_stream = isinstance(prepared.train, PairStream)
+        train = prepared.train.describe() if is_stream else describe_tokens(prepared.train)
+        run.begin({"train": train, "validation": describe_tokens(validation)})
+        model = build_model(recipe, prepared, run.checkpoint, run.report)
+        run.claim(model)
+        trainer = build_trainer(recipe, run.args, prepared, model)
+        run.train(trainer, partial(_is_plateau_over, run.args))
+        if recipe.data.held_out is not None and run.is_first:
+            _write_held_out(run, validation)
+        return run.save(trainer, _score(run, trainer, prepared))
 
 
-class _TranslationRun(TaskRun):
-    """What is peculiar to translation: tokenizers, the measured scale of cosine attention, BLEU."""
+def build_trainer(
+    recipe: TranslationRecipe, args: TranslationTrainingArguments, prepared: PreparedData, model: PreTrainedModel
+) -> TranslationTrainer:
+    """A trainer that decodes as the recipe says, with the beam of evaluations in training."""
+    decoding = dataclasses.replace(recipe.decoding, num_beams=args.generation_num_beams or 1)
+    trainer = TranslationTrainer(
+        model,
+        args,
+        train_dataset=prepared.train,
+        eval_dataset=prepared.evaluation["validation"],
+        processing_class=prepared.tokenizers[0],
+        target_tokenizer=prepared.tokenizers[1],
+        target_lang=recipe.data.target_lang,
+        decoding=_decoding_options(decoding),
+    )
+    for name, dataset in prepared.evaluation.items():
+        with naming(f"data.{name}"):  # what cannot be dealt to the processes is found out before training
+            trainer.get_eval_dataloader(dataset)
+    add_transfer(trainer, recipe)
+    return trainer
 
-    recipe: TranslationRecipe
 
-    def prepare(self, checkpoint: Path | None) -> None:
-        """Data with tokenizers of their own, or those of this run's first process or of the checkpoint."""
-        is_started = checkpoint is not None or self.args.process_index > 0
-        self.prepared: PreparedData = prepare_data(
-            self.recipe, checkpoint or self.output_dir, reuse_tokenizers=is_started, report=self.report
-        )
+def _is_plateau_over(args: TranslationTrainingArguments, checkpoint: Path) -> bool:
+    """Whether the plateau schedule had come to its end at a checkpoint."""
+    if args.schedule != "warmup_then_plateau":
+        return False
+    schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
+    is_warm = schedule["last_epoch"] >= schedule["warmup_steps"]
+    return bool(schedule["scores"]) and is_warm and max(schedule["_last_lr"]) < schedule["min_lr"]
 
-    def _write_held_out(self) -> None:
-        """Write the pairs that were held out, for whoever scores other models on them."""
-        data, rows = self.recipe.data, self.prepared.evaluation["validation"]
-        pairs = zip(rows["source"], rows["target"], strict=True)
-        lines = [{"translation": {data.source_lang: source, data.target_lang: target}} for source, target in pairs]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_text(self.output_dir / HELD_OUT_FILE, text)
-        self.report(f"{self.output_dir / HELD_OUT_FILE}: {len(lines):,} pairs of the training set, held out")
 
-    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
-        """A model for the recipe and the tokenizers."""
-        return build_model(self.recipe, self.prepared, checkpoint, self.report)
+def _write_held_out(run: Run, rows: Any) -> None:
+    """Write the pairs that were held out, on which other models can be scored."""
+    data, path = run.recipe.data, run.output_dir / HELD_OUT_FILE
+    pairs = zip(rows["source"], rows["target"], strict=True)
+    lines = [{"translation": {data.source_lang: source, data.target_lang: target}} for source, target in pairs]
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    run.report(f"{path}: {len(lines):,} pairs of the training set, held out")
 
-    def build_trainer(self, model: PreTrainedModel) -> TranslationTrainer:
-        """A trainer that decodes as the recipe says, with the beam of evaluations in training."""
-        beams = self.args.generation_num_beams or 1
-        trainer = TranslationTrainer(
-            model,
-            self.args,
-            train_dataset=self.prepared.train,
-            eval_dataset=self.prepared.evaluation["validation"],
-            processing_class=self.prepared.tokenizers[0],
-            target_tokenizer=self.prepared.tokenizers[1],
-            target_lang=self.recipe.data.target_lang,
-            decoding=_decoding_options(dataclasses.replace(self.recipe.decoding, num_beams=beams)),
-        )
-        for name, dataset in self.prepared.evaluation.items():
-            with naming(f"data.{name}"):  # what cannot be dealt to the processes is found out before training
-                trainer.get_eval_dataloader(dataset)
-        return trainer
 
-    def describe_data(self) -> dict[str, dict[str, Any]]:
-        """Token ids of both sides; of a stream a sample of them."""
-        train = self.prepared.train
-        return {
-            "train": train.describe() if isinstance(train, PairStream) else describe_tokens(train),
-            "validation": describe_tokens(self.prepared.evaluation["validation"]),
-        }
-
-    def has_ended(self, trainer: TranslationTrainer, checkpoint: Path) -> bool:
-        """Whether the plateau schedule had come to its end."""
-        if trainer.args.schedule != "warmup_then_plateau":
-            return False
-        schedule = torch.load(checkpoint / SCHEDULER_NAME, weights_only=True)
-        is_warm = schedule["last_epoch"] >= schedule["warmup_steps"]
-        return bool(schedule["scores"]) and is_warm and max(schedule["_last_lr"]) < schedule["min_lr"]
-
-    def evaluate(self, trainer: TranslationTrainer) -> dict[str, Any]:
-        """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
-        if self.recipe.data.held_out is not None and self.args.process_index == 0:
-            self._write_held_out()
-        results = self._measure_alignments(trainer)
-        for name, dataset in self.prepared.evaluation.items():
-            self.report(f"{name}: translating {len(dataset):,} rows")
-            metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(self.recipe.decoding))
-            results |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
-            self.report(f"{name}: BLEU {results[f'{name}_bleu']:.2f}, loss {results[f'{name}_loss']:.3f}")
-            if name == "validation":
-                sides = (dataset["source"][:], dataset["target"][:])
-                results["examples"] = choose_examples(*sides, trainer.last_translations)
-        _, signature = corpus_score(BLEU, trainer.bleu_options, ["a"], [["a"]])
-        return {**results, "bleu_signature": signature}
-
-    def _measure_alignments(self, trainer: TranslationTrainer) -> dict[str, Any]:
-        """Note the best layer in the configuration, before it is saved."""
-        agreement = measure_layers(trainer.model, self.prepared.tokenizers, self.prepared.evaluation["validation"])
-        trainer.model.config.alignment_layer = agreement.layer
-        return {"alignment_shares": [round(share, 4) for share in agreement.shares]} if agreement.links else {}
+def _score(run: Run, trainer: TranslationTrainer, prepared: PreparedData) -> dict[str, Any]:
+    """BLEU, as the recipe decodes, and loss of every evaluation split; examples; the layer of alignments."""
+    agreement = measure_layers(trainer.model, prepared.tokenizers, prepared.evaluation["validation"])
+    trainer.model.config.alignment_layer = agreement.layer  # before it is saved
+    scores = {"alignment_shares": [round(share, 4) for share in agreement.shares]} if agreement.links else {}
+    for name, dataset in prepared.evaluation.items():
+        run.report(f"{name}: translating {len(dataset):,} rows")
+        metrics = trainer.evaluate(dataset, metric_key_prefix=name, **_decoding_options(run.recipe.decoding))
+        scores |= {key: metrics[key] for key in (f"{name}_bleu", f"{name}_loss")}
+        run.report(f"{name}: BLEU {scores[f'{name}_bleu']:.2f}, loss {scores[f'{name}_loss']:.3f}")
+        if name == "validation":
+            sides = (dataset["source"][:], dataset["target"][:])
+            scores["examples"] = choose_examples(*sides, trainer.last_translations)
+    _, signature = corpus_score(BLEU, trainer.bleu_options, ["a"], [["a"]])
+    return {**scores, "bleu_signature": signature}
 
 
 def _decoding_options(decoding: DecodingSection) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sentence pairs that are read while they are trained on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,9 +8,8 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from reluformers.data.batching import TokenBudgetBatchSampler
-from reluformers.data.sources import describe_file
 from reluformers.data.streaming import BatchStream, BlockStream
-from reluformers.training.identity import FILES, describe_tokens
+from reluformers.training.identity import describe_tokens
 
 from .tokenization import token_lengths
 
@@ -26,7 +25,6 @@ class PairStream:
         rows: as they lie in the shards.
         lay_out: makes of some of them rows with the texts `source` and `target`.
         buffer_rows: how many are tokenised, mixed and sorted into batches together.
-        files: where the rows lie, as far as it is known.
         tokenise: makes of texts rows with `input_ids` and `labels`, cleaned, perhaps none; None until there are
             tokenizers.
     """
@@ -34,7 +32,6 @@ class PairStream:
     rows: IterableDataset
     lay_out: Callable[[Dataset], Dataset]
     buffer_rows: int
-    files: Sequence[str] = ()
     tokenise: Callable[[Dataset], Dataset] | None = None
 
     def prepare(self, rows: Dataset) -> Dataset:
@@ -54,36 +51,23 @@ class PairStream:
 
     def texts(self, rows: int) -> Iterator[Dataset]:
         """About so many rows with the texts, of shards in random order; all if there are fewer."""
-        blocks = BlockStream(self.rows, min(rows, self.buffer_rows))
-        for block in blocks:
-            if blocks.epoch:
+        for block in BlockStream(self.rows, min(rows, self.buffer_rows)).blocks():
+            if block.epoch or rows <= 0:
                 return
-            yield self.lay_out(block)
-            rows -= len(block)
-            if rows <= 0:
-                return
+            yield self.lay_out(block.rows)
+            rows -= len(block.rows)
 
     def sample(self) -> Dataset:
-        """Token ids of the first block.
-
-        Raises:
-            ValueError: cleaning leaves nothing of it.
-        """
-        rows = self.tokenise(next(self.texts(self.buffer_rows)))
-        if not len(rows):
-            raise ValueError("cleaning leaves nothing of the first rows of data.train; check the data and its limits")
-        return rows
+        """Token ids of the first block."""
+        return self.tokenise(next(self.texts(self.buffer_rows)))
 
     def describe(self) -> dict[str, Any]:
-        """Number of shards, first rows of the first and the last one, and each file as `describe_file` has it."""
+        """Number of shards, and a checksum of the first rows of the first and the last one."""
         shards = self.rows.num_shards
         ends = (self.rows.shard(shards, shard).with_format("arrow") for shard in (0, shards - 1))
-        first, last = (self._checksum(next(end.iter(_SAMPLE), None)) for end in ends)
-        return {"shards": shards, "first": first, "last": last, FILES: [describe_file(file) for file in self.files]}
-
-    def _checksum(self, rows: Any) -> str | None:
-        """Hash the token ids of an Arrow table; None where a shard has no rows."""
-        return None if rows is None else describe_tokens(self.prepare(Dataset(rows)))["sha256"]
+        tables = (next(end.iter(_SAMPLE), None) for end in ends)  # a shard may have no rows
+        first, last = (table and describe_tokens(self.prepare(Dataset(table)))["sha256"] for table in tables)
+        return {"shards": shards, "first": first, "last": last}
 
 
 def _sampler(rows: Dataset, seed: int, max_tokens: int) -> TokenBudgetBatchSampler:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer, Trainer
+from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import PerProcessDataLoader, TokenBudgetBatchSampler
@@ -53,8 +54,6 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self,
         model: nn.Module,
         args: TranslationTrainingArguments,
-        train_dataset: Dataset | PairStream | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
         *,
         processing_class: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
@@ -67,16 +66,11 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self.bleu_options = bleu_options(target_lang)
         # of the last evaluation with BLEU, in the order of its rows
         self.last_translations: list[str] = []
+        # what `evaluate` was given
+        self._asked: dict[str, Any] = {}
         use_cache = model.config.use_cache
-        super().__init__(
-            model,
-            args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            data_collator=options.pop("data_collator", None) or PairCollator(processing_class.pad_token_id),
-            **options,
-        )
+        options.setdefault("data_collator", PairCollator(processing_class.pad_token_id))
+        super().__init__(model, args, processing_class=processing_class, count=count_tokens, **options)
         # Trainer turns it off for good, and saved models would generate without a cache
         self.model.config.use_cache = use_cache
 
@@ -86,7 +80,8 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             return self.resumed(
                 self.train_dataset.batches(self.args.max_tokens, self.data_collator, **self.sampler_options())
             )
-        return self._token_loader(self.train_dataset, self.args.max_tokens, shuffle=True)
+        rows = self.train_dataset.select_columns(["input_ids", "labels"])
+        return self._token_loader(rows, self.args.max_tokens, shuffle=True)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """Batches of this process; a row beyond the budget makes a batch of its own."""
@@ -98,16 +93,13 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         lengths = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
         sampler = TokenBudgetBatchSampler(*lengths, max_tokens, shuffle=shuffle, **self.sampler_options())
         return PerProcessDataLoader(
-            dataset.select_columns(["input_ids", "labels"]),
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            **self.loader_options(),
+            dataset, batch_sampler=sampler, collate_fn=self.data_collator, **self.loader_options()
         )
 
-    def make_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Make the schedule that `args.schedule` or `args.lr_scheduler_type` names."""
         if self.lr_scheduler is not None or self.args.schedule is None:
-            return super().make_scheduler(num_training_steps, optimizer)
+            return super().create_scheduler(num_training_steps, optimizer)
         optimizer = self.optimizer if optimizer is None else optimizer
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
         options = self.args.lr_scheduler_kwargs or {}
@@ -119,39 +111,43 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    @staticmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`source_tokens` and `target_tokens`, without padding."""
-        return {"source_tokens": inputs["attention_mask"].sum(), "target_tokens": (inputs["labels"] >= 0).sum()}
-
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Loss per target token and BLEU, see `TaskTrainer.evaluate` and `measure`."""
-        metrics = super().evaluate(*args, **options)
-        self._report_to_schedule(metrics)
-        return metrics
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, without rows per second where transformers takes each batch to have `per_device_train_batch_size`."""
-        if self.args.max_steps > 0:
-            logs.pop("train_samples_per_second", None)
-        super().log(logs, start_time)
-
-    def measure(self, dataset: Dataset, **gen_kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **decoding: Any,
+    ) -> dict[str, float]:
         """`loss` (nats per target token) and, with `args.evaluate_bleu`, `bleu` (0 to 100).
 
         Args:
-            dataset: with `source` and `target`, where BLEU is measured.
-            gen_kwargs: options of `translation.decoding.translate`; with any, BLEU is measured in every case.
+            eval_dataset, ignore_keys, metric_key_prefix: as of `Trainer`.
+            decoding: options of `translation.decoding.translate`; with any, BLEU is measured in every case.
         """
-        metrics = {"loss": self._loss_per_token(dataset)}
-        if self.args.evaluate_bleu or gen_kwargs:
-            metrics["bleu"] = self._bleu(dataset, **gen_kwargs)
+        self._asked = decoding
+        # past Seq2SeqTrainer, whose options are those of `generate`
+        metrics = Trainer.evaluate(self, eval_dataset, ignore_keys, metric_key_prefix)
+        is_score = self.is_in_train and self.state.global_step > 0 and "eval_bleu" in metrics
+        if is_score and isinstance(self.lr_scheduler, WarmupThenPlateau):
+            self.control.should_training_stop |= self.lr_scheduler.add_score(metrics["eval_bleu"])
         return metrics
 
-    @torch.no_grad()
-    def _loss_per_token(self, dataset: Dataset) -> float:
+    def evaluation_loop(
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> EvalLoopOutput:
+        """What `evaluate` measures; every process gets the numbers of the whole set."""
+        dataset = dataloader.dataset
+        with self.evaluating():
+            metrics = {"loss": self._loss_per_token(dataloader)}
+            if self.args.evaluate_bleu or self._asked:
+                self.last_translations = self.translations(list(dataset["source"]))
+                references = [[text] for text in dataset["target"]]
+                metrics["bleu"] = corpus_score(BLEU, self.bleu_options, self.last_translations, references)[0].score
+        return self.evaluated(metrics, metric_key_prefix, len(dataset))
+
+    def _loss_per_token(self, dataloader: DataLoader) -> float:
         totals = torch.zeros(2, device=self.args.device)
-        for batch in self.get_eval_dataloader(dataset):
+        for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             count = (inputs["labels"] >= 0).sum()
             loss = self.model(**inputs).loss.float()
@@ -159,10 +155,10 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
         loss_sum, tokens = self.accelerator.reduce(totals, reduction="sum").tolist()
         return loss_sum / tokens
 
-    def translations(self, sources: list[str], **gen_kwargs: Any) -> list[str]:
+    def translations(self, sources: list[str]) -> list[str]:
         """Translate texts, each process its share; every process gets all translations in the given order."""
         options = {"num_beams": self.args.generation_num_beams or 1, "max_tokens": self.args.max_tokens}
-        options |= gen_kwargs or self.decoding
+        options |= self._asked or self.decoding
         # a bar where somebody looks, of the first process
         options["progress"] = False if self.args.process_index or self.args.disable_tqdm else None
         share = range(self.args.process_index, len(sources), self.args.world_size)
@@ -173,20 +169,19 @@ class TranslationTrainer(TaskTrainer, Seq2SeqTrainer):
             texts = translate(self.model, tokenizers, [sources[row] for row in share], **options)
         return [text for _, text in sorted(gather_object(list(zip(share, texts, strict=True))))]
 
-    def _bleu(self, dataset: Dataset, **gen_kwargs: Any) -> float:
-        self.last_translations = self.translations(list(dataset["source"]), **gen_kwargs)
-        references = [[text] for text in dataset["target"]]
-        score, _ = corpus_score(BLEU, self.bleu_options, self.last_translations, references)
-        return score.score
-
-    def _report_to_schedule(self, metrics: dict[str, float]) -> None:
-        """Give the plateau schedule a score of this training run and stop when it has come to its end."""
-        is_score = self.is_in_train and self.state.global_step > 0 and "eval_bleu" in metrics
-        if is_score and isinstance(self.lr_scheduler, WarmupThenPlateau):
-            self.control.should_training_stop |= self.lr_scheduler.add_score(metrics["eval_bleu"])
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, without rows per second where transformers takes each batch to have `per_device_train_batch_size`."""
+        if self.args.max_steps > 0:
+            logs.pop("train_samples_per_second", None)
+        super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save model and tokenizers."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save and self.target_tokenizer is not self.processing_class:
             save_tokenizers(Path(output_dir or self.args.output_dir), self.processing_class, self.target_tokenizer)
+
+
+def count_tokens(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`source_tokens` and `target_tokens` of a batch, without padding."""
+    return {"source_tokens": inputs["attention_mask"].sum(), "target_tokens": (inputs["labels"] >= 0).sum()}

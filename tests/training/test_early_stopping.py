@@ -62,15 +62,13 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
     train_translation(make_recipe(files, **options), tmp_path)
     train_translation(make_recipe(files, **PATIENT), tmp_path, resume="auto")
     assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match=r"updates, but training.max_steps or num_train_epochs ask for"):
+    with pytest.raises(ValueError, match=r"updates, but 6 are asked for"):
         train_translation(make_recipe(files, **options), tmp_path, resume="auto")
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"early_stopping_patience": 0}, "0"), ({"eval_strategy": "no"}, "eval_strategy")]
-)
-def test_what_cannot_be(files, tmp_path, options, named):
-    with pytest.raises(ValueError, match=rf"early_stopping_patience.*{named}"):
+@pytest.mark.parametrize("options", [{"early_stopping_patience": 0}, {"eval_strategy": "no"}])
+def test_what_cannot_be(files, tmp_path, options):
+    with pytest.raises(ValueError, match="early_stopping_patience"):
         make_recipe(files, **PATIENT | options).training_arguments(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 on two processes: the numbers of DDP, a tie that holds, beams, going on, and one folder of the pieces."""
+"""FSDP2 on two processes: the numbers of DDP, a tie that holds, beams, and going on."""
 
 import json
 import os
@@ -13,8 +13,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
-from builders.clean_processes import run_clean
-from builders.commands import SCRIPTS, launch, refusal_of, run_command
+from builders.commands import SCRIPTS, launch
 from builders.models import build_config
 from builders.translation_runs import copy_as_interrupted, make_recipe, write_toy_files
 from reluformers.tasks import task_of
@@ -55,16 +54,16 @@ def accelerator_of(plugin=None, **sizes):
 def test_what_does_not_go_in_pieces_is_refused(tmp_path):
     args = TranslationTrainingArguments(str(tmp_path), use_cpu=True, ema_decay=0.5)
     check_sharding(accelerator_of(cp_size=1, dp_shard_size=2), args)
-    with pytest.raises(ValueError, match="parallelism_config_cp_size is 2, but must be 1: context, sequence"):
+    with pytest.raises(ValueError, match="parallelism_config_cp_size"):
         check_sharding(accelerator_of(cp_size=2), args)
     plugin = SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=False)
     with pytest.raises(ValueError, match=r"training.ema_decay needs whole weights"):
         check_sharding(accelerator_of(plugin), args)
     plugin.cpu_ram_efficient_loading = True
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading is true, but must be false"):
+    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading"):
         check_sharding(accelerator_of(plugin), args)
     plugin.fsdp_version = 1
-    with pytest.raises(ValueError, match="fsdp_version is 1, but must be 2"):
+    with pytest.raises(ValueError, match="fsdp_version"):
         check_sharding(accelerator_of(plugin), args)
 
 
@@ -78,7 +77,7 @@ def run_sharded(recipe, folder: Path, resume: str = "") -> None:
 
 
 @pytest.mark.slow
-def test_weights_in_pieces_train_as_whole_ones(tmp_path, capsys):
+def test_weights_in_pieces_train_as_whole_ones(tmp_path):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_tokens": 100}
     recipe = make_recipe(write_toy_files(tmp_path), **options)
     # of an odd number of tokens, which no two processes can share evenly
@@ -111,27 +110,3 @@ def test_weights_in_pieces_train_as_whole_ones(tmp_path, capsys):
     run_sharded(recipe, copy_as_interrupted(folders[1], tmp_path / "resumed"), "last")
     for name, weight in load_file(tmp_path / "resumed" / "model.safetensors").items():
         assert torch.equal(weights[1][name], weight), name
-
-    run_command("merge", folders[1] / "checkpoint-4", "--output", tmp_path / "merged")
-    merged = load_file(tmp_path / "merged" / "model.safetensors")
-    assert merged.keys() == weights[1].keys()
-    for name, weight in weights[1].items():
-        assert torch.equal(merged[name], weight), name
-    assert not {path.name for path in (tmp_path / "merged").iterdir()} & {
-        "optimizer_0",
-        "manifest.json",
-        "scheduler.pt",
-    }
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    code = """
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        folder = sys.argv[1]
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        print(model.generate(**tokenizer("red dog", return_tensors="pt")).shape[0])
-    """
-    assert run_clean(code, cache, str(tmp_path / "merged")).split()[-1] == "1"
-    assert "holds no pytorch_model_fsdp_0" in refusal_of(
-        capsys, "merge", folders[0] / "checkpoint-4", "--output", tmp_path / "x"
-    )

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import DataCollatorForSeq2Seq, TrainerControl, TrainerState
 
-from builders.models import build_model
 from reluformers.data.batches import PairCollator
 from reluformers.training.meter import TrainingMeter
 from reluformers.training.trainer import _EndOfEpoch
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
 from reluformers.translation.tokenization import train_tokenizer
+from reluformers.translation.trainer import count_tokens
 
 
 def test_the_collator_equals_that_of_transformers():
@@ -28,7 +28,7 @@ def test_the_collator_equals_that_of_transformers():
 
 
 def test_the_meter_counts_tokens_and_means():
-    meter = TrainingMeter(TranslationTrainer.count)
+    meter = TrainingMeter(count_tokens)
     assert meter.summary() == {}
     inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[4, 2, 5, -100]])}
     meter.start()
@@ -72,11 +72,3 @@ def test_bf16_needs_no_word_about_the_cpu(tmp_path):
 def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
     args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
     assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)
-
-
-def test_metrics_that_would_never_be_computed_are_refused(tmp_path):
-    model = build_model("softmax")
-    tokenizer = train_tokenizer([["a b c d e"]], 30)
-    arguments = TranslationTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(ValueError, match="TranslationTrainer gathers no outputs, so compute_metrics would never"):
-        TranslationTrainer(model, arguments, processing_class=tokenizer, compute_metrics=lambda prediction: {})

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import EvalLoopOutput
 
 from reluformers.modeling.regularization import ENTROPY, NORMALIZATION, ROWS, RowStatistics, regularizer_sums
 from reluformers.training.meter import median_speed
-from reluformers.training.run import TaskRun
+from reluformers.training.run import open_run
 from reluformers.training.trainer import TaskTrainer
 
 from .measures import measure_model, token_losses
@@ -41,7 +41,31 @@ def train_causal(
     Raises:
         ValueError: the recipe, the data, the folder or the checkpoint is not usable.
     """
-    return _CausalRun(recipe, output_dir, report).run(resume)
+    data = recipe.data
+    with open_run(recipe, output_dir, resume, report) as run:
+        if data.train is None:
+            raise ValueError("data.train is not given; add data.train=train.parquet of the text")
+        with run.args.main_process_first(local=False):
+            tokenizer = load_tokenizer(Path(data.train).parent)
+            train = as_dataset(windows(load_stream(data.train, "train", tokenizer, shuffled=True), data.length))
+            held_out = load_stream(data.validation, "validation", tokenizer, shuffled=True)
+            validation = as_dataset(windows(held_out, data.length))
+        run.report(f"rows of {data.length} tokens: train {len(train):,}, validation {len(validation):,}")
+        splits = {"train": train, "validation": validation}
+        run.begin({name: {"rows": len(rows), "sum": int(rows["input_ids"][:].sum())} for name, rows in splits.items()})
+        model = build_model(recipe.model_config(vocab_size=tokenizer.get_vocab_size()), recipe.attention)
+        run.claim(model)
+        trainer = CausalTrainer(
+            model, run.args, train_dataset=train, eval_dataset=validation, loss_weights=recipe.loss_weights
+        )
+        run.train(trainer)
+        tokenizer.save(str(run.output_dir / "tokenizer.json"))
+        scores: dict[str, Any] = {"validation_loss": trainer.evaluate()["eval_loss"]}
+        if speed := median_speed(trainer.state.log_history, ("tokens_per_second",)):
+            scores["tokens_per_second"] = speed
+        scores |= measure_model(trainer.model, held_out, data.length)
+        run.report(f"validation: loss {scores['validation_loss']:.3f}, sinks {scores['sink_rate']:.0%}")
+        return run.save(trainer, scores)
 
 
 class CausalTrainer(TaskTrainer):
@@ -49,18 +73,16 @@ class CausalTrainer(TaskTrainer):
 
     def __init__(self, *arguments: Any, loss_weights: dict[str, float], **options: Any):
         self.loss_weights = loss_weights
-        super().__init__(*arguments, data_collator=_collate, **options)
+        super().__init__(*arguments, data_collator=_collate, count=_count, **options)
 
-    @staticmethod
-    def count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`tokens`."""
-        tokens = inputs["input_ids"]
-        return {"tokens": tokens.new_full((), tokens.numel(), dtype=torch.float32)}
-
-    def measure(self, dataset: Dataset, **options: Any) -> dict[str, float]:
+    def evaluation_loop(
+        self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> EvalLoopOutput:
         """`loss` in nats a token."""
-        rows = dataset["input_ids"][:].to(self.args.device)
-        return {"loss": token_losses(self.model, rows).mean().item()}
+        rows = dataloader.dataset["input_ids"][:].to(self.args.device)
+        with self.evaluating():
+            loss = token_losses(self.model, rows).mean().item()
+        return self.evaluated({"loss": loss}, metric_key_prefix, len(rows))
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **options: Any
@@ -91,47 +113,7 @@ def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-class _CausalRun(TaskRun):
-    """What is peculiar to causal models: rows of text, an exchanged attention, measures at several lengths."""
-
-    recipe: CausalRecipe
-
-    def prepare(self, checkpoint: Path | None) -> None:
-        """Rows of both splits."""
-        data = self.recipe.data
-        if data.train is None:
-            raise ValueError("data.train is not given; add data.train=train.parquet of the text")
-        self.tokenizer = load_tokenizer(Path(data.train).parent)
-        self.train = as_dataset(windows(load_stream(data.train, "train", self.tokenizer, shuffled=True), data.length))
-        self.held_out = load_stream(data.validation, "validation", self.tokenizer, shuffled=True)
-        self.validation = as_dataset(windows(self.held_out, data.length))
-        self.report(f"rows of {data.length} tokens: train {len(self.train):,}, validation {len(self.validation):,}")
-
-    def build_model(self, checkpoint: Path | None) -> PreTrainedModel:
-        """A fresh Llama with the recipe's attention."""
-        return build_model(self.recipe.model_config(vocab_size=self.tokenizer.get_vocab_size()), self.recipe.attention)
-
-    def build_trainer(self, model: PreTrainedModel) -> CausalTrainer:
-        """The trainer of rows."""
-        return CausalTrainer(
-            model,
-            self.args,
-            train_dataset=self.train,
-            eval_dataset=self.validation,
-            loss_weights=self.recipe.loss_weights,
-        )
-
-    def describe_data(self) -> dict[str, dict[str, Any]]:
-        """How many rows there are, and their fingerprints."""
-        splits = {"train": self.train, "validation": self.validation}
-        return {name: {"rows": len(rows), "sum": int(rows["input_ids"][:].sum())} for name, rows in splits.items()}
-
-    def evaluate(self, trainer: CausalTrainer) -> dict[str, Any]:
-        """The measures of the table."""
-        self.tokenizer.save(str(self.output_dir / "tokenizer.json"))
-        results: dict[str, Any] = {"validation_loss": trainer.evaluate()["eval_loss"]}
-        if speed := median_speed(trainer.state.log_history, ("tokens_per_second",)):
-            results["tokens_per_second"] = speed
-        results |= measure_model(trainer.model, self.held_out, self.recipe.data.length)
-        self.report(f"validation: loss {results['validation_loss']:.3f}, sinks {results['sink_rate']:.0%}")
-        return results
+def _count(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tokens` of a batch."""
+    tokens = inputs["input_ids"]
+    return {"tokens": tokens.new_full((), tokens.numel(), dtype=torch.float32)}
