@@ -22,7 +22,7 @@ QUESTION = re.compile(r"\b(is_vision|is_image|is_encoder_decoder)\b")
 # transformers asks configurations for this field
 ASKED_BY_TRANSFORMERS = {
     "configuration_seq2seq.py": "is_encoder_decoder: bool = True",
-    "recipe.py": '("architectures", "is_encoder_decoder"),',  # which a recipe may not set
+    "recipe.py": 'decided = {"architectures", "is_encoder_decoder", *cls.decided_fields}',
 }
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (

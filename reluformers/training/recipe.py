@@ -56,6 +56,9 @@ class _StartSection:
     calibration_rows: int = CALIBRATION_ROWS
     dtype: str | None = None
 
+    def __post_init__(self):
+        check_least(self, "model", {"calibration_rows": 0})
+
 
 class Recipe:
     """What defines a training run; a task's recipe is a dataclass whose fields are the sections.

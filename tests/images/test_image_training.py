@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import training_logs
-from reluformers.images import ImageRecipe, ImageTrainer, train_image_classification
+from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.images.run import load_splits
-from reluformers.images.trainer import Classified
+from reluformers.images.trainer import Classified, count_images
 from test_payload import run_clean
 
 
@@ -151,7 +151,8 @@ def test_evaluation_sees_each_image_once(splits, tmp_path):
 def test_the_shares_of_all_processes_make_the_whole(splits, tmp_path, monkeypatch):
     trainer = make_image_trainer(splits, tmp_path)
     torch.nn.init.normal_(trainer.model.classifier.weight)
-    whole = trainer.classify(splits["validation"])
+    trainer.evaluate()
+    whole = trainer.classified
     parts = []
 
     def gather(part):
@@ -162,7 +163,8 @@ def test_the_shares_of_all_processes_make_the_whole(splits, tmp_path, monkeypatc
     monkeypatch.setattr(type(trainer.args), "world_size", 12)
     for rank in range(12):  # the last two have nothing to do
         monkeypatch.setattr(type(trainer.args), "process_index", rank)
-        together = trainer.classify(splits["validation"])
+        with trainer.evaluating():
+            together = trainer._classify(trainer.get_eval_dataloader())
     assert together.loss == pytest.approx(whole.loss)
     assert together.top.tolist() == whole.top.tolist()
     assert together.labels.tolist() == whole.labels.tolist()
@@ -223,9 +225,9 @@ def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
 
 
 def test_images_are_counted_where_they_are():
-    count = ImageTrainer.count({"pixel_values": torch.empty(3, 3, 8, 8, dtype=torch.bfloat16, device="meta")})
+    count = count_images({"pixel_values": torch.empty(3, 3, 8, 8, dtype=torch.bfloat16, device="meta")})
     assert count["images"].device.type == "meta"
-    assert ImageTrainer.count({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
+    assert count_images({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
 
 
 def test_operations_are_counted_by_patches(splits, tmp_path):
@@ -322,7 +324,7 @@ def test_bf16_and_any_size_of_image(tmp_path, files):
             {"eval_strategy": "epoch"},
             "eval_strategy is 'epoch', but there is no data.validation",
         ),
-        ({}, {"metric_for_best_model": "bleu"}, "evaluations measure loss and accuracy and top5_accuracy"),
+        ({}, {"metric_for_best_model": "bleu"}, "metric_for_best_model is bleu"),
         ({}, {"per_device_train_batch_size": 61, "dataloader_drop_last": True}, "60 rows make no batch of 61 rows"),
     ],
 )
