@@ -28,7 +28,7 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
         where one pools, "pooling". Every row weighs the same, whatever its layer and head.
 
     Raises:
-        ValueError: there are no batches, a batch lacks its inputs, or the model returns no attention weights.
+        ValueError: the model returns no attention weights.
     """
     sums: dict[str, list[Tensor]] = {}
     with observing(model) as observe:
@@ -38,17 +38,13 @@ def attention_report(model: PreTrainedModel, batches: Iterable[Batch]) -> Attent
                 sums[site] = [
                     old + count for old, count in zip(sums.get(site, [0] * len(counts)), counts, strict=True)
                 ]
-    if not sums:
-        raise ValueError("There are no batches to measure the attention on.")
-    sites = {
-        site: SiteStatistics(
-            [_statistics(layer.sum(0)) for layer in layers],
-            _statistics(_total(layers)),
-            [[_statistics(head) for head in layer] for layer in layers],
-        )
-        for site, layers in sums.items()
-    }
-    return AttentionReport(sites, _statistics(sum(map(_total, sums.values()))))
+    sites, overall = {}, torch.zeros(7, dtype=torch.float64)
+    for site, layers in sums.items():
+        by_layer = [layer.sum(0) for layer in layers]
+        overall += sum(by_layer)
+        heads = [[_statistics(head) for head in layer] for layer in layers]
+        sites[site] = SiteStatistics([_statistics(layer) for layer in by_layer], _statistics(sum(by_layer)), heads)
+    return AttentionReport(sites, _statistics(overall))
 
 
 def count_rows(rows: Rows) -> Tensor:
@@ -79,21 +75,15 @@ def sums_by_head(*values: Tensor) -> Tensor:
 def format_attention_report(report: AttentionReport) -> str:
     """The report as a table with a line for each layer, each site and all sites together."""
     lines = [f"{'site':<8} {'layer':>7} {'zeros %':>8} {'null %':>8} {'entropy':>8} {'row sum':>8}"]
+    rows = []
     for site, statistics in report.sites.items():
-        lines += [_table_line(site, str(layer), row) for layer, row in enumerate(statistics.layers)]
-        lines.append(_table_line(site, "all", statistics.overall))
-    lines.append(_table_line("all", "all", report.overall))
+        rows += [(site, layer, row) for layer, row in enumerate(statistics.layers)]
+        rows.append((site, "all", statistics.overall))
+    for site, layer, row in [*rows, ("all", "all", report.overall)]:
+        entropy = "-" if row.entropy is None else f"{row.entropy:.3f}"
+        shares = f"{100 * row.zeros:>8.2f} {100 * row.null_rate:>8.2f}"
+        lines.append(f"{site:<8} {layer:>7} {shares} {entropy:>8} {row.row_sum:>8.3f}")
     return "\n".join(lines)
-
-
-def _table_line(site: str, layer: str, row: AttentionStatistics) -> str:
-    entropy = "-" if row.entropy is None else f"{row.entropy:.3f}"
-    return f"{site:<8} {layer:>7} {100 * row.zeros:>8.2f} {100 * row.null_rate:>8.2f} {entropy:>8} {row.row_sum:>8.3f}"
-
-
-def _total(layers: list[Tensor]) -> Tensor:
-    """Sums over layers and heads."""
-    return sum(sums.sum(0) for sums in layers)
 
 
 def _statistics(sums: Tensor) -> AttentionStatistics:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -67,7 +67,8 @@ def measure_pairs(
     """
     pairs = iter(pairs)
     while block := list(islice(pairs, BLOCK_ROWS)):
-        tokens = [_tokenize(model, tokenizer, side, texts) for tokenizer, side, texts in _sides(tokenizers, block)]
+        sides = zip(tokenizers, ("text", "text_target"), zip(*block, strict=True), strict=True)
+        tokens = [_tokenize(model, tokenizer, side, list(texts)) for tokenizer, side, texts in sides]
         results: dict[int, Measured] = {}
         lengths = [max(map(len, row)) for row in zip(*tokens, strict=True)]
         for rows in length_batches(lengths, max_tokens):
@@ -75,11 +76,6 @@ def measure_pairs(
             batch = _run(model, tokenizers[0].pad_token_id, [block[row] for row in rows], *chosen)
             results.update(zip(rows, measure(batch), strict=True))
         yield from (results[row] for row in range(len(block)))
-
-
-def _sides(tokenizers: Tokenizers, block: list[tuple[str, str]]) -> Iterator[tuple[Any, str, list[str]]]:
-    yield tokenizers[0], "text", [source for source, _ in block]
-    yield tokenizers[1], "text_target", [target for _, target in block]
 
 
 def _tokenize(

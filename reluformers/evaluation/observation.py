@@ -84,13 +84,7 @@ class Rows:
 
 @dataclass
 class Observed:
-    """What a model did with one batch: by site, of each layer, from the first.
-
-    Args:
-        inputs: the batch.
-        logits: of the model.
-        attention: "encoder", "decoder", "cross", "pooling", as far as the model has them → rows.
-    """
+    """What a model did with one batch; `attention` has the rows of each layer of "encoder", "decoder", …, by site."""
 
     inputs: Batch
     logits: Tensor
@@ -107,8 +101,7 @@ def observing(model: PreTrainedModel) -> Iterator[Callable[[Batch], Observed]]:
     Yields:
         Function that runs one batch: a dict with `input_ids` [batch, source_len], `labels` [batch, target_len] (−100 =
         padding) and, where there is padding, `attention_mask` [batch, source_len] (1 = real), for teacher forcing; or
-        with `pixel_values` [batch, channels, height, width]. It raises ValueError where the batch lacks them, or the
-        model returns no attention weights.
+        with `pixel_values` [batch, channels, height, width]. It raises ValueError where the model returns no weights.
     """
     pooled: dict[nn.Module, Tensor] = {}
     with ExitStack() as stack:
@@ -136,35 +129,30 @@ def attention_modules(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Batch) -> Observed:
     """Run one batch."""
-    if "pixel_values" not in batch and batch.get("labels") is None:
-        raise ValueError(f"A batch needs input_ids and labels, or pixel_values, got {sorted(batch)}.")
     inputs = {name: batch[name].to(model.device) for name in _INPUTS if name in batch}
+    options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
     if "pixel_values" in inputs:  # no weight hangs on the classes
-        outputs = model(pixel_values=inputs["pixel_values"], output_attentions=True, return_dict=True)
-        layers = {"encoder": _weights(model, outputs, "encoder")}
-        if pooled:
-            layers["pooling"] = list(pooled.values())
-        attention = {}
-        for site, matrices in layers.items():
-            visible = torch.ones_like(matrices[0][:, 0], dtype=torch.bool)  # every pair
-            attention[site] = [Rows.of(weights, visible, visible[..., 0]) for weights in matrices]
+        outputs = model(pixel_values=inputs["pixel_values"], **options)
+        layers = {"encoder": _weights(model, outputs, "encoder"), "pooling": list(pooled.values())}
+        layers = {site: matrices for site, matrices in layers.items() if matrices}
         pooled.clear()
-        return Observed(inputs, outputs.logits, attention)
-    outputs = model(**inputs, use_cache=False, output_attentions=True, return_dict=True)
-    source = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()  # [batch, source_len]
-    target = inputs["labels"] != IGNORED_LABEL  # [batch, target_len]
-    past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
-    visible = {
-        "encoder": source.unsqueeze(2) & source.unsqueeze(1),
-        "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
-        "cross": target.unsqueeze(2) & source.unsqueeze(1),
-    }
+        visible = {site: torch.ones_like(matrices[0][:, 0], dtype=torch.bool) for site, matrices in layers.items()}
+        real = {site: pairs[..., 0] for site, pairs in visible.items()}
+    else:
+        outputs = model(**inputs, use_cache=False, **options)
+        source = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()  # [batch, source_len]
+        target = inputs["labels"] != IGNORED_LABEL  # [batch, target_len]
+        past = torch.ones(2 * target.shape[1:], dtype=torch.bool, device=target.device).tril()
+        real = {"encoder": source, "decoder": target, "cross": target}
+        visible = {
+            "encoder": source.unsqueeze(2) & source.unsqueeze(1),
+            "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
+            "cross": target.unsqueeze(2) & source.unsqueeze(1),
+        }
+        layers = {site: _weights(model, outputs, site) for site in visible}
     attention = {
-        site: [
-            Rows.of(weights, pairs, source if site == "encoder" else target)
-            for weights in _weights(model, outputs, site)
-        ]
-        for site, pairs in visible.items()
+        site: [Rows.of(weights, visible[site], real[site]) for weights in matrices]
+        for site, matrices in layers.items()
     }
     return Observed(inputs, outputs.logits, attention)
 
@@ -172,8 +160,5 @@ def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Bat
 def _weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor]:
     layers = next((layers for name in _FIELDS[site] if (layers := getattr(outputs, name, None))), None)
     if not layers or any(weights is None for weights in layers):
-        raise ValueError(
-            f"{type(model).__name__} returned no {site} attentions; the report needs an encoder–decoder model, or "
-            "a vision model for pixel_values."
-        )
+        raise ValueError(f"{type(model).__name__} returned no {site} attentions")
     return layers

@@ -227,7 +227,7 @@ def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
     [
         (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
         (["num_workers=-1"], "num_workers must be at least 0, got -1"),
-        (["--confusion_matrix", "matrix.jpg"], "matrix.jpg must end in one of"),
+        (["--confusion_matrix", "matrix.jpg"], "matrix.jpg must end in"),
         (["--output", "."], "is a folder"),
         (["--output", "a.png", "--confusion_matrix", "a.png"], "choose two paths"),
     ],

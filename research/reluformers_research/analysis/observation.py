@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from reluformers.evaluation import observation
 from reluformers.evaluation.observation import Batch, attention_modules
+from reluformers.modeling.pipeline_translation import returning_weights
 
 
 @dataclass
@@ -139,6 +140,7 @@ def observing(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> It
         Function that runs one batch.
     """
     seen: dict[Any, Any] = {}
+    model = returning_weights(model)  # what runs may be a twin of the model, and hooks have to be on it
     with ExitStack() as stack:
         observe = stack.enter_context(observation.observing(model))
         for hook in _add_hooks(model, needs, seen):

@@ -256,7 +256,7 @@ def test_model_comes_back_as_it_was():
     attention_report(model, BATCHES)
     assert model.training
     assert model.config._attn_implementation == implementation
-    with pytest.raises(ValueError, match="needs input_ids and labels"):
+    with pytest.raises(ValueError, match="decoder"):
         attention_report(model, [{"input_ids": torch.tensor([[4, 2]])}])
     assert model.training
     assert model.config._attn_implementation == implementation
@@ -285,8 +285,3 @@ def test_padding_more_changes_nothing():
     }
     plain, padded = (asdict(attention_report(model, [batch]).overall) for batch in (BATCHES[0], padded))
     assert plain == pytest.approx(padded, rel=1e-5)
-
-
-def test_no_batches_are_refused():
-    with pytest.raises(ValueError, match="no batches"):
-        attention_report(marian(), [])
