@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import (
     ImageClassificationPipeline,
-    MarianConfig,
     Pipeline,
     PreTrainedConfig,
     PreTrainedModel,
-    ViTConfig,
 )
 
 # as in reluformers.images.scoring
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+from reluformers.conversion.sources import SOURCES
 from reluformers.images import onnx_model as images
 from reluformers.images.recipe import ImageRecipe
 from reluformers.images.scoring import load_image_model
@@ -33,6 +32,8 @@ from reluformers.translation.languages import saved_languages
 from reluformers.translation.recipe import TranslationRecipe
 from reluformers.translation.tokenization import load_tokenizers, save_tokenizers
 
+_ALIGNMENT = ("layer", "head", "shifted")
+
 
 @dataclass(frozen=True)
 class Exporter:
@@ -41,7 +42,6 @@ class Exporter:
     Args:
         graphs: exports a model, as `onnx_graphs.export_graphs` does.
         graph_names: names of the graphs, in the order in which they run.
-        config: configuration by which transformers.js knows such a model.
         save_companions: writes what a model needs beside configuration and graphs, from a folder or Hub id to another
             folder.
         runner: opens the folder.
@@ -55,7 +55,6 @@ class Exporter:
 
     graphs: Callable[..., Any]
     graph_names: Sequence[str]
-    config: Callable[[PreTrainedConfig], PreTrainedConfig]
     save_companions: Callable[[str | Path, Path], None]
     runner: type[OnnxModel]
     languages: Callable[[str | Path], Sequence[str | None]]
@@ -66,28 +65,15 @@ class Exporter:
     differing: Callable[[Any, Any], int]
 
 
-def marian_config(config: PreTrainedConfig) -> MarianConfig:
-    """A configuration of the same sizes and tokens: transformers.js has a list of model types, without ours."""
-    names = (
-        *("vocab_size", "decoder_vocab_size", "max_position_embeddings", "d_model", "scale_embedding"),
-        *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-        *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
-        *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-        *("alignment_layer", "alignment_head", "alignment_shifted"),
-    )
+def stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A stock configuration of the same sizes, tokens and classes: transformers.js does not know our types."""
+    is_translation = hasattr(config, "d_model")
+    source = SOURCES["marian" if is_translation else "vit"]
+    names = (*source.copied, "decoder_vocab_size", "patch_size", *(f"alignment_{name}" for name in _ALIGNMENT))
     fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    # Marian's configuration forces token 0 at the end of a longest answer, which ours does not
-    return MarianConfig(**fields, forced_eos_token_id=None, architectures=["MarianMTModel"])
-
-
-def vit_config(config: PreTrainedConfig) -> ViTConfig:
-    """A configuration of the same sizes and classes, for the same reason."""
-    names = (
-        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-        *("image_size", "patch_size", "num_channels", "id2label", "label2id", "problem_type"),
-    )
-    fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    return ViTConfig(**fields, architectures=["ViTForImageClassification"])
+    if is_translation:  # Marian's forces token 0 at the end of a longest answer, which ours does not
+        fields["forced_eos_token_id"] = None
+    return source.config_class(**fields, architectures=[source.architecture])
 
 
 def _search_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -117,7 +103,6 @@ class _OnnxImages(ImageClassificationPipeline):
 TRANSLATION = Exporter(
     graphs=onnx_graphs.export_graphs,
     graph_names=(onnx_graphs.ENCODER, onnx_graphs.DECODER),
-    config=marian_config,
     save_companions=lambda model, folder: save_tokenizers(folder, *load_tokenizers(model)),
     runner=onnx_runtime.OnnxTranslator,
     languages=saved_languages,
@@ -130,7 +115,6 @@ TRANSLATION = Exporter(
 IMAGES = Exporter(
     graphs=images.export_graphs,
     graph_names=(images.NAME,),
-    config=vit_config,
     save_companions=lambda model, folder: load_image_model(model)[1].save_pretrained(folder),
     runner=images.OnnxClassifier,
     languages=lambda model: (),

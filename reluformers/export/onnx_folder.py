@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,14 @@ from reluformers.onnx.precision import SUFFIXES
 from reluformers.onnx.sessions import FOLDER
 from reluformers.saved_models import EXPORT_RECORD, load_config, load_model
 from reluformers.tasks import Task, task_of
-from reluformers_kernels import is_quantized
 
-from .exporters import EXPORTERS, Exporter, differing_rows
+from .exporters import EXPORTERS, Exporter, differing_rows, stock_config
 
 # of an Inference Endpoint
 SERVED = {
     "handler.py": "from reluformers.export.endpoint import *  # EndpointHandler and its bounds\n",
     "requirements.txt": "reluformers[onnx,train]\n",
 }
-MOST_BYTES = 2**31  # of one file of protobuf
 TOLERANCE = 1e-3  # of logits in float32, in shares of the largest; differences are near 1e-6
 
 
@@ -61,26 +60,18 @@ def export_onnx(
         ValueError: the model is none of this library or has no form in ONNX, the folder is not empty, or the graphs of
             float32 give other logits than the model.
     """
-    unknown = [name for name in precisions if name not in SUFFIXES]
-    if unknown or not precisions:
-        raise ValueError(f"precision is {unknown or precisions}, but must be some of {', '.join(SUFFIXES)}")
     check_output_folder(folder, model, inside=True)
     config = load_config(model)
-    if not any(isinstance(config, known) for known in FAMILIES):
-        raise ValueError(
-            f"{model}: is a model of type {config.model_type!r}, but export writes those of this library; optimum "
-            "exports those of transformers"
-        )
+    if type(config) not in FAMILIES:
+        raise ValueError(f"{model}: is a model of type {config.model_type!r}, but export writes those of this library")
     task = task_of(config)
     exporter = EXPORTERS[task.name]
     scorer = task.scorer(task.scorer.options_class(model=str(model), **data)) if data else None
     rows = scorer.load() if data else None  # before the graphs, which take long
     source = load_model(task.auto_class, model, dtype=torch.float32)
-    if is_quantized(source):
-        raise ValueError(f"{model}: is saved in int8; export the model that it was made of, with --precision int8")
     ordered = tuple(name for name in SUFFIXES if name in precisions)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
-        exporter.config(source.config).save_pretrained(unfinished)
+        stock_config(source.config).save_pretrained(unfinished)
         exporter.save_companions(model, unfinished)
         if source.can_generate():
             source.generation_config.save_pretrained(unfinished)
@@ -91,22 +82,10 @@ def export_onnx(
             "task": task.name,
             "about": _describe(model, exporter, unfinished),
             "attentions": attentions,
+            **_write_graphs(exporter.graphs(source, ordered, attentions), unfinished / FOLDER),
+            "versions": {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__},
         }
-        files: dict[str, dict[str, int]] = {name: {} for name in ordered}
-        found: set[str] = set()
-        (unfinished / FOLDER).mkdir()
-        for name, precision, graph in exporter.graphs(source, ordered, attentions):
-            path = unfinished / FOLDER / f"{name}{SUFFIXES[precision]}.onnx"
-            if graph.ByteSize() >= MOST_BYTES:
-                raise ValueError(f"{model}: {name} has {graph.ByteSize():,} bytes, more than one file of ONNX holds")
-            onnx.checker.check_model(graph, full_check=precision == "fp32")
-            onnx.save(graph, path)
-            files[precision][path.name] = path.stat().st_size
-            found |= operators(graph)
-        record["operators"] = sorted(found)
-        record["opset"] = max(entry.version for entry in graph.opset_import if not entry.domain)
-        record["versions"] = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-        compared = _compare(task, exporter, source, unfinished, ordered)
+        files, compared = record.pop("files"), _compare(task, exporter, source, unfinished, ordered)
         answers = _answers(scorer, rows, exporter, unfinished, ordered) if scorer else {}
         record |= {"data": answers.pop("rows", None), "pytorch": answers.pop("pytorch", None)}
         record["precisions"] = {
@@ -114,6 +93,21 @@ def export_onnx(
         }
         write_json(unfinished / EXPORT_RECORD, record)
     return record
+
+
+def _write_graphs(graphs: Iterable[tuple[str, str, onnx.ModelProto]], folder: Path) -> dict[str, Any]:
+    """Save graphs; returns their operators, their opset, and the bytes of each file by precision."""
+    folder.mkdir()
+    files: dict[str, dict[str, int]] = defaultdict(dict)
+    found: set[str] = set()
+    for name, precision, graph in graphs:
+        path = folder / f"{name}{SUFFIXES[precision]}.onnx"
+        onnx.checker.check_model(graph, full_check=precision == "fp32")
+        onnx.save(graph, path)
+        files[precision][path.name] = path.stat().st_size
+        found |= operators(graph)
+    opset = max(entry.version for entry in graph.opset_import if not entry.domain)
+    return {"operators": sorted(found), "opset": opset, "files": files}
 
 
 def _describe(model: str | Path, exporter: Exporter, folder: Path) -> dict[str, Any]:

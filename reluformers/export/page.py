@@ -31,7 +31,7 @@ _SETTINGS = ("preprocessor_config.json", "generation_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # of an exported folder, what the page reads beside graphs and images; nothing else becomes public
 _READ = ("config.json", *_SETTINGS, *_TOKENIZER, *(f"target_tokenizer/{name}" for name in _TOKENIZER))
-_PLAIN_NAME = re.compile(r"\w[\w. -]*")
+_PLAIN_NAME = re.compile(r"\w[\w .,()+=@-]*")
 
 
 @dataclass(frozen=True)

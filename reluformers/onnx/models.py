@@ -8,7 +8,6 @@ class OnnxModel(PreTrainedModel):
     """A model without weights of its own, for what takes a `PreTrainedModel`."""
 
     config_class = PreTrainedConfig
-    _supports_sdpa = True
 
     @property
     def device(self) -> torch.device:

@@ -11,19 +11,18 @@ from typing import Any
 
 @dataclass(eq=False)
 class Waiting:
-    """One request: its body, what tells whether the asker has gone, and where the answer goes."""
+    """One request: its body, what tells whether the asker has gone, and where the answer goes.
+
+    Args:
+        inputs: of the body, as a list; empty where it is to be refused alone.
+        key: its parameters as JSON, in which true is not 1.
+    """
 
     data: Any
     is_gone: Callable[[], Awaitable[bool]]
     answer: asyncio.Future
-
-    @property
-    def inputs(self) -> list[Any] | None:
-        """The inputs as a list; None of a body that is to be refused alone."""
-        if not isinstance(self.data, dict) or not {"inputs"} <= self.data.keys() <= {"inputs", "parameters"}:
-            return None
-        inputs = self.data["inputs"]
-        return inputs if isinstance(inputs, list) else [inputs]
+    inputs: list[Any]
+    key: str
 
 
 class Batcher:
@@ -44,7 +43,11 @@ class Batcher:
 
     async def answer(self, data: Any, is_gone: Callable[[], Awaitable[bool]]) -> Any:
         """Wait for the answer to one request, or raise what the handler raises for it."""
-        one = Waiting(data, is_gone, asyncio.get_running_loop().create_future())
+        inputs, key = [], ""
+        if isinstance(data, dict) and {"inputs"} <= data.keys() <= {"inputs", "parameters"}:
+            inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+            key = json.dumps({} if data.get("parameters") is None else data["parameters"], sort_keys=True)
+        one = Waiting(data, is_gone, asyncio.get_running_loop().create_future(), inputs, key)
         self.waiting.append(one)
         self.has_come.set()
         return await one.answer
@@ -63,7 +66,7 @@ class Batcher:
                         one.answer.set_result(None)  # its request must end, too
                 if not self.waiting:
                     self.has_come.clear()
-                answers = await loop.run_in_executor(thread, self._compute, [one.data for one in batch], batch)
+                answers = await loop.run_in_executor(thread, self._compute, batch)
                 for one, answer in zip(batch, answers, strict=True):
                     if one.answer.done():  # cancelled
                         continue
@@ -73,32 +76,27 @@ class Batcher:
                         one.answer.set_result(answer)
 
     def _take(self) -> list[Waiting]:
-        """The next batch; of a request that cannot be compared with others its error is the answer."""
+        """The oldest request, and those that are computed with it."""
         first = self.waiting.popleft()
-        batch, number = [first], len(first.inputs or ())
-        try:
-            for one in self.waiting if first.inputs else ():
-                if one.inputs and number + len(one.inputs) <= self.batch_size and _key(one) == _key(first):
-                    batch.append(one)
-                    number += len(one.inputs)
-        except Exception as error:
-            if not first.answer.done():
-                first.answer.set_exception(error)
-            return []
+        batch, number = [first], len(first.inputs)
+        for one in self.waiting if first.inputs else ():
+            if one.inputs and one.key == first.key and number + len(one.inputs) <= self.batch_size:
+                batch.append(one)
+                number += len(one.inputs)
         for one in batch[1:]:
             self.waiting.remove(one)
         return batch
 
-    def _compute(self, bodies: list[Any], batch: list[Waiting]) -> list[Any]:
+    def _compute(self, batch: list[Waiting]) -> list[Any]:
         """The answer or the error of each request; where one has an error, each is computed alone."""
         if len(batch) > 1:
             joined = [value for one in batch for value in one.inputs]
             try:
-                answers = iter(self.handler({"inputs": joined, "parameters": _parameters(batch[0])}))
+                answers = iter(self.handler({"inputs": joined, "parameters": json.loads(batch[0].key)}))
                 return [self._share(one, answers) for one in batch]
             except Exception:
                 pass  # whose it is is found below
-        return [self._attempt(body) for body in bodies]
+        return [self._attempt(one.data) for one in batch]
 
     def _share(self, one: Waiting, answers: Any) -> Any:
         own = [next(answers) for _ in one.inputs]
@@ -110,12 +108,3 @@ class Batcher:
             return self.handler(data)
         except Exception as error:
             return error
-
-
-def _key(one: Waiting) -> str:
-    return json.dumps(_parameters(one), sort_keys=True)  # in which true is not 1
-
-
-def _parameters(one: Waiting) -> Any:
-    given = one.data.get("parameters")
-    return {} if given is None else given
