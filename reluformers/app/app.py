@@ -7,7 +7,6 @@ code that lies beside the model's weights is executed, so name a model that you 
 import argparse
 import os
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +19,6 @@ CLONED_MODELS = [
     os.path.join(os.path.dirname(__file__), "..", "..", "models", name)
     for name in ("tatoeba-en-de", "tatoeba-de-en", "digits-relu-vit")
 ]
-FIRST_PORT, PORTS = 7860, 100
 # of the environment, what decides how things are computed and shown; all else may be a token
 PASSED = re.compile(
     r"PATH|HOME|USER|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|LD_LIBRARY_PATH|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|XDG_[A-Z_]+"
@@ -71,17 +69,6 @@ def cloned_models() -> list[str]:
     return [folder for folder in folders if os.path.isfile(os.path.join(folder, "model.safetensors"))]
 
 
-def free_port(environment: Mapping[str, str]) -> int:
-    """The port of GRADIO_SERVER_PORT, else the first that nobody listens on."""
-    if "GRADIO_SERVER_PORT" in environment:
-        return int(environment["GRADIO_SERVER_PORT"])
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)):
-                return port
-    raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one with --port")
-
-
 def drop_tokens() -> None:
     """Start this process anew without the tokens of the environment and that of `hf auth login`.
 
@@ -121,15 +108,10 @@ def open_page(
             raise ValueError("name a model: its folder or Hub id")
         if name is None and (revision or compare or examples):
             raise ValueError("name the model that the revision, the comparison or the examples are for")
-        port = free_port(os.environ) if port is None else port
-        if not 1 <= port <= 65535:
-            raise ValueError(f"the port is {port}, but must be from 1 to 65535")
         folders = [*names, *filter(None, [compare])]
         if all(map(os.path.isdir, folders)):
             drop_tokens()  # models of the Hub may be private, and need the token
-        print(
-            f"Loading {' and '.join(folders)}; the page comes to http://127.0.0.1:{port} in some seconds", flush=True
-        )
+        print(f"Loading {' and '.join(folders)}: the page comes in some seconds", flush=True)
         # torch, transformers and Gradio take seconds to import, so not before that line
         from pages import build_app, build_tabs, serve
 

@@ -111,11 +111,6 @@ def heading(name: str, revision: str | None, config: Any) -> str:
     return f"## Attention of {title}{pinned}\nPreset: **{preset_name(config)}**"
 
 
-def uploaded_path(file: Any) -> str | None:
-    """Where an uploaded file lies, None if there is none."""
-    return file.path if file else None
-
-
 def layer_choices(names: Sequence[str]) -> gr.Dropdown:
     """A choice of layers, the last one chosen."""
     return gr.Dropdown([(name, number) for number, name in enumerate(names)], value=len(names) - 1, label="Layer")
@@ -128,16 +123,9 @@ def site_layers(translator: Translator, site: str) -> gr.Dropdown:
 
 def answer_box(translation: Translation | None) -> gr.Textbox:
     """A translation, and which characters of its text the model does not know."""
-    unknown = (
-        f"The model does not know {', '.join(translation.unknown)}" if translation and translation.unknown else ""
-    )
-    return gr.Textbox(
-        translation.text if translation else None,
-        label="Translation",
-        info=f"{unknown}: what it writes for that is invented." if unknown else None,
-        interactive=False,
-        elem_id="answer",
-    )
+    text, unknown = (translation.text, ", ".join(translation.unknown)) if translation else (None, "")
+    info = f"The model does not know {unknown}: what it writes for that is invented." if unknown else None
+    return gr.Textbox(text, label="Translation", info=info, interactive=False, elem_id="answer")
 
 
 def attention_html(value: str | None, elem_id: str) -> gr.HTML:
@@ -166,20 +154,12 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
 
     def draw(translations: list[Translation] | None, site: str, layer: int) -> str | None:
         """The picture; a model of fewer layers shows its last."""
-        return (
-            text_view(
-                [
-                    (
-                        name,
-                        model.attend(
-                            translation, site, layer if model is translator else min(layer, model.layers(site) - 1)
-                        ),
-                    )
-                    for (name, model), translation in zip(models.items(), translations, strict=True)
-                ]
-            )
-            if translations
-            else None
+        if not translations:
+            return None
+        layers = [layer, *(min(layer, other.layers(site) - 1) for other in others)]
+        rows = zip(models.items(), translations, layers, strict=True)
+        return text_view(
+            [(name, model.attend(translation, site, shown)) for (name, model), translation, shown in rows]
         )
 
     def change_site(translations: list[Translation] | None, site: str) -> tuple[gr.Dropdown, str | None]:
@@ -251,7 +231,7 @@ def translation_app(models: dict[str, Translator], title: str, examples: Sequenc
 
 def classification_app(models: dict[str, Classifier], title: str, examples: Sequence[str] = ()) -> gr.Blocks:
     """The page of an image classifier; arguments as for `translation_app`, the examples are files."""
-    classifier = next(iter(models.values()))
+    classifier, *others = models.values()
 
     def look(image: Any, layer: int) -> tuple[dict[str, float], list[Any], str]:
         answers = [model.classify(image) for model in models.values()]
@@ -259,21 +239,11 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
         return answers[0][0], seen, draw(seen, layer)
 
     def draw(seen: list[Any] | None, layer: int) -> str | None:
-        return (
-            image_view(
-                [
-                    (
-                        name,
-                        model.attend(
-                            pixels, layer if model is classifier else min(layer, len(model.layer_names()) - 1)
-                        ),
-                    )
-                    for (name, model), pixels in zip(models.items(), seen, strict=True)
-                ]
-            )
-            if seen
-            else None
-        )
+        if not seen:
+            return None
+        layers = [layer, *(min(layer, len(other.layer_names()) - 1) for other in others)]
+        rows = zip(models.items(), seen, layers, strict=True)
+        return image_view([(name, model.attend(pixels, shown)) for (name, model), pixels, shown in rows])
 
     def answer(path: str | None, layer: int) -> tuple[dict[str, float], list[Any], str]:
         return look(open_image(path, image.GRADIO_CACHE), layer)
@@ -310,7 +280,7 @@ def classification_app(models: dict[str, Classifier], title: str, examples: Sequ
                         elem_classes="tiny" if classifier.takes_sketches() else None,
                     )
                     # the file as it is: `open_image` is to say what is wrong with it, and where it may lie, not Gradio
-                    image.preprocess = uploaded_path
+                    image.preprocess = lambda file: file.path if file else None
             with gr.Column():
                 classes = gr.Label(scores, label="Classes", num_top_classes=TOP_CLASSES, elem_id="classes")
                 with gr.Row(elem_id="images"):
@@ -373,8 +343,8 @@ def build_tabs(names: Sequence[str]) -> gr.Blocks:
     return page.queue(max_size=MAX_WAITING)
 
 
-def serve(page: gr.Blocks, port: int, *, in_browser: bool) -> None:
-    """Serve a page until interrupted, and say on the terminal when it is there."""
+def serve(page: gr.Blocks, port: int | None, *, in_browser: bool) -> None:
+    """Serve a page until interrupted, and say on the terminal when it is there; without a port by Gradio's choice."""
     print("Starting the page and waiting until it answers", flush=True)
     page.launch(server_port=port, inbrowser=in_browser, prevent_thread_lock=True, **LAUNCH)
     print(f"The page is at {page.local_url}; Ctrl+C ends it", flush=True)

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -214,33 +213,17 @@ def _bundle(packages: Path | None, folder: Path) -> None:
     """Copy the files of the runtime, from an installed `node_modules` or from the npm registry."""
     folder.mkdir()
     with tempfile.TemporaryDirectory() as temporary:
-        for package, version in {(pinned.package, pinned.version) for pinned in RUNTIME.values()}:
-            place = Path(temporary, package) if packages is None else packages / package
-            if packages is None:
-                _fetch_package(package, version, place)
-            for pinned in (pinned for pinned in RUNTIME.values() if pinned.package == package):
-                path = place / pinned.path
-                if not path.is_file() or integrity_of(path.read_bytes()) != pinned.integrity:
-                    raise ValueError(f"{path}: is not that of {package} {version}; install this version")
-                shutil.copyfile(path, folder / pinned.name)
-
-
-def _fetch_package(package: str, version: str, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    command = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"{package}@{version}"]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
-    except FileNotFoundError as error:
-        raise ValueError("--bundle needs npm, or a node_modules with the packages: --bundle NODE_MODULES") from error
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or ["npm failed"]
-        raise ValueError(f"{package} {version}: {lines[-1]}") from error
-    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-        for member in archive:
-            if member.isfile() and member.name.removeprefix("package/") in {one.path for one in RUNTIME.values()}:
-                path = folder / member.name.removeprefix("package/")
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(archive.extractfile(member).read())
+        if packages is None:
+            packages = Path(temporary, "node_modules")
+            wanted = sorted({f"{pinned.package}@{pinned.version}" for pinned in RUNTIME.values()})
+            command = ["npm", "install", "--silent", "--ignore-scripts", "--no-save", "--prefix", temporary, *wanted]
+            if subprocess.run(command, check=False).returncode:
+                raise ValueError(f"npm cannot fetch {', '.join(wanted)}; name a node_modules that has them")
+        for pinned in RUNTIME.values():
+            path = packages / pinned.package / pinned.path
+            if not path.is_file() or integrity_of(path.read_bytes()) != pinned.integrity:
+                raise ValueError(f"{path}: is not that of {pinned.package} {pinned.version}; install this version")
+            shutil.copyfile(path, folder / pinned.name)
 
 
 def integrity_of(content: bytes) -> str:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import uuid
@@ -19,7 +18,6 @@ from packaging.requirements import Requirement
 from transformers import pipeline
 
 from builders.attention_maps import data_of
-from builders.commands import refusal_of
 from builders.pictures import picture
 from builders.saved_models import SPACE, TEXTS, save_classifier, save_translator
 from reluformers import seq2seq_config, vision_config
@@ -424,7 +422,7 @@ def test_a_slow_server_is_waited_for(monkeypatch, capsys):
     with gr.Blocks() as page:
         gr.Markdown("text")
     monkeypatch.setattr(page, "block_thread", lambda: None)
-    pages.serve(page, app.free_port({}), in_browser=False)
+    pages.serve(page, None, in_browser=False)
     try:
         assert httpx.get(page.local_url).status_code == 200
         assert page.local_url in capsys.readouterr().out
@@ -489,10 +487,7 @@ def test_code_of_a_folder_gets_no_token(tmp_path, monkeypatch, names, is_hidden)
     assert {"PATH", "HF_HUB_OFFLINE", "GRADIO_SERVER_PORT"} <= block.keys()
 
 
-def test_command_names_model_and_address_before_it_loads_anything(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+def test_command_names_the_model_before_it_loads_anything():
     # where no library is found, so that nothing can be imported before that line
     command = [
         sys.executable,
@@ -501,28 +496,9 @@ def test_command_names_model_and_address_before_it_loads_anything(tmp_path):
         "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
         "sys.argv[0] = 'app.py'; runpy.run_path(sys.path[0] + '/app.py', run_name='__main__')",
     ]
-    done = subprocess.run([*command, str(SPACE), "./mine", "--port", str(port)], capture_output=True, text=True)
-    assert done.stdout == f"Loading ./mine; the page comes to http://127.0.0.1:{port} in some seconds\n"
+    done = subprocess.run([*command, str(SPACE), "./mine"], capture_output=True, text=True)
+    assert done.stdout == "Loading ./mine: the page comes in some seconds\n"
     assert "No module named" in done.stderr
-
-
-def test_first_free_port_is_taken(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setattr(app, "FIRST_PORT", taken.getsockname()[1])
-        assert app.free_port({}) > taken.getsockname()[1]
-        monkeypatch.setattr(app, "PORTS", 1)
-        with pytest.raises(OSError, match="is free: name one with --port"):
-            app.free_port({})
-    assert app.free_port({"GRADIO_SERVER_PORT": "1234"}) == 1234
-
-
-@pytest.mark.parametrize("port", [-1, 0, 65536])
-def test_a_port_that_there_is_not_is_refused_before_loading(port, capsys):
-    assert refusal_of(capsys, "app", "./nowhere", "--port", port) == (
-        f"error: the port is {port}, but must be from 1 to 65535"
-    )
 
 
 def test_space_is_filled_in_with_the_model():

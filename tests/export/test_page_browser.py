@@ -20,7 +20,7 @@ from builders.models import PRESETS
 from builders.pictures import picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.export.onnx_folder import export_onnx
-from reluformers.export.page import CDN, RUNTIME, export_page
+from reluformers.export.page import CDN, export_page
 from reluformers.files import read_json, write_json
 from reluformers.translation.decoding import load_translation_model, translate
 
@@ -121,7 +121,7 @@ def bundled(models: list[Path], folder: Path, **options) -> Path:
     try:
         export_page(models, folder, bundle=True, **options)
     except ValueError as error:
-        if any(f"{pinned.package} {pinned.version}: " in str(error) for pinned in RUNTIME.values()):
+        if str(error).startswith("npm cannot fetch"):
             pytest.skip(str(error))
         raise
     return folder
