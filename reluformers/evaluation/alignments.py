@@ -130,20 +130,14 @@ def _align_batch(tokenizers: Tokenizers, batch: ForcedBatch) -> list[WordAlignme
 
 
 class LayerAgreement(NamedTuple):
-    """How well the layers link words that are the same on both sides.
-
-    Args:
-        shares: of such words that each layer links to each other, in [0, 1].
-        links: number of such words.
-        layer: that of the largest share, of equal ones the last but one and else the first; None if there are too few
-            links to tell.
-    """
+    """How well the layers link words that are the same on both sides: their share by layer, of so many such links."""
 
     shares: list[float]
     links: int
 
     @property
     def layer(self) -> int | None:
+        """That of the largest share, of equal ones the last but one, else the first; None if links are too few."""
         if self.links < LEAST_LINKS:
             return None
         best = [layer for layer, share in enumerate(self.shares) if share == max(self.shares)]
@@ -174,9 +168,7 @@ def measure_layers(model: PreTrainedModel, tokenizers: Tokenizers, pairs: Datase
     for aligned in word_alignments(model, tokenizers, rows):
         known = same_words(aligned.source, aligned.target)
         links += len(known)
-        for layer in layers:
-            found = aligned.of(AlignmentHead(layer))
-            hits[layer] += len(set(found).intersection(known))
+        hits.update(layer for layer in layers for link in aligned.of(AlignmentHead(layer)) if link in known)
     return LayerAgreement([hits[layer] / max(links, 1) for layer in layers], links)
 
 

@@ -3,7 +3,6 @@
 `evaluate` writes it; whatever compares, draws or publishes results reads it, and nothing else knows the file.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,17 +121,12 @@ class Evaluation:
 
     def cells(self) -> dict[str, str]:
         """Column → text of every score, in the order of `METRICS`."""
-        return {
-            metric.title: metric.format(self.scores[name].value)
-            for name, metric in METRICS.items()
-            if name in self.scores
-        }
+        known = {METRICS[name]: self.scores[name].value for name in METRICS if name in self.scores}
+        return {metric.title: metric.format(value) for metric, value in known.items()}
 
     def signatures(self) -> dict[str, str]:
         """Title of a metric → how it was computed, as far as that is known."""
-        return {
-            METRICS[name].title: score.signature for name, score in self.scores.items() if score.signature is not None
-        }
+        return {METRICS[name].title: score.signature for name, score in self.scores.items() if score.signature}
 
     def check_comparable(self, baseline: "Evaluation") -> None:
         """Raise a `ValueError` unless both were scored on the same rows in the same way."""
@@ -151,10 +145,9 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as it is written in JSON."""
-        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return {
             "format_version": FORMAT_VERSION,
-            **{name: value for name, value in values.items() if value not in (None, {})},
+            **_known(vars(self)),
             "data": _known(asdict(self.data)),
             "scores": {name: _known(asdict(score)) for name, score in self.scores.items()},
             **({"attention": self.attention.to_dict()} if self.attention else {}),

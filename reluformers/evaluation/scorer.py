@@ -32,13 +32,7 @@ class Side:
 
 @dataclass
 class Scores:
-    """What a task counts of a model's answers.
-
-    Args:
-        scores: name of `results.METRICS` → score.
-        decoding: options of the search, where there was one.
-        classes: of a classifier, what `Evaluation.classes` holds.
-    """
+    """What a task counts of a model's answers, as `Evaluation` holds it."""
 
     scores: dict[str, Score]
     decoding: dict[str, Any] = field(default_factory=dict)
@@ -60,9 +54,6 @@ class ScoringOptions:
         attention_report: measure the attention weights too.
         output: JSON file for the results.
         trust_remote_code: run model code of the repository.
-
-    Raises:
-        ValueError: a field has a value that is not allowed.
     """
 
     model: str | Path
@@ -77,8 +68,8 @@ class ScoringOptions:
     row_fields: ClassVar[tuple[str, ...]]  # the task's own fields that say what the rows are and how they are batched
 
     def __post_init__(self):
+        is_of_files = isinstance(self.data, dict) or Path(self.data).is_file()
         for name in ("data_config", "data_revision"):
-            is_of_files = isinstance(self.data, dict) or Path(self.data).is_file()
             if is_of_files and getattr(self, name) is not None:
                 raise ValueError(f"--{name} is {getattr(self, name)!r}, but is of a data set, and {self.data} is none")
         if self.split is None:

@@ -1,5 +1,6 @@
 """The models of the table: stock `LlamaForCausalLM`, its softmax exchanged for one attention."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ class GatedLlamaForCausalLM(LlamaForCausalLM):
             attention = layer.self_attn
             attention.output_gate = nn.Linear(config.hidden_size, attention.o_proj.in_features, bias=False)
             attention.register_forward_pre_hook(_keep_input, with_kwargs=True)
-            attention.o_proj.register_forward_pre_hook(lambda _, inputs, owner=attention: (_gated(owner, inputs[0]),))
+            # of a copy of the model, a partial function belongs to the copy
+            attention.o_proj.register_forward_pre_hook(partial(_gated, attention))
         self.post_init()
 
 
@@ -27,8 +29,8 @@ def _keep_input(module: nn.Module, inputs: tuple, keywords: dict[str, Any]) -> N
     module.gate_input = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
 
 
-def _gated(module: nn.Module, output: Tensor) -> Tensor:
-    return output * torch.sigmoid(module.output_gate(module.gate_input))
+def _gated(owner: nn.Module, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0] * torch.sigmoid(owner.output_gate(owner.gate_input)),)
 
 
 def build_model(config: LlamaConfig, attention: AttentionConfig) -> PreTrainedModel:
