@@ -108,7 +108,7 @@ setup(
         "reluformers.model_cards": "model_cards",
         "reluformers": "reluformers",
         # names of their own: --help answers, and code of saved folders imports kernels, before the library is imported
-        "reluformers_cli": "reluformers/cli",
+        "reluformers_cli": "reluformers_cli",
         "reluformers_kernels": "reluformers/kernels",
         "reluformers_native": "native",
     },
@@ -116,7 +116,7 @@ setup(
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
-        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.cli", "reluformers.kernels"]),
+        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.kernels"]),
         "reluformers_cli",
         "reluformers_kernels",
         "reluformers_native",

@@ -61,10 +61,9 @@ def test_every_folder_with_code_is_installed(setup_arguments):
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "reluformers").rglob("*.py")}
     mapped = {f"reluformers.{name}" for name in (*HUB_FOLDERS, "model_cards")}
     expected = {".".join(folder.parts) for folder in folders} | mapped
-    for name in ("cli", "kernels"):
-        expected = {found.replace(f"reluformers.{name}", f"reluformers_{name}") for found in expected}
-        assert setup_arguments["package_dir"][f"reluformers_{name}"] == f"reluformers/{name}"
-    assert set(setup_arguments["packages"]) == expected | {"reluformers_native"}
+    expected = {found.replace("reluformers.kernels", "reluformers_kernels") for found in expected}
+    assert setup_arguments["package_dir"]["reluformers_kernels"] == "reluformers/kernels"
+    assert set(setup_arguments["packages"]) == expected | {"reluformers_cli", "reluformers_native"}
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

@@ -38,7 +38,6 @@ FLOORS = (
     ("export",),
     ("publish",),
     ("commands",),
-    ("cli",),
 )
 # files of the package itself that know rooms, and the room beneath which each of them lies
 BELOW = {"tasks": "export"}
@@ -154,12 +153,12 @@ def import_graph() -> dict[str, set[str]]:
     """Module of the library → those that it imports as it is imported itself, by their full names."""
     folders = {"reluformers": "reluformers", "configuration": "reluformers.configuration"}
     folders |= {"modeling": "reluformers.modeling", "reluformers/kernels": "reluformers_kernels"}
-    folders |= {"reluformers/cli": "reluformers_cli", "native": "reluformers_native"}
+    folders |= {"reluformers_cli": "reluformers_cli", "native": "reluformers_native"}
     modules = {}
     for folder, name in folders.items():
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            if parts[0] not in ("kernels", "cli") or folder != "reluformers":
+            if parts[0] != "kernels" or folder != "reluformers":
                 modules[".".join((name, *parts)).removesuffix(".__init__")] = path
     return {name: set(_imported(name, path, modules)) - {name} for name, path in modules.items()}
 

@@ -1,4 +1,4 @@
-"""The command line `reluformers COMMAND …`, without what a command needs: imported as `reluformers_cli`.
+"""The command line `reluformers COMMAND …`, without what a command needs.
 
 Importing `reluformers` takes seconds, as it makes its models known to transformers. This package imports nothing of it
 before a command is to run, so that --help and --version answer at once.
@@ -94,15 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if traceback:
         arguments.remove("--traceback")
     if arguments and arguments[0] in all_commands():
-        is_first = "RELUFORMERS_STARTED_ANEW" not in os.environ  # it may start itself again, without tokens
-        if (
-            is_first
-            and arguments[0] == "app"
-            and arguments[1:]
-            and arguments[1].isprintable()
-            and arguments[1][:1] != "-"
-        ):
-            print(f"Opening {arguments[1]}: torch and transformers first, which takes some seconds", flush=True)
+        is_again = "RELUFORMERS_STARTED_ANEW" in os.environ  # the page starts itself again, without tokens
+        if arguments[0] == "app" and not is_again and not {"-h", "--help"} & {*arguments}:
+            print("Opening the page: torch and transformers first, which takes some seconds", flush=True)
         from reluformers.commands import run_command
 
         run_command(arguments, traceback)
