@@ -74,6 +74,14 @@ class AttentionFormula:
         numbers = coefficient, self.attention.length_exponent, dtype
         return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
 
+    def row_factors(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | None:
+        """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
+        divisor = None if self.length_exponent is not None else self.length_divisor(mask, dtype)
+        if not isinstance(divisor, Tensor) or divisor.shape[1] > 1:
+            return None
+        numbers = "row_factors", self.attention.length_coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: divisor[:, 0, :, 0].reciprocal().expand(-1, mask.query_len).contiguous())
+
 
 def eager_attention(
     formula: AttentionFormula, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, statistics: str
@@ -155,6 +163,7 @@ def fused_attention(
             needed_statistics=statistics,
             may_write_out=True,
             divide_statistics=False,
+            row_factors=formula.row_factors(mask, query.dtype),
         )
         if found is not None:
             output, row_sums, weighted_logs, _ = found

@@ -19,7 +19,6 @@ from transformers.utils import logging
 
 from ..configuration.configuration_base import TransformerConfig
 from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
-from .attention_functions import length_divisor
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
@@ -171,13 +170,12 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
         bound = self.config.entropy_bound if self.is_regularized else None
-        rows, config, divisor = RowStatistics.stack(layers), self.config.attention_for(site), None
+        rows, config = RowStatistics.stack(layers), self.config.attention_for(site)
         if rows is None:
             return None
-        if config.normalizer != "sum" and not config.learned_length_exponent:
-            numbers = config.length_coefficient, config.length_exponent, rows.row_sums.dtype
-            divisor = length_divisor(mask.key_counts, *numbers)
-        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, divisor)
+        is_divided = config.normalizer == "sum" or config.learned_length_exponent
+        numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
+        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
 
     @property
     def is_regularized(self) -> bool:

@@ -80,7 +80,8 @@ def regularizer_sums(
     key_counts: Tensor | int,
     query_mask: Tensor | None,
     entropy_bound: float | None,
-    divisor: Tensor | float | None = None,
+    coefficient: float = 1.0,
+    exponent: float = 0.0,
 ) -> Tensor:
     r"""Sums over the rows of real queries of all layers of a site, so that sites of different sizes add to one mean.
 
@@ -93,14 +94,11 @@ def regularizer_sums(
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
-        divisor: c·n_i^α of weights that are not divided yet, like `key_counts`: H(p) does not depend on it.
+        coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
 
     Returns:
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
-
-    def by_row(value: Tensor | float) -> Tensor | float:
-        return value.squeeze(-1).to(row_sums.device, row_sums.dtype) if isinstance(value, Tensor) else value
 
     row_sums = rows.row_sums
     is_used = row_sums != 0
@@ -109,17 +107,19 @@ def regularizer_sums(
     else:
         is_real = query_mask[:, None].to(row_sums.device)
         is_used, number = is_used & is_real, is_real.expand_as(row_sums).sum().to(row_sums.dtype)
-    normalization = entropy_excess = row_sums.new_zeros(())
-    if entropy_bound is not None:
-        is_unused = ~is_used
+    if entropy_bound is None:
+        normalization = entropy_excess = row_sums.new_zeros(())
+    else:
+        log_counts, is_unused = length_factor(key_counts, "log_length", 1, row_sums.dtype), ~is_used
+        if isinstance(log_counts, Tensor):
+            log_counts = log_counts.squeeze(-1).to(row_sums.device)
         safe_sums = row_sums.masked_fill(is_unused, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
-        excess = entropy - entropy_bound * by_row(length_factor(key_counts, "log_length", 1, row_sums.dtype))
+        excess = entropy - entropy_bound * log_counts
         entropy_excess = functional.relu(excess.masked_fill(is_unused, 0.0)).sum()
-        if divisor is not None:
-            log_divisor = divisor.log() if isinstance(divisor, Tensor) else math.log(divisor)
-            log_sums = (log_sums - by_row(log_divisor)).masked_fill(is_unused, 0.0)
+        if (coefficient, exponent) != (1, 0):
+            log_sums = (log_sums - (exponent * log_counts + math.log(coefficient))).masked_fill(is_unused, 0.0)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
     return torch.stack([normalization, entropy_excess, number - is_used.sum(), number])
 

@@ -13,7 +13,6 @@ from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTEN
 from reluformers.configuration.configuration_attention import SHIFT_INVARIANT_ACTIVATIONS as CANCELS
 from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
 from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
-from reluformers.modeling.attention_functions import length_divisor
 from reluformers.modeling.masks import AttentionMask
 from reluformers.modeling.regularization import regularizer_sums
 
@@ -470,11 +469,10 @@ def test_statistics_in_training(preset, site, padding, bound, backend):
     assert module.train()(case.hidden, case.source, **options)[2] is None
     rows = module.train()(case.hidden, case.source, statistics="sums" if bound is None else "all", **options)[2]
     counts = AttentionMask.of(mask, *case.visible.shape[-2:], case.hidden.device).key_counts
-    divisor = None
+    numbers = ()
     if module.length_exponent is None and module.attention.normalizer != "sum":
-        numbers = module.attention.length_coefficient, module.attention.length_exponent, torch.float64
-        divisor = length_divisor(counts, *numbers)
-    statistics = regularizer_sums(rows, counts, case.queries, bound, divisor)
+        numbers = module.attention.length_coefficient, module.attention.length_exponent
+    statistics = regularizer_sums(rows, counts, case.queries, bound, *numbers)
     weights = naive(module, case)[1].detach()
     *terms, nulls, rows = reference.regularization(weights, case.visible, case.queries, bound or 0)
     expected = [*terms, nulls, rows] if bound is not None else [0, 0, nulls, rows]
