@@ -271,6 +271,8 @@ def _flatten(function: Callable) -> list[tuple[str, dict[str, Any]]] | None:
         return [("causal", {})]
     if function is bidirectional_mask_function:
         return []
+    if torch.compiler.is_compiling():  # of functions that traced code makes, the values are not there
+        return None
     maker = getattr(function, "__qualname__", "").partition(".")[0]
     if getattr(function, "__module__", None) != causal_mask_function.__module__ or function.__closure__ is None:
         return None

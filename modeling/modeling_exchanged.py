@@ -11,15 +11,16 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import PurePath
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.models.auto import modeling_auto
 
 from ..configuration.configuration_attention import AttentionConfig
 from ..configuration.configuration_exchanged import SHARED, ExchangedConfig
@@ -28,6 +29,16 @@ from .normalization import NormGate
 
 SUBMODULE = "exchanged_attention"
 IMPLEMENTATION = "reluformers_exchanged"  # the attention by name of every module of such a model
+
+
+class Caller:
+    """What an attention reads of the module that it stands in, without the weights, which hooks may have moved."""
+
+    def __init__(self, module: nn.Module):
+        self.training = module.training
+        for name in ("scaling", "is_causal"):
+            if hasattr(module, name):
+                setattr(self, name, getattr(module, name))
 
 
 class ExchangeableAttention(InterfaceAttention):
@@ -39,14 +50,12 @@ class ExchangeableAttention(InterfaceAttention):
         Raises:
             ValueError: nothing was exchanged: a stock class was built from the configuration of an exchanged model.
         """
-        found = getattr(module, SUBMODULE, self)
-        if found is self:
+        if SUBMODULE not in module._modules:
             raise ValueError(f"{type(module).__name__} has no exchanged attention: open its model by from_pretrained")
+        found = module._modules[SUBMODULE]
         if found is None:
             return super().forward(module, *states, **keywords)
-        # not the module: hooks of accelerate would move its weights, which may be on no device by now
-        read = {name: getattr(module, name) for name in ("training", "scaling", "is_causal") if hasattr(module, name)}
-        return found(SimpleNamespace(**read), *states, **keywords)
+        return found(Caller(module), *states, **keywords)
 
 
 register(IMPLEMENTATION, ExchangeableAttention("softmax"))
@@ -55,7 +64,7 @@ _OF_THE_WHOLE = {
     *("base", "base_type", "base_class", "attention", "modules", "model_type", "architectures", "auto_map"),
     *("dtype", "transformers_version", "attn_implementation", "reluformers_version", "custom_pipelines"),
 }
-BEING_MADE: list[bool] = []  # not empty while an exchanged model is made: see `being_made`
+_is_made_here: ContextVar[bool] = ContextVar("is_made_here", default=False)  # while an exchanged model is made
 
 
 class ExchangedModel(PreTrainedModel):
@@ -91,7 +100,7 @@ class ExchangedModel(PreTrainedModel):
             for name in [name for name in keywords if name == "num_labels" or name in config.base]:
                 if name not in _OF_THE_WHOLE:
                     setattr(config, name, keywords.pop(name))
-            model_class, config = exchanged_class(_class_of(config)), _base_with(config)
+            model_class, config = cls._opened(config)
         else:
             model_class = cls
         for name in ("trust_remote_code", "code_revision"):
@@ -104,8 +113,14 @@ class ExchangedModel(PreTrainedModel):
     def _from_config(cls, config: PreTrainedConfig, **keywords: Any) -> PreTrainedModel:
         if config.model_type == ExchangedConfig.model_type:
             refuse_another(keywords.get("attn_implementation") or IMPLEMENTATION)
-            return exchanged_class(_class_of(config))._from_config(_base_with(config), **keywords)
+            model_class, config = cls._opened(config)
+            return model_class._from_config(config, **keywords)
         return super()._from_config(config, **keywords)
+
+    @classmethod
+    def _opened(cls, config: ExchangedConfig) -> tuple[type["ExchangedModel"], PreTrainedConfig]:
+        """The class that opens a configuration, and the model's own configuration."""
+        return exchanged_class(_class_of(config)), _base_with(config)
 
     def initialize_weights(self) -> None:
         """Start what hangs on the parts of a model too, which do not know it."""
@@ -180,10 +195,27 @@ class ExchangedModel(PreTrainedModel):
             base_class=self.base_class.__name__,
             attention=exchanged["attention"],
             modules=exchanged["modules"],
-            architectures=[self.base_class.__name__],
+            # the first opens it; no program takes them for those of a model with softmax
+            architectures=[auto for auto in (opener(self.base_class, type(self.config)),) if auto]
+            + [f"Exchanged{self.base_class.__name__}"],
             dtype=base.get("dtype"),
             attn_implementation=IMPLEMENTATION,  # a stock class that opens the folder must not compute softmax
         )
+
+
+class ExchangedBaseModel(ExchangedModel):
+    """What `AutoModel` opens of an exchanged model: the one without its head."""
+
+    @classmethod
+    def _opened(cls, config: ExchangedConfig) -> tuple[type[ExchangedModel], PreTrainedConfig]:
+        whole, base = _class_of(config), _base_with(config)
+        model_class = AutoModel._model_mapping[type(base)]
+        model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+        if model_class is not whole:
+            prefix = f"{whole.base_model_prefix}."
+            modules = {name.removeprefix(prefix): sizes for name, sizes in config.modules.items()}
+            base.exchanged = {**base.exchanged, "modules": modules}
+        return exchanged_class(model_class), base
 
 
 def refuse_another(name: str | dict | None) -> None:
@@ -197,12 +229,28 @@ def refuse_another(name: str | dict | None) -> None:
 
 @contextmanager
 def being_made() -> Iterator[None]:
-    """Let parts of a model take the name of its exchanged attention."""
-    BEING_MADE.append(True)
+    """Let parts of a model take the name of its exchanged attention, in this thread."""
+    token = _is_made_here.set(True)
     try:
         yield
     finally:
-        BEING_MADE.pop()
+        _is_made_here.reset(token)
+
+
+def is_made_here() -> bool:
+    """Whether this thread is making an exchanged model."""
+    return _is_made_here.get()
+
+
+def opener(model_class: type, config_class: type) -> str | None:
+    """Name of an auto class that opens models of just this class from a configuration; None if there is none."""
+    for name, auto in vars(modeling_auto).items():
+        mapping = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        if mapping is not None and name != "AutoModelForPreTraining" and config_class in mapping:
+            opened = mapping[config_class]
+            if (opened[0] if isinstance(opened, tuple) else opened) is model_class:
+                return name
+    return None
 
 
 @functools.cache
@@ -228,10 +276,8 @@ def _empty_model(base_class: type[PreTrainedModel]) -> ExchangedModel:
 @functools.cache
 def calls_interface(module_class: type[nn.Module]) -> bool:
     """Whether a module calls the attention interface of transformers itself."""
-    try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(module_class.forward)
-    except (OSError, TypeError):
-        return False
+    code = getattr(inspect.unwrap(module_class.forward), "__code__", None)
+    return code is not None and {"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= {*code.co_names}
 
 
 def attach(model: PreTrainedModel) -> None:

@@ -613,6 +613,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """
         query_mask = None
         if labels is not None:
+            labels = labels.long()
             use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)

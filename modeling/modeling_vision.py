@@ -270,9 +270,9 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 raise ValueError(f"labels has {wrong[0].item()}, but must be from 0 to {largest}")
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
-            targets = labels if labels.dim() == 1 else labels.to(logits.dtype)
+            targets = labels.long() if labels.dim() == 1 else labels.to(logits.dtype)
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
-        targets = functional.one_hot(labels, config.num_labels) if labels.dim() == 1 else labels
+        targets = functional.one_hot(labels.long(), config.num_labels) if labels.dim() == 1 else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / divisor

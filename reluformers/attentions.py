@@ -1,22 +1,25 @@
-"""Attentions by name in every model of transformers: which there are, one's own, and what refuses and saves them.
+"""Attentions by name in every model of transformers: which there are, one's own, what refuses them and saves names.
 
 import reluformers
 model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="relu_attention")
 """
 
+import copy
 import functools
-import inspect
-import re
-import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from typing import Any
 
+import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from .configuration.configuration_attention import AttentionConfig
+from .modeling.attention import AttentionVariant
 from .modeling.attention_interface import InterfaceAttention, register
-from .modeling.modeling_exchanged import BEING_MADE, IMPLEMENTATION, calls_interface, refuse_another
+from .modeling.modeling_exchanged import IMPLEMENTATION, is_made_here, opener, refuse_another
 
 # what has a name from the start: attentions without parameters
 ATTENTIONS: dict[str, str | dict[str, Any]] = {
@@ -38,13 +41,13 @@ ATTENTIONS: dict[str, str | dict[str, Any]] = {
     },
 }
 _LEARNED = ("learned_scale", "learned_length_exponent", "learned_threshold")
-_CALL = "ALL_ATTENTION_FUNCTIONS.get_interface("
-_OWN_SCALE = ("scaling=1.0", "self.scaling = nn.Parameter")  # of code that scales queries before it calls attention
 # fields of configurations by which scores are capped before softmax
 _SOFTCAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logits_soft_cap")
 _NAMES_OF_OTHERS = ("flash", "sdpa", "flex_attention", "paged", "/", ":", "|")  # transformers reads more into these
+_LEARNS_A_SCALE = ("timesfm", "timesfm2_5")  # of its queries
+NAMED = "Reluformers"  # before the class that a config.json names, where its attention has a name of ours
 
-# model type → why its attention cannot be exchanged, where its code does not show it
+# model type → why its attention cannot be exchanged; found by tests/any_model/every_type.py
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), "its attention has sinks of its own kind"
@@ -56,16 +59,17 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("swin", "clap", "clap_audio_model"), "it hides keys by a score of -100, which only softmax does not see"
     ),
-    **dict.fromkeys(  # others are found by `check_modules`; but for the first, these would raise a KeyError before
+    **dict.fromkeys(
         (
-            *("bigbird_pegasus", "deepseek_ocr2_sam_vision_model", "pp_formulanet_vision"),
-            *("sam_hq_vision_model", "sam_vision_model", "unlimited_ocr_sam_vision_model"),
+            *("EvollaModel", "bigbird_pegasus", "bridgetower", "bridgetower_vision_model", "evolla", "gemma3n_audio"),
+            *("deepseek_ocr2_sam_vision_model", "longt5", "pegasus_x", "pp_formulanet_vision", "sam_vision_model"),
+            *("sam_hq_vision_model", "unlimited_ocr_sam_vision_model"),
         ),
         "its own code computes softmax, beside the attention interface",
     ),
     "deepseek_v4": "it adds compressed keys that its mask does not know",
 }
-_SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
+_ATTENTIONS_OF_TORCH = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention")
 # pattern of classes of modules → what of a model beside its attention may keep softmax
 KEEPS_SOFTMAX = {
     "Pool": "a pooling head",
@@ -140,43 +144,17 @@ def check_attention(model_class: type, config: PreTrainedConfig, attention: Atte
     Raises:
         ValueError: the model has no attention interface, or its attention has something that this one has not.
     """
-    owner = model_class.__name__
+    caps = {field: getattr(config, field, None) for field in _SOFTCAPS}
+    reasons = [f"its {field} is {cap}, a cap for softmax" for field, cap in caps.items() if cap is not None]
     if not model_class._can_set_attn_implementation():
-        raise ValueError(
-            f"{owner} does not take {name}: its code does not call the attention interface of transformers"
-        )
-    for field in _SOFTCAPS:
-        if getattr(config, field, None) is not None:
-            raise ValueError(
-                f"{owner} does not take {name}: its {field} is {getattr(config, field)}, a cap for softmax"
-            )
+        reasons.append("its code does not call the attention interface of transformers")
     if config.model_type in REFUSED:
-        raise ValueError(f"{owner} does not take {name}: {REFUSED[config.model_type]}")
+        reasons.append(REFUSED[config.model_type])
     has_fixed_scale = attention.score == "dot" and attention.scale is not None and not attention.learned_scale
-    if has_fixed_scale and all(part in _source_of(model_class) for part in _OWN_SCALE):
-        raise ValueError(f"{owner} does not take {name}: it learns a scale of its queries, so that none is fixed")
-    if "s_aux=" in _source_of(model_class) and attention.activation not in ("softmax", "softmax1"):
-        raise ValueError(
-            f"{owner} does not take {name}: its softmax has sinks; take 'softmax_attention' or 'softmax1_attention'"
-        )
-
-
-def check_modules(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model in which an attention would keep softmax, as its class does not call the interface.
-
-    Args:
-        model: built; those of its parts that are models themselves are left out.
-        name: that of the attention.
-
-    Raises:
-        ValueError: there is one, and it is none of `KEEPS_SOFTMAX`.
-    """
-    left = sorted({one.__name__ for one in map(type, _own_modules(model)) if computes_softmax(one)})
-    if left := [one for one in left if kept_by(one) is None]:
-        raise ValueError(
-            f"{type(model).__name__} does not take {name}: its own code computes softmax, beside the attention "
-            f"interface: {', '.join(left)}"
-        )
+    if has_fixed_scale and config.model_type in _LEARNS_A_SCALE:
+        reasons.append("it learns a scale of its queries, so that none is fixed")
+    if reasons:
+        raise ValueError(f"{model_class.__name__} does not take {name}: {reasons[-1]}")
 
 
 def kept_by(module_class: str) -> str | None:
@@ -184,32 +162,62 @@ def kept_by(module_class: str) -> str | None:
     return next((what for part, what in KEEPS_SOFTMAX.items() if part in module_class), None)
 
 
-def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
-    for part in module.children():
-        if not isinstance(part, PreTrainedModel):
-            yield part
-            yield from _own_modules(part)
+class SoftmaxWatch(TorchFunctionMode):
+    """Refuses softmax in what is named an attention, and attentions of torch, where this library does not call them.
+
+    Args:
+        model: whose forward is watched, and nothing else; None for all.
+
+    Raises:
+        ValueError: there is one, and it is none of `KEEPS_SOFTMAX`.
+    """
+
+    def __init__(self, model: PreTrainedModel | None):
+        super().__init__()
+        self.model, self.hook, self.is_on = model, None, True
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Call the function, after a look at the modules that call it."""
+        name = getattr(function, "__name__", "")
+        if name == "softmax" or name in _ATTENTIONS_OF_TORCH:
+            callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None)]
+            modules = [one for one in callers if isinstance(one, nn.Module)]
+            owner = next((one for one in modules if not type(one).__module__.startswith("torch.")), None)
+            is_attention = name != "softmax" or "Att" in type(owner).__name__
+            if is_attention and not isinstance(owner, AttentionVariant) and self.model in (None, *modules):
+                self.note(type(owner).__name__)
+        return function(*args, **(kwargs or {}))
+
+    def note(self, owner: str) -> None:
+        """Judge a class of modules that computes softmax by its own code."""
+        if kept_by(owner) is None:
+            raise ValueError(
+                f"{owner} computes softmax by its own code, beside the attention that the model was given"
+            )
 
 
-@functools.cache
-def computes_softmax(module_class: type[nn.Module]) -> bool:
-    """Whether an attention of transformers has softmax in its code, and no call of the interface."""
-    if "Att" not in module_class.__name__ or calls_interface(module_class):
-        return False
-    bases = [one for one in module_class.__mro__ if one.__module__.startswith("transformers.models.")]
-    return any(_SOFTMAX.search(_code_of(one)) for one in bases)
+def watch_first_forward(model: PreTrainedModel) -> None:
+    """Let the first forward of a model that comes to its end be watched for softmax."""
+    if _begin not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_begin)
 
 
-def _code_of(thing: Any) -> str:
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):
-        return ""
+def _begin(model: PreTrainedModel, arguments: tuple) -> None:
+    if torch.compiler.is_compiling() or _names_of_ours(model.config) is None:  # it may have another one by now
+        return
+    watch = SoftmaxWatch(model)
+    watch.hook = model.register_forward_hook(functools.partial(_end, watch), always_call=True)
+    watch.__enter__()
 
 
-@functools.cache
-def _source_of(model_class: type) -> str:
-    return _code_of(sys.modules.get(model_class.__module__))
+def _end(watch: SoftmaxWatch, model: PreTrainedModel, arguments: tuple, output: Any) -> None:
+    if watch.is_on:
+        watch.__exit__(None, None, None)
+        watch.is_on = False
+    if output is not None:  # it came to its end; among failures, torch takes no hook off
+        watch.hook.remove()
+        for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _begin]:
+            model._forward_pre_hooks.pop(key, None)
 
 
 def is_ours(name: Any) -> bool:
@@ -231,130 +239,61 @@ def _names_of_ours(config: PreTrainedConfig) -> str | dict[str, Any] | None:
     return {"": own, **found} if found or (parts and not is_ours(own)) else own
 
 
-def _given_to(config: PreTrainedConfig, names: Any) -> dict[int, Any]:
-    """What `attn_implementation` gives each configuration in one, by its identity.
-
-    Raises:
-        ValueError: it gives an attention of ours to a part that is not there.
-    """
-    if not isinstance(names, dict):
-        parts, own = dict.fromkeys(config.sub_configs, names), names
-    else:
-        parts, own = {key: part for key, part in names.items() if key}, names.get("")
-    found = {id(config): own}
-    for key, name in parts.items():
-        if isinstance(part := getattr(config, key, None), PreTrainedConfig):
-            found |= _given_to(part, name)
-        elif key not in config.sub_configs and (isinstance(name, dict) or is_ours(name)):
-            known = ", ".join(map(repr, config.sub_configs)) or "none"
-            raise ValueError(
-                f"attn_implementation is {names!r}, but {key!r} is no part of {type(config).__name__}: {known}"
-            )
-    return found
+def _named(architectures: list[str] | None, config_class: type) -> list[str] | None:
+    """Names of architectures that no program takes for those of a model with softmax; transformers opens the first."""
+    names = [name for name in architectures or () if hasattr(transformers, name)]
+    found = {name: opener(getattr(transformers, name), config_class) for name in names}
+    return [one for name, auto in found.items() if auto for one in (auto, NAMED + name)] or architectures
 
 
 def guard_models() -> None:
     """Let the models of transformers check an attention of ours before they take it, and save its name.
 
-    transformers only warns where a model takes no attention by name, and saves none. So six methods are wrapped:
-    where a model begins to be built and where it has been, is given another attention or made ready for continuous
-    batching, and where a configuration is saved or read; and a property, where a configuration is given names.
+    Two methods are wrapped: where a model asks which attention it takes, and where a configuration is saved.
     """
     if hasattr(PreTrainedModel, "_has_guarded_attentions"):
         return
     PreTrainedModel._has_guarded_attentions = True
-    check, give = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
-    save, name_of = PreTrainedConfig.save_pretrained, PreTrainedConfig._attn_implementation
-    built = PreTrainedModel.post_init
-
-    def check_model(model: PreTrainedModel, name: Any, given: dict[int, Any] | None) -> None:
-        attention = _ours(name)
-        if attention is None:
-            return
-        if name == IMPLEMENTATION and not BEING_MADE:
-            raise ValueError(f"{type(model).__name__} does not take {name}, which is what exchange_attention gives")
-        check_attention(type(model), model.config, attention.attention, name)
-        if given is None:
-            return
-        parts = [getattr(model.config, part, None) for part in model.config.sub_configs]
-        parts = [part for part in parts if isinstance(part, PreTrainedConfig)]
-        names = [given.get(id(part), part._attn_implementation) for part in parts]
-        if names and name not in names and _CALL not in _source_of(type(model)):
-            raise ValueError(
-                f"{type(model).__name__} does not take {name}: it has no attention of its own, and its parts have "
-                f"{', '.join(sorted(set(map(str, names))))}"
-            )
+    check, save = PreTrainedModel.get_correct_attn_implementation, PreTrainedConfig.save_pretrained
 
     @functools.wraps(check)
     def get_correct_attn_implementation(self, requested_attention, is_init_check=False):
-        check_model(self, requested_attention, {} if is_init_check else None)
-        return check(self, requested_attention, is_init_check)
-
-    @functools.wraps(built)
-    def post_init(self):
-        if is_ours(self.config._attn_implementation):
-            check_modules(self, self.config._attn_implementation)
-        built(self)
-
-    @functools.wraps(give)
-    def set_attn_implementation(self, attn_implementation, *args, **keywords):
+        attention, owner = _ours(requested_attention), type(self).__name__
         if hasattr(self.config, "exchanged"):
-            refuse_another(attn_implementation)
-        given = _given_to(self.config, attn_implementation)
-        is_name_of_ours = is_ours(attn_implementation)
-        for part in self.modules():
-            if isinstance(part, PreTrainedModel):
-                name = attn_implementation if is_name_of_ours else given.get(id(part.config))
-                check_model(part, name, given)
-                if is_ours(name):
-                    check_modules(part, name)
-        give(self, attn_implementation, *args, **keywords)
-        if is_name_of_ours:  # transformers 5.17 forgets the copies of a configuration that parts may have
+            refuse_another(requested_attention)
+        if requested_attention == IMPLEMENTATION and not is_made_here():
+            raise ValueError(f"{owner} does not take {IMPLEMENTATION}, which is what exchange_attention gives")
+        if attention is not None:
+            check_attention(type(self), self.config, attention.attention, requested_attention)
+            watch_first_forward(self)
+        elif requested_attention is None and _names_of_ours(self.config) is None:
+            named = [name for name in self.config.architectures or () if name.startswith(NAMED)]
+            if named:
+                raise ValueError(f"{named[0]} was saved with an attention by name, but attn_implementation is None")
+        if attention is not None or _names_of_ours(self.config) is not None:
+            self._supports_flash_attn = False  # continuous batching would take it instead
+        else:
+            self.__dict__.pop("_supports_flash_attn", None)
+        found = check(self, requested_attention, is_init_check)
+        if not is_init_check:  # transformers 5.17 forgets the copies of a configuration that parts may have
             for part in self.modules():
-                if isinstance(part, PreTrainedModel):
-                    part.config._attn_implementation = attn_implementation
+                if isinstance(part, PreTrainedModel) and type(part.config) is type(self.config):
+                    part.config._attn_implementation_internal = found
+        return found
 
     @functools.wraps(save)
     def save_pretrained(self, *args, **keywords):
         # config.json leaves names of attentions out: the model would reopen with softmax
-        names = _names_of_ours(self)
-        if names is None:
-            return save(self, *args, **keywords)
-        self.attn_implementation = names
-        try:
-            return save(self, *args, **keywords)
-        finally:
-            del self.attn_implementation
+        names, saved = _names_of_ours(self), self
+        if names is not None:
+            saved = copy.copy(self)  # other threads may be reading this one
+            saved.attn_implementation = names
+            if names != IMPLEMENTATION:
+                saved.architectures = _named(self.architectures, type(self))
+        return save(saved, *args, **keywords)
 
-    def take_name(self, name):
-        # None, where nothing is asked for, must not take a saved name of ours off
-        if name is None and is_ours(self.__dict__.get("_attn_implementation_internal")):
-            return
-        if isinstance(name, dict):
-            _given_to(self, name)
-        name_of.fset(self, name)
-
-    read = PreTrainedConfig.from_dict.__func__
-
-    @functools.wraps(read)
-    def from_dict(cls, config_dict, **keywords):
-        if keywords.get("attn_implementation", "") is None:  # would go before what the file says
-            del keywords["attn_implementation"]
-        return read(cls, config_dict, **keywords)
-
-    batch = GenerationMixin.init_continuous_batching
-
-    @functools.wraps(batch)
-    def init_continuous_batching(self, *args, **keywords):
-        if is_ours(self.config._attn_implementation):  # it would be exchanged for flash attention's softmax
-            raise ValueError(f"continuous batching does not take {self.config._attn_implementation}: use generate")
-        return batch(self, *args, **keywords)
-
-    GenerationMixin.init_continuous_batching = init_continuous_batching
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
-    PreTrainedModel.post_init, PreTrainedModel.set_attn_implementation = post_init, set_attn_implementation
-    PreTrainedConfig.save_pretrained, PreTrainedConfig.from_dict = save_pretrained, classmethod(from_dict)
-    PreTrainedConfig._attn_implementation = property(name_of.fget, take_name)
+    PreTrainedConfig.save_pretrained = save_pretrained
 
 
 def register_attentions() -> None:

@@ -6,7 +6,6 @@ exchange_attention(model, "rela-g")
 
 import inspect
 import json
-import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .attentions import check_attention, check_modules, is_ours
+from .attentions import check_attention, is_ours, watch_first_forward
 from .configuration.configuration_attention import AttentionConfig
 from .families import FAMILIES
 from .modeling.attention_interface import InterfaceAttention
@@ -36,6 +35,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "exchanged_attention.json", "exchanged_attenti
 # where modules of transformers hold their number of heads and the width of one
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_local_heads")
 _HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+_ADDS_ONE = ("InklingAttention", "Llama4TextAttention")  # to a temperature
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "o", "wo", "Wo", "proj", "out")
 
 
@@ -69,7 +69,6 @@ def exchange_attention(
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             check_attention(type(part), part.config, config, name)
-            check_modules(part, name)
     InterfaceAttention(config)  # raises what it cannot compute before anything is changed
     modules = {name: model.get_submodule(name) for name in _sites(model)}
     patterns = ["*"] if sites is None else list(sites)
@@ -107,7 +106,9 @@ def exchange_attention(
         _detach(model)
         raise
     model.__class__ = exchanged_class(type(model))
-    model.set_attn_implementation(IMPLEMENTATION)
+    for part in configs:
+        part._attn_implementation_internal = IMPLEMENTATION
+    watch_first_forward(model)
     model.attention_before = before
     # an adapter of PEFT that named the model as it was would be opened with softmax
     model.base_name, model.name_or_path = model.name_or_path, ""
@@ -167,16 +168,15 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
             f"{folder} belongs to a model of {len(sites)} attention modules, but this one has {len(_sites(model))} or "
             "others"
         )
+    weights = load_file(folder / ADAPTER_WEIGHTS)
     exchange_attention(model, saved["attention"], saved["modules"])
-    try:
-        found = model.load_state_dict(load_file(folder / ADAPTER_WEIGHTS), strict=False)
-    except RuntimeError as error:
+    own = {name: part for name, part in model.state_dict().items() if f".{SUBMODULE}." in f".{name}"}
+    shapes, wanted = ({name: part.shape for name, part in parts.items()} for parts in (weights, own))
+    if shapes != wanted:  # nothing but these is loaded, and all of them
         restore_attention(model)
-        raise ValueError(f"{folder} does not fit the model: {error}") from error
-    missing = [name for name in found.missing_keys if f".{SUBMODULE}." in name]
-    if missing or found.unexpected_keys:
-        restore_attention(model)
-        raise ValueError(f"{folder} does not fit the model: {', '.join([*missing, *found.unexpected_keys][:3])}")
+        names = sorted(name for name in {**shapes, **wanted} if shapes.get(name) != wanted.get(name))
+        raise ValueError(f"{folder} does not fit the model: {', '.join(names[:3])}")
+    model.load_state_dict(weights, strict=False)
     return model
 
 
@@ -215,13 +215,14 @@ def _place_of(module: nn.Module) -> dict[str, Any]:
 
 def _scalings_of(module: nn.Module) -> tuple[float, float]:
     """What an attention module has scaled its queries by, and what it multiplies their dot products by."""
-    source = inspect.getsource(type(module).forward)
-    if "scaling=1.0" in source:
+    code = inspect.unwrap(type(module).forward).__code__
+    has_one = any(type(constant) is float and constant == 1 for constant in code.co_consts)
+    if has_one and type(module).__name__ not in _ADDS_ONE:  # it is the scale of the call
         own = getattr(module, "scaling", 1.0)
         is_normed = getattr(module, SUBMODULE).query_norm is not None  # which takes it off again
         return (1.0, own) if is_normed else (own, 1.0)
-    given = re.search(r"\bscaling=self\.(\w+)", source)
-    scaling = getattr(module, given[1] if given else "scaling", None)
+    name = next((name for name in ("scaling", "scale") if name in code.co_names), "scaling")
+    scaling = getattr(module, name, None)
     return 1.0, scaling if isinstance(scaling, float) else getattr(module, SUBMODULE).scale.item()
 
 

@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 
 import transformers
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from reluformers.configuration.configuration_exchanged import ExchangedConfig
 from reluformers.families import FAMILIES
-from reluformers.modeling.modeling_exchanged import ExchangedModel, _class_of
+from reluformers.modeling.modeling_exchanged import ExchangedBaseModel, ExchangedModel, _class_of
 from reluformers.modeling.pipeline_translation import TranslationPipeline
 
 from .payload import file_of, payload_files, write_payload
@@ -84,12 +84,12 @@ def _opened_by(auto: type) -> type[ExchangedModel]:
         def from_pretrained(cls, name, *arguments, config=None, **keywords):
             if config is not None:
                 check(config)
-            return ExchangedModel.from_pretrained(name, *arguments, config=config, **keywords)
+            return _class_for(auto).from_pretrained(name, *arguments, config=config, **keywords)
 
         @classmethod
         def _from_config(cls, config, **keywords):
             check(config)
-            return ExchangedModel._from_config(config, **keywords)
+            return _class_for(auto)._from_config(config, **keywords)
 
     return Opened
 
@@ -110,6 +110,10 @@ def exchanged_auto_map(model_class: type[PreTrainedModel], config_class: type) -
     for auto in _auto_classes():
         if config_class in auto._model_mapping:
             classes = auto._model_mapping[config_class]
-            if model_class in (classes if isinstance(classes, tuple) else (classes,)):
-                found[auto.__name__] = f"modeling_exchanged.{ExchangedModel.__name__}"
+            if auto is AutoModel or model_class in (classes if isinstance(classes, tuple) else (classes,)):
+                found[auto.__name__] = f"modeling_exchanged.{_class_for(auto).__name__}"
     return found
+
+
+def _class_for(auto: type) -> type[ExchangedModel]:
+    return ExchangedBaseModel if auto is AutoModel else ExchangedModel

@@ -4,11 +4,11 @@ Run as a module it writes the table into a page: python -m tests.any_model.every
 """
 
 import functools
+import inspect
 import os
 import re
 import signal
 import sys
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,12 +18,14 @@ from pathlib import Path
 import torch
 import transformers
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import reluformers  # noqa: F401 (registers the names)
-from reluformers.attentions import computes_softmax, kept_by
+from reluformers.attentions import SoftmaxWatch, check_attention, kept_by
+from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.modeling.attention_interface import InterfaceAttention
+from reluformers.modeling.modeling_exchanged import calls_interface
 
 from .alone import attention_modules, calls_of, with_mask
 from .tiny import has_model, inputs_of, model_types, models_of
@@ -33,7 +35,7 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS.get_interface("
 BEGIN, END = "<!-- types: begin -->", "<!-- types: end -->"
 SECONDS = 10  # of the processor: for a type's models, and again for its attention modules by themselves
 TOLERANCE = 1e-4  # of float32, against the size of the outputs and of each gradient
-ATTENTIONS_OF_TORCH = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention")
+SOFTMAX = re.compile(r"\b(softmax|Softmax|scaled_dot_product_attention|MultiheadAttention)\(")
 
 
 @dataclass
@@ -54,27 +56,40 @@ class Found:
     softmax: set[str] = field(default_factory=set)
 
 
-class SoftmaxSpy(TorchFunctionMode):
+class SoftmaxSpy(SoftmaxWatch):
     """Notes the classes of the modules that call an attention of torch, or softmax in what is named an attention."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(None)
         self.classes = set()
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        if name == "softmax" or name in ATTENTIONS_OF_TORCH:
-            callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
-            modules = (type(one) for one in callers if isinstance(one, nn.Module))
-            owner = next((one.__name__ for one in modules if not one.__module__.startswith("torch.")), "")
-            if name != "softmax" or "Att" in owner:
-                self.classes.add(owner)
-        return function(*args, **(kwargs or {}))
+    def note(self, owner):
+        self.classes.add(owner)
 
 
 def softmax_in(model: nn.Module) -> set[str]:
     """Classes of attentions in a model, run or not, whose code has softmax and no call of the interface."""
     return {one.__name__ for one in map(type, model.modules()) if computes_softmax(one)}
+
+
+@functools.cache
+def computes_softmax(module_class: type[nn.Module]) -> bool:
+    """Whether an attention of transformers has softmax in its code, and no call of the interface."""
+    if "Att" not in module_class.__name__ or calls_interface(module_class):
+        return False
+    bases = [one for one in module_class.__mro__ if one.__module__.startswith("transformers.models.")]
+    return any(SOFTMAX.search(inspect.getsource(one)) for one in bases)
+
+
+def refusal_of(model: PreTrainedModel) -> str | None:
+    """What the library says of a model, or of one in it, before it computes anything."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            try:
+                check_attention(type(part), part.config, AttentionConfig.parse("relu-vit"), "relu_attention")
+            except ValueError as error:
+                return str(error)
+    return None
 
 
 @functools.cache
@@ -108,10 +123,9 @@ def _examine(model_type: str) -> Found:
             if isinstance(model, Exception):
                 why = why or f"{type(model).__name__}: {model}"
                 continue
-            try:  # a refusal needs no inputs
-                model.set_attn_implementation("relu_attention")
-            except ValueError as error:
-                return Found("refused", str(error))
+            if why_not := refusal_of(model):  # which needs no inputs
+                return Found("refused", why_not)
+            model.set_attn_implementation("relu_attention")
             built.append(model)
             softmax |= softmax_in(model)
             if _has_interface(model):
@@ -124,6 +138,8 @@ def _examine(model_type: str) -> Found:
             else:
                 found = Found("none")
             softmax |= found.softmax
+            if found.outcome == "refused":
+                return found
             if found.outcome in ("wrong", "raises"):
                 return Found(found.outcome.replace("raises", "wrong"), found.why, found.files)
             if found.outcome == "exact":
@@ -210,6 +226,8 @@ def _compare(model, run: Callable[[], torch.Tensor]) -> Found:
     except TimeoutError:
         raise
     except Exception as error:
+        if "has sinks" in str(error):
+            return Found("refused", f"{type(model).__name__}: {error}", files)
         return Found("raises", f"{type(error).__name__}: {error}", files)
     finally:
         InterfaceAttention.forward = call

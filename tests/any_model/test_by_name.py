@@ -345,8 +345,9 @@ def test_sinks_of_softmax():
     torch.testing.assert_close(
         real_part(model(**batch).logits, batch), real_part(expected, batch), rtol=1e-4, atol=1e-4
     )
+    model.set_attn_implementation("relu_attention")
     with pytest.raises(ValueError, match="sinks"):
-        model.set_attn_implementation("relu_attention")
+        model(**batch)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -394,8 +395,9 @@ def test_a_model_that_cannot_take_it_is_refused_by_name(class_name, fields):
     part = class_name.removesuffix("Model")  # or the encoder in it
     with pytest.raises(ValueError, match=f"{part}.*relu_attention"):
         model_class._from_config(copy.deepcopy(config), attn_implementation="relu_attention")
-    with pytest.raises(ValueError, match=f"{part}.*relu_attention"):
-        model_class(config).set_attn_implementation("relu_attention")
+    if model_class._can_set_attn_implementation():  # transformers itself warns of others, and changes nothing
+        with pytest.raises(ValueError, match=f"{part}.*relu_attention"):
+            model_class(config).set_attn_implementation("relu_attention")
 
 
 def formulanet(**attention):

@@ -9,15 +9,19 @@ import sys
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from reluformers import (
     TranslationPipeline,
+    attentions,
     exchange_attention,
     fit_attention,
     load_adapter,
@@ -25,7 +29,7 @@ from reluformers import (
     restore_attention,
     save_adapter,
 )
-from reluformers.exchange import ADAPTER_CONFIG, _scalings_of
+from reluformers.exchange import ADAPTER_CONFIG, ADAPTER_WEIGHTS, _scalings_of
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
@@ -212,7 +216,7 @@ def test_what_returns_weights_stays_what_it_is(tmp_path):
 
 
 def test_continuous_batching_does_not_take_softmax_instead():
-    with pytest.raises(ValueError, match="continuous batching does not take relu_attention"):
+    with pytest.raises(ValueError, match="relu_attention"):
         build("llama", "relu_attention").generate_batch([[1, 2, 3]])
 
 
@@ -331,7 +335,38 @@ def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
     assert not any(SUBMODULE in name for name, _ in wider.named_modules())
 
 
-@pytest.mark.parametrize("auto", ["AutoModel", "AutoModelForSequenceClassification", "AutoModelForCausalLM"])
+@pytest.mark.parametrize("change", ["a weight of the model", "a missing one", "another shape"])
+def test_an_adapter_is_loaded_whole_or_not_at_all(change, tmp_path):
+    save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
+    weights = load_file(tmp_path / ADAPTER_WEIGHTS)
+    name = next(iter(weights))
+    if change == "a weight of the model":
+        weights["lm_head.weight"] = torch.zeros(LLAMA["vocab_size"], LLAMA["hidden_size"])
+    elif change == "a missing one":
+        del weights[name]
+    else:
+        weights[name] = torch.zeros(3)
+    save_file(weights, tmp_path / ADAPTER_WEIGHTS)
+    model = build("llama", "eager")
+    before = logits(model)
+    with pytest.raises(ValueError, match="does not fit"):
+        load_adapter(model, tmp_path)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"num_hidden_layers": 10**9}, {"hidden_size": 2**30}, {"vocab_size": 2**40}], ids=str
+)
+def test_a_folder_of_a_model_that_nobody_could_build_is_refused(sizes, tmp_path):
+    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["base"].update(sizes)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=next(iter(sizes))):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("auto", ["AutoModelForSequenceClassification", "AutoModelForCausalLM"])
 def test_an_auto_class_opens_what_it_is_asked_for_or_nothing(auto, tmp_path):
     model = exchange_attention(build("llama", "eager"), "relu-vit")
     model.save_pretrained(tmp_path)
@@ -345,6 +380,51 @@ def test_an_auto_class_opens_what_it_is_asked_for_or_nothing(auto, tmp_path):
         auto.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="AutoModelForCausalLM"):
         auto.from_config(config)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5", "whisper"])
+def test_the_auto_class_of_models_opens_the_one_inside(name, tmp_path):
+    model = exchange_attention(build(name, "eager"), "rela-g")
+    model.save_pretrained(tmp_path / "whole")
+    inside = transformers.AutoModel.from_pretrained(tmp_path / "whole").eval()
+    assert not hasattr(inside, "lm_head")
+    batch = {key: part for key, part in inputs(name).items() if key != "labels"}
+    output = model(**batch, output_hidden_states=True)
+    wanted = output["decoder_hidden_states" if "decoder_hidden_states" in output else "hidden_states"][-1]
+    assert torch.equal(inside(**batch)[0], wanted)
+    inside.save_pretrained(tmp_path / "inside")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "inside").eval()
+    assert torch.equal(again(**batch)[0], wanted)
+
+
+def test_features_are_states_and_no_logits(tmp_path):
+    texts = train_tokenizer(["a dog runs", "a cat sleeps"], vocab_size=40, min_frequency=1)
+    model = exchange_attention(build("llama", "sdpa"), "relu-vit")
+    model.save_pretrained(tmp_path)
+    texts.save_pretrained(tmp_path)
+    features = transformers.pipeline("feature-extraction", str(tmp_path))("a dog runs", return_tensors=True)
+    assert features.shape[-1] == LLAMA["hidden_size"]
+
+
+def test_no_other_program_takes_a_folder_for_a_model_with_softmax(tmp_path):
+    """They choose what they run by architectures; transformers serve and TRL open the first one."""
+    build("llama", "relu_attention").save_pretrained(tmp_path / "named")
+    exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path / "exchanged")
+    build("llama", "sdpa").save_pretrained(tmp_path / "stock")
+    found = {}
+    for name in ("named", "exchanged", "stock"):
+        config = transformers.AutoConfig.from_pretrained(tmp_path / name)
+        found[name] = config.architectures
+        model = getattr(transformers, config.architectures[0]).from_pretrained(tmp_path / name)
+        assert isinstance(model, LlamaForCausalLM)
+    assert found == {
+        "named": ["AutoModelForCausalLM", "ReluformersLlamaForCausalLM"],
+        "exchanged": ["AutoModelForCausalLM", "ExchangedLlamaForCausalLM"],
+        "stock": ["LlamaForCausalLM"],
+    }
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "named", attn_implementation="sdpa")
+    model.save_pretrained(tmp_path / "back")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "back").architectures == ["LlamaForCausalLM"]
 
 
 STOCK_FROM_EXCHANGED = """
@@ -466,29 +546,71 @@ def test_an_adapter_of_fewer_layers_is_refused(tmp_path):
     assert not isinstance(deeper, ExchangedModel)
 
 
-@pytest.mark.parametrize(
-    ("names", "encoder", "match"),
-    [
-        ({"encoder": "relu_attention"}, "DebertaConfig", "DebertaModel"),
-        ({"encodr": "relu_attention"}, "BertConfig", "encodr"),
-        ({"": "relu_attention"}, "BertConfig", "no attention of its own"),
-    ],
-    ids=["part without the interface", "no such part", "no attention of its own"],
-)
-def test_a_wrapper_refuses_names_that_no_part_computes(names, encoder, match):
+def test_a_wrapper_refuses_a_name_that_its_part_does_not_take():
     fields = {**TEXT, "intermediate_size": 48}
     decoder = transformers.BertConfig(**fields, is_decoder=True, add_cross_attention=True)
     wrapper = transformers.EncoderDecoderModel
-    make = wrapper.config_class.from_encoder_decoder_configs
-    with pytest.raises(ValueError, match=match):
-        wrapper._from_config(
-            make(getattr(transformers, encoder)(**fields), copy.deepcopy(decoder)), attn_implementation=names
-        )
-    model = wrapper(config=make(getattr(transformers, encoder)(**fields), decoder))
-    before = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
-    with pytest.raises(ValueError, match=match):
-        model.set_attn_implementation(names)
-    assert before == (model.encoder.config._attn_implementation, model.decoder.config._attn_implementation)
+    config = wrapper.config_class.from_encoder_decoder_configs(transformers.DebertaConfig(**fields), decoder)
+    with pytest.raises(ValueError, match="DebertaModel"):
+        wrapper._from_config(config, attn_implementation={"encoder": "relu_attention"})
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("preset", ["relu-vit", "rela-g", "qknorm"])
+def test_a_compiler_takes_an_exchanged_model_whole(preset, backend):
+    model = exchange_attention(build("llama", "eager"), preset)
+    for batch in (inputs("llama"), {"input_ids": inputs("llama")["input_ids"]}):
+        torch._dynamo.reset()
+        found = torch.compile(model, fullgraph=True, backend=backend)(**batch, use_cache=False).logits
+        torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
+
+
+def pegasus_x():
+    sizes = {"vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "block_size": 4}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    return transformers.PegasusXConfig(**sizes, num_global_tokens=2)
+
+
+def test_an_attention_that_computes_softmax_by_itself_is_an_error(monkeypatch):
+    model_class = transformers.PegasusXForConditionalGeneration
+    ids = torch.arange(3, 11)[None]
+    batch = {"input_ids": ids, "decoder_input_ids": ids[:, :3]}
+    with pytest.raises(ValueError, match="computes softmax"):
+        model_class._from_config(pegasus_x(), attn_implementation="relu_attention")
+    monkeypatch.delitem(attentions.REFUSED, "pegasus_x")  # as of a type that nobody has tried
+    model = model_class._from_config(pegasus_x(), attn_implementation="relu_attention").eval()
+    exchanged = exchange_attention(model_class(pegasus_x()), "rela-g").eval()
+    for one in (model, exchanged):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="PegasusXGlobalLocalAttention"):
+                one(**batch)
+    # of what does not run, and of other models meanwhile, nothing is said
+    with torch.no_grad():
+        encoded = model_class(pegasus_x()).get_encoder()(ids)
+    model(encoder_outputs=encoded, decoder_input_ids=ids[:, :3])
+    model.set_attn_implementation("eager")
+    model(**batch)
+    restore_attention(exchanged)(**batch)
+
+
+def test_only_the_first_forward_is_watched():
+    model = build("llama", "relu_attention")
+    model(**inputs("llama"))
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_two_methods_of_transformers_are_wrapped():
+    owners = (PreTrainedModel, PreTrainedConfig, transformers.GenerationMixin, transformers.AttentionInterface)
+    found = [
+        f"{owner.__name__}.{name}"
+        for owner in owners
+        for name, value in vars(owner).items()
+        for function in (getattr(value, "__func__", value), getattr(value, "fset", None))
+        if getattr(getattr(function, "__code__", None), "co_filename", "").endswith("attentions.py")
+    ]
+    assert sorted(found) == ["PreTrainedConfig.save_pretrained", "PreTrainedModel.get_correct_attn_implementation"]
 
 
 def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
@@ -501,12 +623,13 @@ def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
     torch.testing.assert_close(logits(restore_attention(opened)), wanted)
 
 
-def test_no_name_at_all_keeps_the_one_that_was_saved(tmp_path):
+def test_no_name_at_all_takes_no_saved_one_off(tmp_path):
     build("llama", "relu_attention").save_pretrained(tmp_path / "named")
     exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path / "exchanged")
-    for name, wanted in (("named", "relu_attention"), ("exchanged", "reluformers_exchanged")):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation=None)
-        assert model.config._attn_implementation == wanted
+    with pytest.raises(ValueError, match="attn_implementation is None"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "named", attn_implementation=None)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exchanged", attn_implementation=None)
+    assert model.config._attn_implementation == "reluformers_exchanged"
 
 
 def test_an_exchange_that_fails_changes_nothing(monkeypatch):

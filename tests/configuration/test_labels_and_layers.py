@@ -26,6 +26,12 @@ def test_names_alone_give_their_numbers():
     assert config.label2id == {"owl": 0, "rat": 1}
 
 
+def test_names_may_be_a_list():
+    config = vision_config("relu-vit", id2label=NAMES)
+    assert (config.num_labels, config.id2label, config.label2id) == (3, NUMBERED, INVERSE)
+    assert type(config).from_dict({**config.to_dict(), "id2label": NAMES, "label2id": None}).label2id == INVERSE
+
+
 def test_numbers_alone_give_their_names():
     config = vision_config("relu-vit", label2id=INVERSE)
     assert (config.num_labels, config.id2label) == (3, NUMBERED)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from transformers.models.bart.modeling_bart import shift_tokens_right
 
-from builders.models import PRESETS, build_model, draw_pairs
+from builders.models import KINDS, PRESETS, build_model, draw_pairs
 
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "word_dropout": 0.0}
 
@@ -132,3 +132,11 @@ def test_word_dropout_hides_source_and_target_words_in_training_only():
     seen.clear()
     model.eval()(**batch)
     assert torch.equal(seen[0], batch["input_ids"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_integers_of_any_type(kind, dtype):
+    model, batch = build_model("relu", kind), KINDS[kind].draw()
+    batch["labels"] = batch["labels"].clamp_min(0)
+    assert torch.equal(model(**{**batch, "labels": batch["labels"].to(dtype)}).loss, model(**batch).loss)
