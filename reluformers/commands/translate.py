@@ -20,15 +20,16 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tqdm.auto import tqdm
 
-from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
-from reluformers.saved_models import DTYPES, WEIGHTS, model_files
+from reluformers.saved_models import DTYPES, model_files
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import load_translation_model, saved_search
+from reluformers.translation.decoding import Search, load_translation_model, saved_search
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
+from reluformers.translation.tokenization import Tokenizers
 
 from .terminal import shows_progress, silence_transformers
 
@@ -55,106 +56,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust_remote_code", action="store_true", help="run model code of the repository")
 
 
-def default_model() -> str:
-    """Folder of the model that the repository brings along.
-
-    Raises:
-        ValueError: this is no clone of it, or one without the weights.
-    """
-    if not (CLONED_MODEL / WEIGHTS).is_file():
-        raise ValueError(
-            f"--model is not given, and there is no {CLONED_MODEL} with weights, which a clone of the repository of "
-            "reluformers has: run this from a clone (`pip install -e .`), or name the folder or Hub id of any "
-            "translation model with --model"
-        )
-    return str(CLONED_MODEL)
-
-
 def run(options: argparse.Namespace) -> None:
     """Translate."""
     silence_transformers()
-    check_at_least(options, num_beams=1, batch_size=1, max_tokens=1)
-    source, is_typed = options.text, False
-    is_file = os.path.isfile(source)
-    if not is_file and os.path.exists(source):  # such as <(zcat news.gz)
-        raise ValueError(f"{source}: is no file, but a folder or a pipe; give a file, or - for the standard input")
-    if not is_file and _FILE_NAME.fullmatch(source):
+    source, is_file = options.text, os.path.isfile(options.text)
+    if not is_file and (os.path.exists(source) or _FILE_NAME.fullmatch(source)):
         raise ValueError(f"{source}: no such file; give - and the text by the standard input to translate that")
-    if options.column is not None and not is_file:
-        raise ValueError(
-            f"--column is {options.column!r}, but there is no table: give a .jsonl, .json, .tsv or .csv file"
-        )
-    if is_file and not Path(source).suffix and "/" not in source:
-        sys.stderr.write(f"{source}: is read as a file; give - and the text by the standard input to translate that\n")
     check_output_files(options.output, inputs=[*([source] if is_file else []), *model_files(options.model)])
-    if options.precision and options.runtime != "onnx":
-        raise ValueError("--precision is of --runtime onnx; --dtype is of PyTorch")
-    if options.dtype and options.runtime == "onnx":
-        raise ValueError("--dtype is of PyTorch; --precision is of --runtime onnx")
+    model, tokenizers = load(options)
+    search = saved_search(model.generation_config)
+    search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
+    Search(**search)
+    is_typed = source == "-" and sys.stdin.isatty()
+    if is_typed:
+        sys.stderr.write("type a text and press Enter; Ctrl-D ends\n")
+    # whoever looks at the lines should not have to wait for many
+    is_watched = options.output is None and sys.stdout.isatty()
+    batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
+    batches["block_lines"] = 1 if is_typed else WATCHED_LINES if is_watched else None
+    is_hidden = not shows_progress() or is_watched or is_typed or not (is_file or source == "-")
+
+    def translations(start: int) -> Iterator[str]:
+        is_read = is_file or source == "-" or options.column
+        texts = read_texts(source, options.column) if is_read else iter(source.splitlines() or [""])
+        translate = align_lines if options.alignments else translate_lines
+        with tqdm(unit=" sentences", disable=is_hidden) as bar:
+            found = translate(model, tokenizers, islice(texts, start, None), progress=bar.update, **search, **batches)
+            for line in found:
+                yield json.dumps(line, ensure_ascii=False) if options.alignments else line
+
+    if options.output is None:
+        for line in translations(0):
+            print(line, flush=source == "-")
+        return
+    with continued_file(options.output, identity_of(options, search)) as (file, done):
+        if done and source == "-":
+            raise ValueError(f"{options.output}.part: the standard input cannot be read again; delete it")
+        for line in translations(done):
+            file.write(f"{line}\n")
+    sys.stderr.write(f"{options.output}: done\n")
+
+
+def load(options: argparse.Namespace) -> tuple[Any, Tokenizers]:
+    """Open the model, in PyTorch or in onnxruntime; without --model that of a clone of the repository."""
+    if (options.precision and options.runtime != "onnx") or (options.dtype and options.runtime == "onnx"):
+        raise ValueError("--precision is of --runtime onnx, and --dtype of PyTorch")
+    place = options.model or str(CLONED_MODEL)
     if options.runtime == "onnx":
         from reluformers.translation.onnx_runtime import load_onnx_translator  # its packages are an extra
 
-        if options.model is None:
-            raise ValueError("--runtime onnx needs --model, a folder that `reluformers export MODEL` has written")
-        place = options.model
-        model, tokenizers = load_onnx_translator(place, options.precision)
-    else:
-        place = options.model or default_model()
-        check_model(place)
-        model, tokenizers = load_translation_model(
-            place, trust_remote_code=options.trust_remote_code, dtype=options.dtype
-        )
-    search = saved_search(model.generation_config)
-    search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
-    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
-        is_typed = True
-        sys.stderr.write("type a text and press Enter; Ctrl-D ends\n")
+        return load_onnx_translator(place, options.precision)
+    if options.model is None and not CLONED_MODEL.is_dir():
+        raise ValueError("--model is not given, and this is no clone of the repository, which has one in models/")
+    check_model(place)
+    return load_translation_model(place, trust_remote_code=options.trust_remote_code, dtype=options.dtype)
 
-    def texts() -> Iterator[str]:
-        if is_file or source == "-":
-            return read_texts(source, options.column)
-        return iter(source.splitlines() or [""])
 
-    # whoever looks at the lines should not have to wait for many
-    is_watched = options.output is None and sys.stdout is not None and sys.stdout.isatty()
-    block_lines = 1 if is_typed else WATCHED_LINES if is_watched else None
-
-    def translations(start: int, bar: tqdm | None = None) -> Iterator[str]:
-        batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size, "block_lines": block_lines}
-        given = (model, tokenizers, islice(texts(), start, None))
-        if options.alignments:
-            for found in align_lines(*given, bar=bar, **search, **batches):
-                yield json.dumps(found, ensure_ascii=False)
-        else:
-            yield from translate_lines(*given, bar=bar, **search, **batches)
-
-    def progress(done: int) -> tqdm:
-        is_hidden = not shows_progress() or is_watched or is_typed or not (is_file or source == "-")
-        total = sum(1 for _ in texts()) if is_file and not is_hidden else None
-        return tqdm(initial=done, total=total, unit=" lines", unit_scale=True, disable=is_hidden)
-
-    if options.output is None:
-        with progress(0) as bar:
-            for line in translations(0, bar):
-                print(line, flush=source == "-")
-        return
-    stamp = os.stat(source) if is_file else None
-    weights = sorted(Path(place).glob("*.safetensors"))  # none of a Hub id
-    identity = {
-        "model": os.path.abspath(place) if os.path.isdir(place) else place,
-        **({"precision": options.precision} if options.runtime == "onnx" else {}),
-        "weights of": [path.stat().st_mtime_ns for path in weights],
-        "text": os.path.abspath(source) if is_file else source,
+def identity_of(options: argparse.Namespace, search: dict[str, Any]) -> dict[str, Any]:
+    """What the lines of an output follow from."""
+    place = os.path.abspath(options.model or CLONED_MODEL)
+    stamp = os.stat(options.text) if os.path.isfile(options.text) else None
+    return {
+        "model": place if os.path.isdir(place) else options.model,
+        "weights": [path.stat().st_mtime_ns for path in sorted(Path(place).glob("*.safetensors"))],  # none of a Hub id
+        "text": os.path.abspath(options.text) if stamp else options.text,
         "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,
-        "column": options.column,
-        "alignments": options.alignments,
-        **({} if options.dtype is None else {"dtype": options.dtype}),
+        **{name: getattr(options, name) for name in ("column", "alignments", "dtype", "precision", "runtime")},
         **search,
     }
-    with continued_file(options.output, identity) as (file, done):
-        if done and source == "-":
-            raise ValueError(f"{options.output}.part: the standard input cannot be read again; delete it")
-        with progress(done) as bar:
-            for line in translations(done, bar):
-                file.write(f"{line}\n")
-    sys.stderr.write(f"{options.output}: done\n")

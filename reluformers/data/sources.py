@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,11 +181,6 @@ def check_file(path: str | os.PathLike) -> str:
     return path
 
 
-def names_in(folder: Path) -> str:
-    """What lies in a folder, for an error."""
-    return textwrap.shorten(", ".join(sorted(path.name for path in folder.iterdir())) or "nothing", 200)
-
-
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
     """Load a split from the Hub, or raise a ValueError that says why it does not come."""
     try:
@@ -250,28 +244,26 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def read_with(
-    read: Callable[..., Iterator[dict[str, Any]]], *, files: Any, features: Features | None = None, **options: Any
+    read: Callable[..., Iterator[dict[str, Any]]], *, files: Any, features: Features, streaming: bool, **options: Any
 ) -> Dataset | IterableDataset:
     """Load the rows that a function reads out of files, or open them as a stream.
 
     Args:
         read: Function of `files`, `stamps` (to be ignored) and the options.
         files: Paths, or a dict of paths.
-        features: Of the rows, for a stream; None to load them.
+        features: Of the rows.
+        streaming: Whether to read them later.
         options: For the function.
 
     Raises:
-        ValueError: As the function raises it, or there are no rows to load.
+        ValueError: As the function raises it.
     """
     options = {"files": files, "stamps": _stamps(files), **options}
-    if features is not None:
-        return Tables(read=read, options=options, features=features).as_streaming_dataset("data")
-    first = next(read(**options), None)
-    if first is None:
-        raise ValueError(f"{', '.join(options['stamps'])}: there are no rows; fetch or make it again")
-    features = Features({name: Value("int64" if type(value) is int else "string") for name, value in first.items()})
+    builder = Tables(read=read, options=options, features=features)
+    if streaming:
+        return builder.as_streaming_dataset("data")
     try:
-        return _load(Tables(read=read, options=options, features=features))
+        return _load(builder)
     except DatasetsError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ValueError):
@@ -312,35 +304,6 @@ def reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return describe_error(error)
-
-
-def find_value(
-    dataset: Dataset, column: str, place: str, is_wrong: Callable[[Any], bool], kind: str
-) -> tuple[int, str]:
-    """Find the first wrong value of a column.
-
-    Args:
-        dataset: The rows, one of which is known to be wrong.
-        column: The column.
-        place: Where the rows come from, for the error.
-        is_wrong: Says whether a value is wrong.
-        kind: What the column should hold, for the error.
-
-    Returns:
-        The row, counted from 1 as lines are, and the value in words.
-
-    Raises:
-        ValueError: If no single value is wrong.
-    """
-    values = dataset.select_columns([column])
-    for row in range(len(values)):
-        try:
-            value = values[row][column]
-        except UnicodeDecodeError:
-            return row + 1, "bytes that are not UTF-8"
-        if is_wrong(value):
-            return row + 1, textwrap.shorten(repr(value), 60)
-    raise ValueError(f"{place}: {column!r} holds values of different kinds from row to row; let it hold {kind} only")
 
 
 @contextmanager

@@ -32,18 +32,11 @@ class TranslationTrainingArguments(TaskTrainingArguments, Seq2SeqTrainingArgumen
         super().__post_init__()
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}, but must be 1 or more")
-        if self.generation_num_beams is not None and self.generation_num_beams < 1:
-            raise ValueError(f"generation_num_beams is {self.generation_num_beams}, but must be 1 or more, or null")
-        if self.schedule is not None and self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}, but must be one of {', '.join(SCHEDULES)} or null")
-        self._check_schedule_options()
-
-    def _check_schedule_options(self) -> None:
         if self.schedule is None:
             return
-        for name in self.lr_scheduler_kwargs or {}:
-            if name not in SCHEDULE_OPTIONS[self.schedule]:
-                allowed = ", ".join(SCHEDULE_OPTIONS[self.schedule]) or "none"
-                raise ValueError(f"lr_scheduler_kwargs.{name} is no option of {self.schedule}; allowed: {allowed}")
+        if self.schedule not in SCHEDULES or set(self.lr_scheduler_kwargs or {}) - set(
+            SCHEDULE_OPTIONS[self.schedule]
+        ):
+            raise ValueError(f"schedule {self.schedule!r} with lr_scheduler_kwargs: there are {SCHEDULE_OPTIONS}")
         if self.schedule == "warmup_then_plateau" and not (self.evaluate_bleu and self.eval_strategy != "no"):
             raise ValueError("schedule warmup_then_plateau follows BLEU: set evaluate_bleu and an eval_strategy")

@@ -11,17 +11,7 @@ from .tokenization import ROWS_PER_BLOCK, token_lengths
 
 @dataclass(frozen=True)
 class CleaningReport:
-    """What `clean` did; a row with several faults is counted under the first of them.
-
-    Args:
-        rows: Pairs before cleaning.
-        kept: Pairs after it.
-        empty: Dropped because a side holds nothing but white space.
-        too_long: Dropped because a side has more than `max_tokens` tokens.
-        length_ratio: Dropped because one side has more than `max_length_ratio` times the tokens of the other.
-        max_tokens: The limit in tokens, `</s>` included; None = no limit.
-        max_length_ratio: The limit of the ratio; None = no limit.
-    """
+    """Pairs before and after `clean`, those dropped for each fault, the first one of a row, and the limits."""
 
     rows: int
     kept: int
@@ -65,10 +55,9 @@ def clean(
     """
     source, target = (token_lengths(dataset, column) for column in ("input_ids", "labels"))
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
-    nothing = np.zeros(len(dataset), dtype=bool)
     empty = _blank(dataset, "source") | _blank(dataset, "target")
-    too_long = nothing if max_tokens is None else ~empty & (longer > max_tokens)
-    unequal = nothing if max_length_ratio is None else ~empty & ~too_long & (longer > max_length_ratio * shorter)
+    too_long = ~empty & (longer > (max_tokens or np.inf))
+    unequal = ~empty & ~too_long & (longer > (max_length_ratio or np.inf) * np.maximum(shorter, 1))
     keep = ~(empty | too_long | unequal)
     report = CleaningReport(
         rows=len(dataset),
@@ -81,8 +70,7 @@ def clean(
     )
     if not report.kept and not may_be_empty:
         raise ValueError(
-            f"cleaning leaves no pair: {report}; raise data.max_length or data.max_length_ratio of the recipe, or "
-            "check the data"
+            f"cleaning leaves no pair: {report}; check the data, data.max_length and data.max_length_ratio"
         )
     return dataset if keep.all() else dataset.select(np.flatnonzero(keep)), report
 

@@ -1,6 +1,6 @@
 """Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures, and COMET."""
 
-import importlib.util
+import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,13 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.evaluation.results import Score, ScoredData, checksum
 from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
 from reluformers.files import atomic_write, check_output_files
-from reluformers.saved_models import DTYPES, model_files, opening
+from reluformers.saved_models import DTYPES, model_files
 
 from .decoding import Search, load_translation_model, translate
 from .languages import saved_languages
@@ -30,7 +29,7 @@ from .loading import load_translation_split
 from .metrics import bleu_options, corpus_score
 from .packing import pack_documents
 from .recipe import TranslationRecipe
-from .tokenization import token_lengths, tokenize_pairs
+from .tokenization import Tokenizer, token_lengths, tokenize_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class TranslationScoring(ScoringOptions, Search):
 
     Args:
         source_lang: language to translate from, such as en; that of the model's recipe or tokenizer if missing.
-        target_lang: language to translate to, such as de; that of the model's recipe or tokenizer if missing.
+        target_lang: language to translate to, such as de; likewise.
         translation_column: column with a dict of both languages, if there is one.
         document_column: column of the document's id, for document_tokens.
         document_tokens: join the sentences of a document up to so many tokens (ReLUFormer, B).
@@ -85,11 +84,8 @@ class TranslationScoring(ScoringOptions, Search):
         if (self.document_tokens is None) != (self.document_column is None):
             raise ValueError("--document_tokens joins the sentences of a --document_column: give both or neither")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
-        if self.comet is not None and importlib.util.find_spec("comet") is None:
-            raise ValueError(
-                "--comet needs the package unbabel-comet; where that does not go with this version of transformers, "
-                "write --predictions and give these to its comet-score in an environment of its own"
-            )
+        if self.comet is not None:
+            importlib.import_module("comet")  # before hours of translating
         check_output_files(self.output, self.predictions, inputs=[*self.files, *model_files(self.model)])
 
 
@@ -207,31 +203,17 @@ class TranslationScorer(Scorer):
 
 
 def comet_score(model: str, sources: Sequence[str], outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Score of a model of COMET for all rows, mostly 0 to 1. Source: Rei et al. 2020.
-
-    Args:
-        model: Hub id, or path of a checkpoint.
-        sources, outputs, references: texts, row by row.
-
-    Raises:
-        ValueError: the model cannot be had.
-    """
+    """Score all rows by a model of COMET, a Hub id or path of a checkpoint; mostly 0 to 1. Source: Rei et al. 2020."""
     from comet import download_model, load_from_checkpoint
 
     rows = zip(sources, outputs, references, strict=True)
-    with opening(model, "the model of COMET"):
-        scorer = load_from_checkpoint(model if Path(model).is_file() else download_model(model))
-        data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in rows]
-        return float(scorer.predict(data, gpus=int(torch.cuda.is_available()), progress_bar=False).system_score)
+    data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in rows]
+    scorer = load_from_checkpoint(model if Path(model).is_file() else download_model(model))
+    return float(scorer.predict(data, gpus=int(torch.cuda.is_available()), progress_bar=False).system_score)
 
 
 def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """What a corpus metric counts of each sentence, so that any selection of them can be scored by its sums.
-
-    Args:
-        metric: BLEU or chrF of sacreBLEU.
-        outputs: translations.
-        references: one of each.
 
     Returns:
         int [sentences, counts]. BLEU counts 10: tokens of the output and of the reference, matching n-grams for n = 1
@@ -249,18 +231,17 @@ def score_of_sums(metric: Metric, sums: np.ndarray) -> float:
 
 def teacher_forced_batches(
     dataset: Dataset,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
     *,
     max_length: int | None = None,
     max_tokens: int = 4096,
 ) -> DataLoader:
-    """Turn sentence pairs into the batches that `attention_report` takes.
+    """Turn rows of `source` and `target` into the batches that `attention_report` takes.
 
     Args:
         dataset: columns `source` and `target`, str.
-        source_tokenizer: tokenizer of the source.
-        target_tokenizer: tokenizer of the target; the same object where the vocabulary is shared.
+        source_tokenizer, target_tokenizer: of the two; one object where the vocabulary is shared.
         max_length: longer sides are cut to so many tokens, with a warning; None = no limit.
         max_tokens: tokens of a batch with padding.
 

@@ -5,25 +5,25 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, pairwise, tee
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
-from reluformers.modeling.pipeline_translation import TranslationPipeline, most_positions
-from reluformers.saved_models import opening
+from reluformers.modeling.pipeline_translation import TOKENIZING, TranslationPipeline, most_positions
 
-from .decoding import Tokenizers, translate
+from .decoding import translate
 from .rows import read_rows
+from .tokenization import Tokenizers
 
 BLOCK_LINES = 2000  # held and sorted by length together
 TABLES = (".jsonl", ".json", ".tsv", ".csv")
 _SENTENCE_ENDS, _CLOSING = tuple(".!?…。！？"), "\"'»”’)]"
+Parts = list[tuple[str, str]]  # of a text, each with its translation
 
 
 def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> list[str]:
@@ -52,88 +52,77 @@ def split_text(text: str, count_tokens: Callable[[str], int], limit: int) -> lis
     return [piece for part in parts for piece in split_text(part, count_tokens, limit)]
 
 
-def translate_parts(
+def translate_blocks(
     model: PreTrainedModel,
     tokenizers: Tokenizers,
     texts: Iterable[str],
     *,
     block_lines: int | None = None,
-    bar: tqdm | None = None,
     **options: Any,
-) -> Iterator[list[tuple[str, str]]]:
+) -> Iterator[list[tuple[str, Parts]]]:
     """Translate texts as they come, in blocks.
 
     Args:
         model: encoder–decoder model.
-        tokenizers: one for both sides, or (source, target).
+        tokenizers: of source and target.
         texts: any number; white space in them becomes blanks.
         block_lines: texts that are read, sorted by length and translated together; `BLOCK_LINES` if None.
-        bar: goes on with each batch, by texts.
         options: of `translate`.
 
     Yields:
-        Of each text, in their order, its parts with their translations: the text alone unless the model cannot take it
-        as a whole; none of an empty one.
+        The texts of a block, in their order, each with its parts and their translations: the text alone unless the
+        model cannot take it as a whole; none of an empty one.
     """
-    tokenizer = tokenizers[0] if isinstance(tokenizers, tuple) else tokenizers
+    tokenizer = tokenizers[0]
     limit = min(most_positions(model.config), tokenizer.model_max_length)
 
     def count_tokens(text: str) -> int:
-        return len(tokenizer(text, verbose=False)["input_ids"])
+        with TOKENIZING:
+            return len(tokenizer(text, verbose=False)["input_ids"])
 
-    texts, bar = iter(texts), tqdm(disable=True) if bar is None else bar
-    options = {"reported": set(), **options}
+    texts, options = iter(texts), {"reported": set(), **options}
     while block := list(islice(texts, block_lines or BLOCK_LINES)):
-        parts = [split_text(" ".join(text.split()), count_tokens, limit) for text in block]
-        flat = [part for row in parts for part in row]
-        place = bar.n
-
-        def advance(count: int, share: float = len(block) / max(len(flat), 1)) -> None:
-            bar.update(count * share)
-
-        translated = iter(translate(model, tokenizers, flat, progress=advance, **options) if flat else [])
-        bar.update(place + len(block) - bar.n)
-        for row in parts:
-            yield list(zip(row, islice(translated, len(row)), strict=True))
+        parts = [split_text(text, count_tokens, limit) for text in block]
+        translated = iter(translate(model, tokenizers, [part for row in parts for part in row], **options))
+        yield [(text, [(part, next(translated)) for part in row]) for text, row in zip(block, parts, strict=True)]
 
 
 def translate_lines(
     model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
 ) -> Iterator[str]:
-    """Translate texts as `translate_parts` does; yields their translations, a line each, those of parts joined."""
-    for row in translate_parts(model, tokenizers, texts, **options):
-        # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
-        yield " ".join(line for _, translation in row for line in translation.splitlines())
+    """Translate texts as `translate_blocks` does; yields their translations, a line each, those of parts joined."""
+    for block in translate_blocks(model, tokenizers, texts, **options):
+        for _, row in block:
+            # a vocabulary of bytes can spell a line break, behind which every later line would be another text's
+            yield " ".join(line for _, translation in row for line in translation.splitlines())
 
 
 def align_lines(
     model: PreTrainedModel, tokenizers: Tokenizers, texts: Iterable[str], **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Translate texts as `translate_parts` does, and align the words of the translations.
+    """Translate texts as `translate_blocks` does, and align the words of the translations.
 
     Yields:
         Of each text `source`, `translation_text` and `alignments`, as `TranslationPipeline` has them; the numbers of
         source words are those of the whole text.
     """
     pipe = TranslationPipeline(model, *tokenizers)
-    texts, sources = tee(texts)
-    rows = translate_parts(model, tokenizers, texts, **options)
-    # no more than are translated together: a line that is typed is answered before the next one
-    while block := list(islice(zip(sources, rows, strict=True), options.get("block_lines") or BLOCK_LINES)):
-        with opening(model.name_or_path, "alignments by its config.json"):
-            aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
+    for block in translate_blocks(model, tokenizers, texts, **options):
+        aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
         for source, row in block:
-            links, text, end, words_before = [], " ".join(source.split()), 0, 0
-            for (part, translation), of_part in zip(row, aligned, strict=False):
+            text, links, end, words_before = " ".join(source.split()), [], 0, 0
+            for part, translation in row:
                 start = text.index(part, end)
                 words_before += text.count(" ", end, start)
+                of_part = next(aligned)
                 # words that are beyond the model's positions when they are read again
                 rest = translation.split()[len(of_part) :]
                 of_part += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
                 for link in of_part:
                     is_linked = link["source_index"] is not None
                     links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
-                words_before, end = words_before + text.count(" ", start, start + len(part)), start + len(part)
+                end = start + len(part)
+                words_before += part.count(" ")
             translation = " ".join(translation for _, translation in row)
             yield {"source": source, "translation_text": translation, "alignments": links}
 
@@ -176,27 +165,17 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
     Raises:
         ValueError: a row cannot be read, or has no text there; or there is a column too many or too few.
     """
-    is_table = source.removesuffix(".gz").endswith(TABLES)
-    if is_table != (column is not None):
-        raise ValueError(
-            f"{source}: name the column of the texts with --column"
-            if is_table
-            else f"{source}: is no table, so that it has no column {column!r}"
-        )
+    if source.removesuffix(".gz").endswith(TABLES) != (column is not None):
+        raise ValueError(f"{source}: --column names the texts of a table ({', '.join(TABLES)}), and of nothing else")
     if source == "-":
-        if sys.stdin is None:
-            raise ValueError("the standard input is closed; give a text or a file")
         # in UTF-8 as files are, whatever the locale says
         yield from decode_lines(sys.stdin.buffer, "the standard input")
-    elif not is_table:
+    elif column is None:
         yield from iterate_lines(source)
     else:
         for number, row in enumerate(read_rows(source), start=1):
-            place = f"{source}, row {number}"
-            sentences = row.get("translation") if isinstance(row.get("translation"), dict) else row
-            if column not in sentences:
-                raise ValueError(f"{place}: no column {column!r}; found {', '.join(map(repr, sentences))}")
-            yield check_text(sentences[column], column, place)
+            sentences = row["translation"] if isinstance(row.get("translation"), dict) else row
+            yield check_text(sentences.get(column), column, f"{source}, row {number}")
 
 
 @contextmanager
@@ -219,26 +198,19 @@ def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO
     with open(part, "a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
-            is_moved = not os.path.samestat(os.fstat(file.fileno()), os.stat(part))
-        except (BlockingIOError, FileNotFoundError):
-            is_moved = True
-        if is_moved:
-            raise ValueError(f"{part}: another call is writing it; wait for it, or choose another --output")
-        known = read_json(record) if record.is_file() and os.fstat(file.fileno()).st_size else {}
-        differing = [name for name in identity if known.get(name) != identity[name]]
-        if differing and os.fstat(file.fileno()).st_size:
-            name = differing[0]
+        except BlockingIOError as error:
+            raise ValueError(f"{part}: another call is writing it") from error
+        if os.fstat(file.fileno()).st_size and (known := read_json(record) if record.is_file() else {}) != identity:
+            differing = [name for name in identity if known.get(name) != identity[name]]
             raise ValueError(
-                f"{part}: was begun with {name} {known.get(name)!r}, not {identity[name]!r}; delete it, or choose "
-                "another --output"
+                f"{part}: was begun with another {', '.join(differing)}; delete it, or choose another --output"
             )
         write_json(record, identity)
         file.seek(0)
         content_end = lines = 0
         for line in file:
-            if not line.endswith(b"\n"):  # the last one, cut by whatever ended the call
-                break
-            content_end, lines = content_end + len(line), lines + 1
+            if line.endswith(b"\n"):  # the last one may be cut by whatever ended the call
+                content_end, lines = content_end + len(line), lines + 1
         file.truncate(content_end)
         with open(part, "a", encoding="utf-8") as text:
             yield text, lines

@@ -4,15 +4,14 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, List, TranslationVariableLanguages, Value
 
 from reluformers.data.sources import (
     check_file,
-    find_value,
-    names_in,
+    naming,
     read_hub,
     read_parquet,
     read_with,
@@ -23,11 +22,12 @@ from reluformers.data.sources import (
 )
 from reluformers.files import iterate_lines
 
-from .rows import ADVICE, row_pairs
+from .rows import row_pairs
 from .tokenization import ROWS_PER_BLOCK
 
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
-_PAIRS = Features({"source": Value("string"), "target": Value("string")})
+FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+_PAIRS = {"source": Value("string"), "target": Value("string")}
+LayOut = Callable[[Dataset], Dataset]
 
 
 def load_translation_split(
@@ -67,25 +67,9 @@ def load_translation_split(
     Raises:
         ValueError: If files, columns, languages or sentences are missing or unreadable; names file and row.
     """
-    languages = (source_lang, target_lang)
-    location, options = _resolve(source, split, languages)
-    place = f"{_describe(location)}, split {split!r}"
-    if isinstance(location, dict):
-        if document_column is not None:
-            raise ValueError(f"{place}: plain text has no document ids; use a .jsonl file with them")
-        dataset = _read_parallel_text(location, split)
-    elif isinstance(location, list) and _kind(location) != "parquet":
-        columns = {"translation_column": translation_column, "document_column": document_column}
-        dataset = take_slice(read_with(row_pairs, files=location, languages=languages, **columns), split)
-    else:
-        if isinstance(location, list):
-            dataset = take_slice(read_parquet(location), split)
-        else:
-            dataset = read_hub(location, split, options)
-        dataset, names = _find_columns(dataset, place, translation_column, languages, document_column)
-        dataset = dataset.select_columns(list(names)).rename_columns(names)
-    _check_sentences(dataset, place, languages)
-    return dataset
+    columns = {"translation_column": translation_column, "document_column": document_column}
+    rows, lay_out = _open(source, split, (source_lang, target_lang), columns)
+    return lay_out(rows)
 
 
 def stream_translation_split(
@@ -95,7 +79,7 @@ def stream_translation_split(
     source_lang: str,
     target_lang: str,
     translation_column: str = "translation",
-) -> tuple[IterableDataset, Callable[[Dataset], Dataset]]:
+) -> tuple[IterableDataset, LayOut]:
     """Open one split of a translation corpus without reading it; see `load_translation_split`.
 
     Args:
@@ -108,28 +92,48 @@ def stream_translation_split(
     Raises:
         ValueError: If files are missing, or a slice of the split is asked for.
     """
-    languages = (source_lang, target_lang)
     if split != split_name(split):
         raise ValueError(f"split {split!r}: a stream has no slices; name whole splits or files")
+    columns = {"translation_column": translation_column}
+    return _open(source, split, (source_lang, target_lang), columns, streaming=True)
+
+
+def _open(
+    source: str | os.PathLike | list | dict,
+    split: str,
+    languages: tuple[str, str],
+    columns: dict[str, str | None],
+    streaming: bool = False,
+) -> tuple[Dataset | IterableDataset, LayOut]:
+    """Rows of a split, and what makes pairs of them or of a block of them."""
     location, options = _resolve(source, split, languages)
-    place = f"{_describe(location)}, split {split!r}"
-    if isinstance(location, dict):
-        return read_with(_pairs, files=location, features=_PAIRS), lambda rows: rows
-    if isinstance(location, list) and _kind(location) != "parquet":
-        columns = {"translation_column": translation_column, "languages": languages}
-        return read_with(row_pairs, files=location, features=_PAIRS, **columns), lambda rows: rows
-    if isinstance(location, list):
-        dataset = read_parquet(location, streaming=True)
-    else:
-        dataset = read_hub(location, split, {**options, "streaming": True})
+    place = location if isinstance(location, str) else ", ".join(_names(location))
+    is_read = not isinstance(location, str) and _format(place) != ".parquet"
+    features = _PAIRS | ({"document": Value("string")} if columns.get("document_column") else {})
+    given = {"files": location, "features": Features(features), "streaming": streaming}
+    with naming(place):
+        if isinstance(location, str):
+            rows = read_hub(location, split, {**options, "streaming": True} if streaming else options)
+        elif not is_read:
+            rows = read_parquet(location, streaming=streaming)
+        elif isinstance(location, dict):
+            rows = read_with(_text_pairs, **given)
+        else:
+            rows = read_with(row_pairs, languages=languages, **columns, **given)
+        if not streaming and not isinstance(location, str):
+            rows = take_slice(rows, split)
 
     def lay_out(rows: Dataset) -> Dataset:
-        rows, names = _find_columns(rows, place, translation_column, languages, None)
-        rows = rows.select_columns(list(names)).rename_columns(names)
-        _check_sentences(rows, place, languages)
-        return rows
+        with naming(place):
+            pairs = rows if is_read else _find_columns(rows, languages, **columns)
+            if not len(pairs):
+                raise ValueError(f"there are no rows in split {split!r}")
+            for side in ("source", "target"):
+                if not _is_text(pairs, side):
+                    raise ValueError(f"the {side} of a row is missing, no text or not in UTF-8")
+        return pairs
 
-    return dataset, lay_out
+    return rows, lay_out
 
 
 def _resolve(
@@ -140,123 +144,82 @@ def _resolve(
         raise ValueError(f"source_lang and target_lang are both {languages[0]!r}; name two languages")
     source, options = take_options(source)
     name = split_name(split)
-    if isinstance(source, list) or (isinstance(source, dict) and set(source) == {"source", "target"}):
+    if isinstance(source, dict) and set(source) != {"source", "target"}:
+        source = take_split(source, name)
+    if isinstance(source, list | dict):
         return _check_files(source), options
-    if isinstance(source, dict):
-        return _check_files(take_split(source, name)), options
     path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _files_in_folder(path, name, languages), options
-    looks_local = _format(path.name) is not None or str(source).startswith((".", "/", "~"))
-    return (_check_files(str(path)) if path.exists() or looks_local else str(source)), options
+    looks_local = _format(path) in FORMATS or str(source).startswith((".", "/", "~"))
+    return (_check_files([path]) if path.exists() or looks_local else str(source)), options
 
 
-def _format(name: str) -> str | None:
-    return FORMATS.get(Path(name.removesuffix(".gz")).suffix)
+def _names(files: list[str] | dict[str, str]) -> list[str]:
+    return list(files.values()) if isinstance(files, dict) else files
 
 
-def _check_files(files: str | os.PathLike | list | dict) -> list[str] | dict[str, str]:
-    """Bring the files of a split to one form and check that they are there and hold something."""
-    if isinstance(files, dict):
-        if set(files) != {"source", "target"}:
-            raise ValueError(f"a pair of text files needs the keys 'source' and 'target', got {', '.join(files)}")
+def _format(path: str | os.PathLike) -> str:
+    return Path(os.fspath(path).removesuffix(".gz")).suffix
+
+
+def _check_files(files: list | dict) -> list[str] | dict[str, str]:
+    """Check that the files of a split are there, hold something and are of one kind."""
+    if isinstance(files, dict) and set(files) == {"source", "target"}:
         files = {side: check_file(path) for side, path in files.items()}
-        if os.path.samefile(*files.values()):
+        if os.path.samefile(files["source"], files["target"]):
             raise ValueError(f"{files['target']}: is the file of both source and target; name two")
         return files
-    checked = [check_file(path) for path in (files if isinstance(files, list) else [files])]
-    for path in checked:
-        if _format(path) is None:
-            raise ValueError(
-                f"{path}: unknown kind of file; allowed are {', '.join(FORMATS)}, or two text files given as source: "
-                "and target:"
-            )
-    return checked
+    kinds = {_format(path) for path in files}
+    if len(kinds) != 1 or not kinds <= set(FORMATS):
+        raise ValueError(
+            f"{', '.join(map(str, files))}: a split has files of one kind, {', '.join(FORMATS)}, or two text files "
+            "given as source: and target:"
+        )
+    return [check_file(path) for path in files]
 
 
 def _files_in_folder(folder: Path, name: str, languages: tuple[str, str]) -> list[str] | dict[str, str]:
-    found = sorted(path for path in folder.glob(f"{name}.*") if _format(path.name) and _stem(path) == name)
-    if len(found) > 1:
-        raise ValueError(f"{folder}: several files for split {name!r} ({', '.join(p.name for p in found)}); name one")
-    if found:
-        return _check_files(str(found[0]))
+    names = [f"{name}{kind}{ending}" for kind in FORMATS for ending in ("", ".gz")]
+    if found := [folder / one for one in names if (folder / one).is_file()]:
+        if len(found) > 1:
+            raise ValueError(f"{folder}: several files for split {name!r} ({', '.join(map(str, found))}); name one")
+        return _check_files(found)
     for ending in ("", ".gz"):
         pair = [folder / f"{name}.{language}{ending}" for language in languages]
         if all(path.is_file() for path in pair):
             return _check_files(dict(zip(("source", "target"), pair, strict=True)))
+    found = f"{', '.join(sorted(os.listdir(folder))):.200}"
     raise ValueError(
-        f"{folder}: no file {name} ({', '.join(FORMATS)}, also .gz), nor {name}.{languages[0]} and "
-        f"{name}.{languages[1]}; there is {names_in(folder)}"
+        f"{folder}: no {names[0]} or the like, nor {name}.{languages[0]} and .{languages[1]}; found {found}"
     )
 
 
-def _stem(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).stem
-
-
-def _describe(location: str | list[str] | dict[str, str]) -> str:
-    if isinstance(location, dict):
-        return " and ".join(location.values())
-    return location if isinstance(location, str) else ", ".join(location)
-
-
-def _kind(files: list[str]) -> str:
-    """Name the kind of files of rows."""
-    kinds = {_format(path) for path in files}
-    if len(kinds) > 1:
-        raise ValueError(f"{_describe(files)}: different kinds of files in one split; use one kind")
-    return kinds.pop()
-
-
-def _read_parallel_text(files: dict[str, str], split: str) -> Dataset:
-    counts = {side: sum(1 for _ in iterate_lines(path)) for side, path in files.items()}
-    if counts["source"] != counts["target"]:
-        raise ValueError(
-            f"{files['source']} has {counts['source']} lines, but {files['target']} has {counts['target']}; "
-            "line n of the one must be the translation of line n of the other"
-        )
-    return take_slice(read_with(_pairs, files=files), split)
-
-
-def _pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
+def _text_pairs(files: dict[str, str], stamps: dict) -> Iterator[dict[str, str]]:
     for number, pair in enumerate(zip_longest(*map(iterate_lines, (files["source"], files["target"]))), start=1):
-        if None in pair:  # in a stream, whose lines nobody has counted
+        if None in pair:
             shorter, longer = (files["source"], files["target"])[:: 1 if pair[0] is None else -1]
             raise ValueError(f"{shorter} ends before line {number} of {longer}, which must be its translation")
         yield dict(zip(("source", "target"), pair, strict=True))
 
 
 def _find_columns(
-    dataset: Dataset, place: str, translation_column: str, languages: tuple[str, str], document_column: str | None
-) -> tuple[Dataset, dict[str, str]]:
-    """Lay the sentences into columns and say which become "source", "target" and "document"."""
-    found = ", ".join(map(repr, dataset.column_names))
-    wanted = [] if document_column is None else [document_column]
-    if document_column is not None and document_column not in dataset.column_names:
-        raise ValueError(f"{place}: no column {document_column!r} of document ids; found {found}")
-    if _lists_languages(dataset.features.get(translation_column)):
-        dataset = _pick_languages(dataset, place, translation_column, languages, wanted)
-    if translation_column in dataset.column_names:
-        dataset = dataset.select_columns([translation_column, *wanted]).flatten()
-        prefix = f"{translation_column}."
-        keys = [column.removeprefix(prefix) for column in dataset.column_names if column.startswith(prefix)]
-        if not keys:
-            _fail_on_translation(dataset, place, translation_column, languages)
-        for language in languages:
-            if language not in keys:
-                raise ValueError(
-                    f"{place}: no language {language!r} in column {translation_column!r}; "
-                    f"found {', '.join(map(repr, keys))}"
-                )
-        names = [prefix + language for language in languages]
-    else:
-        names = list(languages)
-        if any(name not in dataset.column_names for name in names):
-            raise ValueError(
-                f"{place}: neither a column {translation_column!r} nor columns {names[0]!r} and {names[1]!r}; "
-                f"found {found}; set the languages to two of the columns"
-            )
-    return dataset, dict(zip([*names, *wanted], ["source", "target", "document"], strict=False))
+    dataset: Dataset, languages: tuple[str, str], translation_column: str, document_column: str | None = None
+) -> Dataset:
+    """Lay the sentences into columns "source", "target" and, if asked for, "document"."""
+    kept = [] if document_column is None else [document_column]
+    if lists_languages := _lists_languages(dataset.features.get(translation_column)):
+        dataset = _pick_languages(dataset, translation_column, languages, kept)
+    names = [*languages, *kept]
+    if translation_column in dataset.column_names and not lists_languages:
+        dataset = dataset.select_columns([translation_column, *kept]).flatten()
+        names[:2] = [f"{translation_column}.{language}" for language in languages]
+    if missing := [name for name in names if name not in dataset.column_names]:
+        found = ", ".join(map(repr, dataset.column_names))
+        raise ValueError(f"no column {missing[0]!r}; found {found}: set the languages, or translation_column")
+    return dataset.select_columns(names).rename_columns(
+        dict(zip(names, ["source", "target", "document"], strict=False))
+    )
 
 
 def _lists_languages(feature: Any) -> bool:
@@ -266,7 +229,7 @@ def _lists_languages(feature: Any) -> bool:
     return isinstance(feature, dict) and all(isinstance(feature.get(key), List) for key in ("language", "translation"))
 
 
-def _pick_languages(dataset: Dataset, place: str, column: str, languages: tuple[str, str], kept: list[str]) -> Dataset:
+def _pick_languages(dataset: Dataset, column: str, languages: tuple[str, str], kept: list[str]) -> Dataset:
     """Two languages as columns, of the rows that have both."""
 
     def pick(batch: dict[str, list]) -> dict[str, list]:
@@ -275,44 +238,17 @@ def _pick_languages(dataset: Dataset, place: str, column: str, languages: tuple[
         picked = {language: [cells[row][language] for row in rows] for language in languages}
         return picked | {name: [batch[name][row] for row in rows] for name in kept}
 
-    picked = dataset.select_columns([column, *kept]).map(pick, batched=True, remove_columns=[column])
-    if not len(picked):
-        raise ValueError(f"{place}: no row of {column!r} has both {languages[0]!r} and {languages[1]!r}")
-    return picked
-
-
-def _fail_on_translation(dataset: Dataset, place: str, column: str, languages: tuple[str, str]) -> NoReturn:
-    """Name the first row because of which a column of dicts has no common keys."""
-
-    def is_wrong(value: Any) -> bool:
-        return not isinstance(value, dict) or any(language not in value for language in languages)
-
-    row, shown = find_value(dataset, column, place, is_wrong, "dicts of sentences")
-    value = dataset[row - 1][column]
-    if not isinstance(value, dict):
-        raise ValueError(f"{place}, row {row}: {column!r} holds {shown}, not a dict of sentences")
-    missing = next(language for language in languages if language not in value)
-    raise ValueError(f"{place}, row {row}: {column!r} lacks the key {missing!r} in {shown}; correct or remove the row")
-
-
-def _check_sentences(dataset: Dataset, place: str, languages: tuple[str, str]) -> None:
-    """Check that every source and target is text."""
-    if not len(dataset):
-        raise ValueError(f"{place}: there are no rows; check the file and the split")
-    for column, language in zip(("source", "target"), languages, strict=True):
-        if not _is_text(dataset, column):
-            row, value = find_value(dataset, column, place, lambda value: not isinstance(value, str), "sentences")
-            raise ValueError(f"{place}, row {row}: {language!r} holds {value}, not a sentence; {ADVICE}")
+    return dataset.select_columns([column, *kept]).map(pick, batched=True, remove_columns=[column])
 
 
 def _is_text(dataset: Dataset, column: str) -> bool:
     if getattr(dataset.features[column], "dtype", None) not in ("string", "large_string"):
         return False
     for block in dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK):
-        if block[column].null_count:
-            return False
         try:
             block[column].validate(full=True)
         except pa.ArrowInvalid:  # bytes that are not UTF-8
+            return False
+        if block[column].null_count:
             return False
     return True

@@ -26,14 +26,8 @@ from .onnx_graphs import DECODER, ENCODER, SWITCH, past_names, present_name
 from .tokenization import check_tokenizer_fits, load_tokenizers
 
 
-def check_no_hidden_states(output_hidden_states: bool | None) -> None:
-    """Refuse what no graph gives."""
-    if output_hidden_states:
-        raise ValueError("output_hidden_states is True, but exported graphs give none")
-
-
 def check_length(length: int, longest: int) -> None:
-    """Refuse a sequence of more tokens than a graph has positions."""
+    """Refuse a sequence of more tokens than a graph has positions, where it would compute anything."""
     if length > longest:
         raise ValueError(f"a sequence has {length} tokens, but max_position_embeddings is {longest}: truncate it")
 
@@ -53,8 +47,7 @@ class _Encoder(nn.Module):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutput:
-        """Encode; `return_dict` is what `generate` says, and always so here."""
-        check_no_hidden_states(output_hidden_states)
+        """Encode; graphs give no hidden states, and this always a dict."""
         check_length(input_ids.shape[1], self.longest)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
         weights = self.session.layers_of("encoder_attentions") if output_attentions else []
@@ -119,9 +112,8 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
         """Logits of the next tokens, as `Seq2SeqTransformerForConditionalGeneration.forward` gives them.
 
         Raises:
-            ValueError: attentions are asked for that the graphs were exported without, or hidden states.
+            ValueError: attentions are asked for that the graphs were exported without.
         """
-        check_no_hidden_states(output_hidden_states)
         given = encoder_outputs is not None
         if not given:
             encoder_outputs = self.encoder(input_ids, attention_mask, output_attentions)

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 # of a stream, for training its tokenizers
 TOKENIZER_ROWS = 1_000_000
 _CALIBRATION_BATCH = 32  # rows
+_TOKENIZER_OPTIONS = ("vocab_size", "min_frequency", "byte_fallback", "max_digits")
 _ATTENTION_FIELDS = ("attention", *(f"{site}_attention" for site in Seq2SeqTransformerConfig.sites))
 
 
@@ -69,13 +70,12 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
     Raises:
         ValueError: the recipe does not say where they are, they cannot be read, or share rows with the training set.
     """
-    for name in ("source_lang", "target_lang"):
-        if getattr(data, name) is None:
-            raise ValueError(f"data.{name} is not given; set it to the language's key in the data, such as de")
     sources = data.sources()
-    for split in ("train", "validation"):
-        if split not in sources and (split == "train" or data.held_out is None):
-            raise ValueError(f"data.{split} is not given; add data.{split}=FILE, or data.path=HUB_ID_OR_FOLDER")
+    needed = {"train", "validation"} - ({"validation"} if data.held_out else set())
+    if None in (data.source_lang, data.target_lang) or not needed <= sources.keys():
+        raise ValueError(
+            "data needs source_lang, target_lang and, as files or splits of data.path, train and validation"
+        )
     check_apart(data.path, sources)
     splits = {}
     for split, source in sources.items():
@@ -87,12 +87,7 @@ def load_splits(data: TranslationDataSection) -> dict[str, Dataset | PairStream]
 
 
 def hold_out(rows: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
-    """Take pairs out of a training set to evaluate on, none with an empty side.
-
-    Args:
-        rows: columns `source` and `target`.
-        count: of the pairs that are taken.
-        seed: of the draw.
+    """Draw `count` pairs out of a training set to evaluate on, none with an empty side.
 
     Returns:
         The rows whose source is not among those taken, and those taken, both in their order.
@@ -147,17 +142,11 @@ def make_tokenizers(
         section: of the recipe.
         train: columns `source` and `target`.
         max_length: longest sequence of the model, in tokens.
-        start: folder or Hub id of that model, if there is one.
+        start: where that model is, if there is one.
     """
     if (path := section.path or start) is not None:
         return load_tokenizers(path)
-    options = {
-        "vocab_size": section.vocab_size,
-        "min_frequency": section.min_frequency,
-        "byte_fallback": section.byte_fallback,
-        "max_digits": section.max_digits,
-        "model_max_length": max_length,
-    }
+    options = {name: getattr(section, name) for name in _TOKENIZER_OPTIONS} | {"model_max_length": max_length}
     if section.shared:
         tokenizer = train_tokenizer(_texts(train, ("source", "target")), **options)
         return tokenizer, tokenizer
@@ -196,10 +185,7 @@ def prepare_data(
     if isinstance(train, PairStream):
         budget = recipe.training.get("max_tokens", TranslationTrainingArguments.max_tokens)
         if limits["max_tokens"] > budget:
-            raise ValueError(
-                f"a row of the stream may have {limits['max_tokens']} tokens, but a batch has training.max_tokens, "
-                f"{budget}: set data.max_length to {budget} or less"
-            )
+            raise ValueError(f"data.max_length is above training.max_tokens: set it to {budget} or less for a stream")
         train.tokenise = partial(tokenise_block, tokenizers=tokenizers, limits=limits)
         report(f"training set: a stream of {train.rows.num_shards:,} shards")
     else:
@@ -246,9 +232,7 @@ def build_model(
     fields["vocab_size"] = len(source)
     if target is not source:
         if recipe.model_config().tying == "all":
-            raise ValueError(
-                "model.tying is 'all', one matrix for both sides, but the tokenizers are two: set model.tying=decoder"
-            )
+            raise ValueError("model.tying is 'all', but there are two tokenizers: set model.tying=decoder")
         fields["decoder_vocab_size"] = len(target)
     config = recipe.model_config(**fields, **_measured_scales(recipe, prepared.train, checkpoint))
     for tokenizer, side in ((source, "source"), (target, "target")):
@@ -270,14 +254,9 @@ def _start_model(
     # on the way from a checkpoint, whose weights come afterwards, there is nothing to fit
     count = recipe.calibration_rows if checkpoint is None else 0
     if count and isinstance(prepared.train, PairStream):
-        raise ValueError(
-            f"model.calibration_rows is {count}, but must be 0 with data.streaming: streams have no length"
-        )
-    batches = []
-    if count:
-        batches = spread_batches(
-            prepared.train, count, PairCollator(prepared.tokenizers[0].pad_token_id), _CALIBRATION_BATCH
-        )
+        raise ValueError("data.streaming cannot calibrate, as a stream has no length: set model.calibration_rows=0")
+    collate = PairCollator(prepared.tokenizers[0].pad_token_id)
+    batches = spread_batches(prepared.train, count, collate, _CALIBRATION_BATCH) if count else []
     model = start_model(**recipe.start_options, batches=batches, report=report)
     for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
         check_tokenizer_fits(tokenizer, model.config, side=side)

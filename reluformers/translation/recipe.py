@@ -97,29 +97,15 @@ class TranslationDataSection:
     def __post_init__(self):
         counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
         check_least(self, "data", {**counts, "held_out": 1, "held_out_seed": 0})
-        if self.held_out is None and self.held_out_seed is not None:
-            raise ValueError("data.held_out_seed draws the rows of data.held_out, which is not given")
-        if self.held_out is not None:
-            for name in ("validation", "streaming", "document_tokens"):
-                if getattr(self, name):
-                    raise ValueError(f"data.held_out takes single pairs of the training set: leave data.{name} out")
-        if self.document_tokens is not None and self.document_column is None:
-            raise ValueError("data.document_tokens joins sentences of a document: name data.document_column too")
-        if self.document_column is not None and self.document_tokens is None:
-            raise ValueError("data.document_column is of documents that are joined: give data.document_tokens too")
-        if self.buffer_rows != type(self).buffer_rows and not self.streaming:
-            raise ValueError("data.buffer_rows is of a stream: set data.streaming too")
-        if self.streaming and self.document_tokens is not None:
-            raise ValueError("data.streaming reads single sentences: leave data.document_tokens out")
-        if not 0 < self.scale_length_percentile <= 100:
-            raise ValueError(
-                f"data.scale_length_percentile is {self.scale_length_percentile}, but must be above 0 and at most 100"
-            )
+        if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
+            raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
+        if (self.document_tokens is None) != (self.document_column is None) or (
+            self.streaming and self.document_tokens
+        ):
+            raise ValueError("data.document_tokens and data.document_column go together, and not with data.streaming")
         for name, source in self.sources().items():
-            if source in ([], {}):
-                raise ValueError(f"data.{name} is {source!r}, but must name a file or split")
-            if self.path is not None and not isinstance(source, str):
-                raise ValueError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
+            if not source or (self.path is not None and not isinstance(source, str)):
+                raise ValueError(f"data.{name} is {source!r}, but must name a file, or with data.path a split")
 
     def sources(self) -> dict[str, str | list[str] | dict[str, str]]:
         """Where each split is that the recipe names."""
@@ -190,11 +176,9 @@ class TranslationRecipe(Recipe):
         args = super().training_arguments(output_dir)
         if not self.data.streaming:
             return args
-        if args.max_steps < 1:
-            raise ValueError("data.streaming needs training.max_steps, as nobody knows how many rows there are")
-        for name in ("eval_strategy", "logging_strategy", "save_strategy"):
-            if getattr(args, name) == IntervalStrategy.EPOCH:
-                raise ValueError(f"training.{name} is epoch, but with data.streaming it must be steps or no")
+        strategies = (args.eval_strategy, args.logging_strategy, args.save_strategy)
+        if args.max_steps < 1 or IntervalStrategy.EPOCH in strategies:
+            raise ValueError("data.streaming has no epochs: set training.max_steps, and strategies to steps or no")
         # the stream itself knows where it stands
         args.ignore_data_skip = True
         return args

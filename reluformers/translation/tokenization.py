@@ -58,8 +58,8 @@ def train_tokenizer(
     vocabulary pass the texts of both languages. Byte-pair encoding: Sennrich et al. 2016.
 
     Args:
-        texts: Sentences, or lists of sentences.
-        vocab_size: Size of the vocabulary in tokens, special tokens (and bytes) included.
+        texts: Sentences, or lists of them.
+        vocab_size: Most tokens, special tokens (and bytes) included; there are fewer if nothing is left to merge.
         min_frequency: How often a pair must occur to be merged.
         byte_fallback: Spell a character outside the alphabet as its UTF-8 bytes (256 tokens more) instead of `<unk>`.
         max_digits: Cut numbers into groups of so many digits, from the left, before merging: 2 makes "20", "25" of
@@ -67,9 +67,6 @@ def train_tokenizer(
         normalization: "nfc", or "nfkc" for a source alone: it has one form for ， and a comma, ½ and 1⁄2, and a target
             that is learned in it loses what was written.
         model_max_length: Length in tokens that truncation falls back to; training data are limited elsewhere.
-
-    Returns:
-        The tokenizer; its size is below `vocab_size` if the texts have no more pairs to merge.
 
     Raises:
         ValueError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
@@ -86,39 +83,35 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(map(_cut_long_words, texts), trainer)
     size = tokenizer.get_vocab_size() + reserved - len(SPECIAL_TOKENS)
-    _check_size(size, vocab_size, reserved)
+    if not reserved < size <= vocab_size:
+        raise ValueError(
+            f"vocab_size {vocab_size} does not fit {size - reserved} tokens of texts and {reserved} reserved ones: "
+            "check the data files and their languages, raise vocab_size, or limit the alphabet"
+        )
+    if size < vocab_size:
+        logger.warning("the texts give only %d tokens of the %d asked for", size, vocab_size)
     return _finish(_with_bytes(tokenizer) if byte_fallback else tokenizer, model_max_length)
 
 
 def save_tokenizers(
     folder: str | os.PathLike,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase | None = None,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer | None = None,
 ) -> None:
     """Save the tokenizers of a model so that `AutoTokenizer` opens the folder for the source language.
 
     Args:
-        folder: Folder of the model; the source tokenizer goes to its root.
-        source_tokenizer: Tokenizer of the source language, or of both.
-        target_tokenizer: Tokenizer of the target language if the vocabularies are separate; saved under
-            `target_tokenizer/`.
+        folder: of the model; the source tokenizer goes to its root.
+        source_tokenizer: of the source language, or of both.
+        target_tokenizer: if the vocabularies are separate; saved under `target_tokenizer/`.
     """
     source_tokenizer.save_pretrained(folder)
     if target_tokenizer is not None and target_tokenizer is not source_tokenizer:
         target_tokenizer.save_pretrained(Path(folder, TARGET_FOLDER))
 
 
-def load_tokenizers(
-    name_or_path: str | os.PathLike, *, trust_remote_code: bool = False
-) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Open the tokenizers of a model.
-
-    Args:
-        name_or_path: Folder or Hub id of a model.
-        trust_remote_code: whether to run code of the repository.
-
-    Returns:
-        The source and the target tokenizer; one and the same object if the vocabulary is shared.
+def load_tokenizers(name_or_path: str | os.PathLike, *, trust_remote_code: bool = False) -> Tokenizers:
+    """Open the tokenizers of a folder or Hub id; they are one object if the vocabulary is shared.
 
     Raises:
         ValueError: If there is no tokenizer.
@@ -132,49 +125,42 @@ def load_tokenizers(
         return source, AutoTokenizer.from_pretrained(name, **folder, trust_remote_code=trust_remote_code)
 
 
-def check_tokenizer_fits(tokenizer: PreTrainedTokenizerBase, config: Any, *, side: str = "source") -> None:
+def check_tokenizer_fits(tokenizer: Tokenizer, config: Any, *, side: str = "source") -> None:
     """Check that a model has an embedding for every token, and that padding and the end of a text are its own.
 
     Args:
-        tokenizer: Tokenizer of one side.
-        config: Configuration of the model.
+        tokenizer: of one side.
+        config: of the model.
         side: "source" compares with `vocab_size`, "target" with `decoder_vocab_size` if the model has one.
 
     Raises:
         ValueError: If the vocabulary is bigger than the model's, a special id differs, or the tokenizer has no padding
             or no end of a text.
     """
-    if side not in ("source", "target"):
-        raise ValueError(f"side must be 'source' or 'target', got {side!r}")
     separate = getattr(config, "decoder_vocab_size", None) if side == "target" else None
-    name, size = ("vocab_size", config.vocab_size) if separate is None else ("decoder_vocab_size", separate)
-    if len(tokenizer) > size:
+    if len(tokenizer) > (size := separate or config.vocab_size):
         raise ValueError(
-            f"the {side} tokenizer has {len(tokenizer)} tokens, but the model's {name} is {size}; "
-            f"set {name} to {len(tokenizer)} or more, or use the tokenizer that the model was trained with"
+            f"the {side} tokenizer has {len(tokenizer)} tokens, but the model {size}: they do not belong together"
         )
-    for token in SPECIAL_TOKENS:
-        key = f"{token}_id"
+    for key in (f"{token}_id" for token in SPECIAL_TOKENS):
         ours, theirs = getattr(tokenizer, key, None), getattr(config, key, None)
         if None not in (ours, theirs) and ours != theirs:
             raise ValueError(
-                f"the {side} tokenizer has {key} {ours}, but the model has {key} {theirs}; "
-                "set both alike, or use the tokenizer that the model was trained with"
+                f"the {side} tokenizer has {key} {ours}, but the model {theirs}: they do not belong together"
             )
-    if tokenizer.pad_token_id is None:
-        raise ValueError(f"the {side} tokenizer has no padding token; set its pad_token and save it again")
     ends = {tokenizer.eos_token_id, getattr(config, "eos_token_id", None)}
-    if ends.isdisjoint(tokenizer(**{"text" if side == "source" else "text_target": ""})["input_ids"]):
+    is_ended = not ends.isdisjoint(tokenizer(**{"text" if side == "source" else "text_target": ""})["input_ids"])
+    if tokenizer.pad_token_id is None or not is_ended:
         raise ValueError(
-            f"the {side} tokenizer ends no text in {tokenizer.eos_token!r}, so the model would never learn to stop; "
-            "give it a post-processor that does, and save it again"
+            f"the {side} tokenizer has no padding token, or ends no text in {tokenizer.eos_token!r}, so that no model "
+            "learns to stop: give it both, and save it again"
         )
 
 
 def tokenize_pairs(
     dataset: Dataset,
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
     *,
     max_length: int | None = None,
     num_proc: int | None = None,
@@ -185,8 +171,7 @@ def tokenize_pairs(
 
     Args:
         dataset: Rows with "source" and "target", both str.
-        source_tokenizer: Tokenizer of "source".
-        target_tokenizer: Tokenizer of "target".
+        source_tokenizer, target_tokenizer: of the two.
         max_length: Longer sides are cut to so many tokens, as the tokenizer does it (evaluation); None = no limit.
         num_proc: Processes to work in; None for this one alone.
 
@@ -211,7 +196,7 @@ def tokenize_pairs(
     return dataset.map(encode, batched=True, features=features, desc="Truncating", num_proc=num_proc)
 
 
-def _state(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _state(tokenizer: Tokenizer) -> Any:
     """What ids follow from; a call with truncation or padding leaves its options in a fast tokenizer."""
     if not tokenizer.is_fast:
         return tokenizer
@@ -219,9 +204,7 @@ def _state(tokenizer: PreTrainedTokenizerBase) -> Any:
     return [type(tokenizer).__name__, {**state, "truncation": None, "padding": None}]
 
 
-def encode_pairs(
-    dataset: Dataset, source_tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase
-) -> Dataset:
+def encode_pairs(dataset: Dataset, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Dataset:
     """What `tokenize_pairs` does, in memory and at once, for the rows of one block of a stream."""
     batches = [
         {**batch, **_encode(batch, source_tokenizer, target_tokenizer)}
@@ -233,8 +216,8 @@ def encode_pairs(
 
 def _encode(
     batch: dict[str, list],
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
     **options: Any,
 ) -> dict[str, list]:
     options = {"return_attention_mask": False, "verbose": False, **options}
@@ -250,40 +233,19 @@ def _with_ids(features: Features) -> Features:
 
 
 def token_lengths(dataset: Dataset, column: str) -> np.ndarray:
-    """Measure the rows of a column of lists.
-
-    Args:
-        dataset: Any dataset with that column.
-        column: Name of a column of lists, such as "input_ids".
-
-    Returns:
-        Lengths in tokens, int32 [rows].
-    """
+    """Lengths int32 [rows] of a column of lists, such as "input_ids"."""
     blocks = dataset.select_columns([column]).with_format("arrow").iter(batch_size=ROWS_PER_BLOCK)
     lengths = [pc.list_value_length(block[column]).to_numpy() for block in blocks]
     return np.concatenate(lengths).astype(np.int32) if lengths else np.zeros(0, dtype=np.int32)
 
 
 def example_tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
-    """A small batch that any translation model takes: two rows, the second one padded.
-
-    Args:
-        config: of the model.
-
-    Returns:
-        Arguments of `forward`: `input_ids` [2, 6], `attention_mask` [2, 6] and `decoder_input_ids` [2, 5].
-    """
+    """A small batch that any translation model takes, as arguments of `forward`: two rows, the second one padded."""
     mask = torch.ones(2, 6, dtype=torch.long)
     mask[1, 4:] = 0
-    return {
-        "input_ids": _spread_ids(2, 6, config.vocab_size),
-        "attention_mask": mask,
-        "decoder_input_ids": _spread_ids(2, 5, config.decoder_vocab_size or config.vocab_size),
-    }
-
-
-def _spread_ids(rows: int, length: int, vocab_size: int) -> Tensor:
-    return ((7 * torch.arange(rows * length) + 5) % vocab_size).view(rows, length)
+    source, target = (7 * torch.arange(2 * length).view(2, length) + 5 for length in (6, 5))
+    target = target % (config.decoder_vocab_size or config.vocab_size)
+    return {"input_ids": source % config.vocab_size, "attention_mask": mask, "decoder_input_ids": target}
 
 
 def _untrained(normalization: str, max_digits: int | None) -> Backend:
@@ -345,18 +307,6 @@ def describe_unknown(characters: list[str]) -> str:
     """Say in one line which characters a tokenizer does not know; longer lists are cut."""
     named = ", ".join(characters[:MOST_NAMED]) + (", …" if len(characters) > MOST_NAMED else "")
     return f"the tokenizer does not know {named}: what the model writes for such characters is invented"
-
-
-def _check_size(size: int, vocab_size: int, reserved: int) -> None:
-    if size <= reserved:
-        raise ValueError("no text to train the tokenizer on; check the data files and their languages")
-    if size > vocab_size:
-        raise ValueError(
-            f"vocab_size {vocab_size} is too small for {reserved} reserved tokens and {size - reserved} characters; "
-            f"raise vocab_size above {size}, or limit the alphabet"
-        )
-    if size < vocab_size:
-        logger.warning("the texts give only %d tokens of the %d asked for", size, vocab_size)
 
 
 def _with_bytes(tokenizer: Backend) -> Backend:

@@ -104,11 +104,8 @@ def test_alignments_of_a_file_are_batched_and_number_words_of_the_whole_line(fol
 def test_without_a_model_that_of_the_clone_is_taken(folder, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "CLONED_MODEL", folder)
     assert printed(capsys, TEXTS[0]) == expected(TEXTS[:1])
-    (tmp_path / "config.json").write_text("{}")  # without weights
-    monkeypatch.setattr(command, "CLONED_MODEL", tmp_path)
-    refused = refusal_of(capsys, "translate", TEXTS[0])
-    assert str(tmp_path) in refused
-    assert "--model" in refused
+    monkeypatch.setattr(command, "CLONED_MODEL", tmp_path / "none")
+    assert "--model" in refusal_of(capsys, "translate", TEXTS[0])
 
 
 def test_lines_of_a_text_stay_lines_and_a_file_named_like_a_text_is_said_to_be_one(
@@ -121,13 +118,12 @@ def test_lines_of_a_text_stay_lines_and_a_file_named_like_a_text_is_said_to_be_o
     run_command("translate", "--model", folder, "dogs")
     answer = capsys.readouterr()
     assert answer.out.splitlines() == [first]
-    assert answer.err.startswith("dogs: ")
     assert printed(capsys, "--model", folder, "x" * 300) == expected(["x" * 300])  # longer than a file's name
 
 
 def test_a_file_that_is_not_there_is_no_text(folder, expected, capsys, tmp_path):
-    for text, named in (("news.en", "no such file"), ("a.jsonl.gz", "no such file"), (str(tmp_path), "a folder")):
-        assert named in refusal_of(capsys, "translate", "--model", folder, text)
+    for text in ("news.en", "a.jsonl.gz", str(tmp_path)):
+        assert text in refusal_of(capsys, "translate", "--model", folder, text)
     texts = ["U.S.", "3.50", "Mr.Smith", "see news.en"]
     for text in texts:
         assert printed(capsys, "--model", folder, text) == expected([text])
@@ -144,7 +140,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_time_left_unless_it_sees_the_lines(folder, capsys, tmp_path, monkeypatch):
+def test_a_terminal_sees_progress_unless_it_sees_the_lines(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("\n".join(["Two dogs.", "", "A man."] * 20) + "\n")
     arguments = ("translate", "--model", folder, tmp_path / "a.txt", "--batch_size", 4)
     for more, watched in (((), False), (("--output", tmp_path / "out.txt"), False), ((), True)):
@@ -155,8 +151,7 @@ def test_a_terminal_sees_time_left_unless_it_sees_the_lines(folder, capsys, tmp_
             if watched:
                 patch.setattr("sys.stdout", Terminal())
             run_command(*arguments, *more)
-        assert ("60.0/60.0" in screen.getvalue()) is not watched
-        assert ("<" in screen.getvalue()) is not watched
+        assert ("40sentences" in screen.getvalue().replace(" ", "")) is not watched
     run_command(*arguments)
     assert not capsys.readouterr().err
 
@@ -246,7 +241,7 @@ def test_an_output_goes_on_where_it_was_cut_off(folder, expected, capsys, tmp_pa
 def test_refusals(folder, capsys, tmp_path):
     refused = refusal_of(capsys, "translate", "--model", folder, "news.txt")
     assert "news.txt" in refused
-    assert "'en'" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--column", "en")
+    assert "--column" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--column", "en")
     assert "none" in refusal_of(capsys, "translate", "--model", tmp_path / "none", "Hello there")
     assert "num_beams" in refusal_of(capsys, "translate", "--model", folder, "Hello there", "--num_beams", 0)
 
@@ -258,8 +253,6 @@ def test_the_standard_input_is_utf_8_as_files_are(folder, expected, capsys, monk
     binary = io.TextIOWrapper(io.BytesIO(b"A man\n\xff\n"), encoding="utf-8", errors="surrogateescape")
     monkeypatch.setattr("sys.stdin", binary)
     assert "line 2" in refusal_of(capsys, "translate", "--model", folder, "-")
-    monkeypatch.setattr("sys.stdin", None)
-    assert "closed" in refusal_of(capsys, "translate", "--model", folder, "-")
 
 
 def test_a_pipe_and_a_folder_are_no_texts(folder, capsys, tmp_path):

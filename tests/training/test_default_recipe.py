@@ -96,7 +96,6 @@ def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
         ({"held_out": 0}, "held_out is 0"),
         ({"held_out": 5}, "validation"),
         ({"held_out": 5, "validation": None, "streaming": True}, "streaming"),
-        ({"held_out_seed": 5}, "held_out_seed"),
     ],
 )
 def test_what_cannot_be_held_out(changes, named):

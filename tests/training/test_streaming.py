@@ -184,16 +184,7 @@ def test_a_shard_may_be_empty(tmp_path):
     assert train_translation(recipe, tmp_path / "run")["steps"] == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_steps": -1}, "data.streaming needs training.max_steps"),
-        (
-            {"eval_strategy": "epoch"},
-            "training.eval_strategy is epoch, but with data.streaming it must be",
-        ),
-    ],
-)
-def test_what_a_stream_cannot_do_is_refused(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("change", [{"max_steps": -1}, {"eval_strategy": "epoch"}])
+def test_what_a_stream_cannot_do_is_refused(tmp_path, change):
+    with pytest.raises(ValueError, match="streaming"):
         streaming_recipe(tmp_path, **change).training_arguments(tmp_path)

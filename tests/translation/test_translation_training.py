@@ -358,9 +358,9 @@ def test_data_without_rows_or_place_are_user_errors(files, tmp_path):
     empty = {"source": str(tmp_path / "empty.en"), "target": str(tmp_path / "empty.de")}
     with pytest.raises(ValueError, match=r"empty\.en"):
         train_translation(make_recipe({**files, "train": empty}), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"data\.validation is not given; add data.validation=FILE"):
+    with pytest.raises(ValueError, match="validation"):
         train_translation(make_recipe({"train": files["train"]}), tmp_path / "run")
     recipe = make_recipe(files)
     recipe.data.target_lang = None
-    with pytest.raises(ValueError, match=r"data\.target_lang is not given"):
+    with pytest.raises(ValueError, match="target_lang"):
         train_translation(recipe, tmp_path / "run")
