@@ -33,13 +33,12 @@ def default_recipe(
         ValueError: the training set cannot be read.
     """
     rows = load_translation_split({"train": train}, "train", source_lang=source_lang, target_lang=target_lang)
-    words = longer = 0
     characters: set[str] = set()
-    for batch in rows.iter(batch_size=1000):
-        for sides in zip(batch["source"], batch["target"], strict=True):
-            characters.update(*sides)
-            counts = [_count_words(side) for side in sides]
-            words, longer = words + sum(counts), longer + max(counts)
+    counts = []
+    for row in rows:
+        characters.update(row["source"], row["target"])
+        counts.append((_count_words(row["source"]), _count_words(row["target"])))
+    words, longer = sum(map(sum, counts)), sum(map(max, counts))
     vocab_size = round(min(max(4 * words**0.5, 1000), 32_000), -2) + round(len(characters), -2)
     per_epoch = max(round(longer * TOKENS_PER_WORD / (MAX_TOKENS * BATCH_FILL)), 1)
     epochs = min(max(round(UPDATES / per_epoch), 3), 50)

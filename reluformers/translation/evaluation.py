@@ -39,7 +39,7 @@ _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
 # as the command line spells it → what `generate` takes
 EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
-_SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens", "max_tokens")
+_SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens")
 
 
 @dataclass(kw_only=True)
@@ -100,13 +100,10 @@ class TranslationScorer(Scorer):
     def recipe_options(recipe: TranslationRecipe) -> dict[str, Any]:
         """Languages, documents and search."""
         data, decoding = recipe.data, recipe.decoding
-        names = {value: name for name, value in EARLY_STOPPING.items()}
-        return {
-            **{name: getattr(data, name) for name in (*_LANGUAGES, "translation_column")},
-            **({name: getattr(data, name) for name in _DOCUMENTS} if data.document_tokens is not None else {}),
-            **{name: getattr(decoding, name) for name in ("num_beams", "length_penalty", "penalty", "min_new_tokens")},
-            "early_stopping": names[decoding.early_stopping],
-        }
+        names = (*_LANGUAGES, "translation_column", *(_DOCUMENTS if data.document_tokens is not None else ()))
+        search = {name: getattr(decoding, name) for name in _SEARCH}
+        early_stopping = next(name for name, value in EARLY_STOPPING.items() if value == decoding.early_stopping)
+        return {**{name: getattr(data, name) for name in names}, **search, "early_stopping": early_stopping}
 
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""
@@ -135,7 +132,7 @@ class TranslationScorer(Scorer):
     @property
     def decoding(self) -> dict:
         """Options of `translate`."""
-        chosen = {name: getattr(self.options, name) for name in _SEARCH}
+        chosen = {name: getattr(self.options, name) for name in (*_SEARCH, "max_tokens")}
         return {**chosen, "early_stopping": EARLY_STOPPING[self.options.early_stopping]}
 
     def answer(self) -> list[str]:
@@ -145,18 +142,18 @@ class TranslationScorer(Scorer):
     def count(self, answers: list[str]) -> Scores:
         """BLEU with the precisions and lengths behind it, chrF, chrF++, TER and perhaps COMET."""
         references = [[text] for text in self.pairs["target"]]
-        scores = {}
-        work = sum(
-            min(len(one.split()), len(other.split())) ** 3 for one, (other,) in zip(answers, references, strict=True)
-        )
-        if work > MOST_TER_WORK:
-            logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
-        for name, metric, options, details in (
+        metrics = [
             ("bleu", BLEU, self.options.bleu_options, ("precisions", "bp", "sys_len", "ref_len")),
             ("chrf", CHRF, {}, ()),
             ("chrf++", CHRF, {"word_order": 2}, ()),
-            *([("ter", TER, {}, ())] if work <= MOST_TER_WORK else []),
-        ):
+        ]
+        words = ((len(one.split()), len(other.split())) for one, (other,) in zip(answers, references, strict=True))
+        if sum(min(counts) ** 3 for counts in words) <= MOST_TER_WORK:
+            metrics.append(("ter", TER, {}, ()))
+        else:
+            logger.warning("TER is left out: on texts as long as these, its search for shifts takes hours")
+        scores = {}
+        for name, metric, options, details in metrics:
             score, signature = corpus_score(metric, options, answers, references)
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
         if self.options.comet is not None:
@@ -180,19 +177,13 @@ class TranslationScorer(Scorer):
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The references as they are, by teacher forcing."""
-        return teacher_forced_batches(
-            self.pairs,
-            *self.tokenizers,
-            max_length=getattr(self.model.config, "max_position_embeddings", None),  # T5 has no limit
-            max_tokens=self.options.max_tokens,
-        )
+        limits = {"max_length": getattr(self.model.config, "max_position_embeddings", None)}  # T5 has none
+        return teacher_forced_batches(self.pairs, *self.tokenizers, max_tokens=self.options.max_tokens, **limits)
 
     def sides(self) -> list[Side]:
         """Tokenizers and texts of the pairs."""
-        return [
-            Side(tokenizer, self.pairs[column])
-            for tokenizer, column in zip(self.tokenizers, ("source", "target"), strict=True)
-        ]
+        source, target = self.tokenizers
+        return [Side(source, self.pairs["source"]), Side(target, self.pairs["target"])]
 
     def write_files(self, answers: list[str], evaluation) -> None:
         """Write the translations, a line each."""
@@ -240,13 +231,10 @@ def teacher_forced_batches(
     """Turn rows of `source` and `target` into the batches that `attention_report` takes.
 
     Args:
-        dataset: columns `source` and `target`, str.
+        dataset: the rows, str.
         source_tokenizer, target_tokenizer: of the two; one object where the vocabulary is shared.
         max_length: longer sides are cut to so many tokens, with a warning; None = no limit.
         max_tokens: tokens of a batch with padding.
-
-    Returns:
-        Loader of dicts with `input_ids`, `attention_mask` and `labels`.
     """
     pairs = tokenize_pairs(dataset, source_tokenizer, target_tokenizer, max_length=max_length)
     pairs = pairs.select_columns(["input_ids", "labels"])

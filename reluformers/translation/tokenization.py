@@ -283,11 +283,11 @@ def encode_texts(
         Ids of each text, and each unknown character once, in the order of the texts.
     """
     texts, unknown = list(texts), []
+    if not texts:
+        return [], []
     options = {"return_attention_mask": False, "verbose": False}
     with TOKENIZING:
-        encoding = (
-            tokenizer(texts, return_offsets_mapping=tokenizer.is_fast, **options) if texts else {"input_ids": []}
-        )
+        encoding = tokenizer(texts, return_offsets_mapping=tokenizer.is_fast, **options)
         rows = encoding["input_ids"]
         for text, tokens, offsets in zip(texts, rows, encoding.get("offset_mapping", ()), strict=False):
             for token, (start, end) in zip(tokens, offsets, strict=True):

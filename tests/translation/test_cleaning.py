@@ -56,7 +56,7 @@ def test_report_is_one_line():
 
 
 def test_nothing_left_is_an_error():
-    with pytest.raises(ValueError, match=r"leaves no pair: kept 0 of 2 pairs.* raise data\.max_length or "):
+    with pytest.raises(ValueError, match="leaves no pair: kept 0 of 2 pairs"):
         clean(dataset_of(ROWS[3:5]), max_tokens=10)
 
 
