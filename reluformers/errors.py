@@ -23,7 +23,7 @@ EXIT_UNREAD = 141  # as a shell says it of a program that SIGPIPE ended
 _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed", ". unexpected pos ")
 _OVER_QUOTA = "Disk quota exceeded"
 # packages that are imported under another name than they are installed by
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "comet": "unbabel-comet"}
 
 
 class DivergenceError(ValueError):

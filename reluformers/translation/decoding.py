@@ -152,7 +152,8 @@ def translate(
                 inputs = {"input_ids": source.to(model.device), "attention_mask": visible.long().to(model.device)}
                 # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
                 limits = {"max_length": 1 + longest_translation(source.shape[1], model.config), "max_new_tokens": None}
-                tokens = searching.generate(**inputs, **{**limits, **options})
+                with opening(model.name_or_path, "a search by its generation_config.json"):
+                    tokens = searching.generate(**inputs, **{**limits, **options})
                 with TOKENIZING:
                     found = target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
                 for place, text in zip(places, found, strict=True):
