@@ -125,6 +125,8 @@ def export_graphs(
         axes = (_ROWS, "past_decoder_sequence_length") if is_own else (_SOURCES, "encoder_sequence_length")
         past_axes[name] = (axes[0], None, axes[1], None)
     of_source = (_SOURCES, "encoder_sequence_length")
+    before = config._attn_implementation
+    model.set_attn_implementation("eager")  # of standard operators alone
     encoder = export_graph(
         _Encoder(model, attentions),
         {"input_ids": torch.ones_like(mask), "attention_mask": mask},  # one tensor would be one input
@@ -135,12 +137,7 @@ def export_graphs(
     )
     body = export_graph(
         _Decoder(model, attentions),
-        {
-            "encoder_attention_mask": mask,
-            "input_ids": ids,
-            "encoder_hidden_states": states,
-            **past_states,
-        },
+        {"encoder_attention_mask": mask, "input_ids": ids, "encoder_hidden_states": states, **past_states},
         {
             "encoder_attention_mask": of_source,
             "input_ids": (_ROWS, "decoder_sequence_length"),
@@ -148,6 +145,7 @@ def export_graphs(
             **past_axes,
         },
     )
+    model.set_attn_implementation(before)
     kept, passed = {}, {}
     for name in past_names(config):
         _, layer, side, kind = name.split(".")
