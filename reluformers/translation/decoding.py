@@ -16,7 +16,7 @@ from reluformers.modeling.pipeline_translation import TOKENIZING, longest_transl
 from reluformers.saved_models import load_model, opening, set_precision, to_accelerator
 
 from .length_penalty import wu_length_penalty
-from .tokenization import Tokenizer, Tokenizers, check_tokenizer_fits, describe_unknown, encode_texts, load_tokenizers
+from .tokenization import Tokenizer, Tokenizers, describe_unknown, encode_texts, load_tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +83,7 @@ def load_translation_model(
     options = {} if dtype is None else {"dtype": "float32" if dtype == "int8" else dtype}
     model = load_model(AutoModelForSeq2SeqLM, name_or_path, trust_remote_code=trust_remote_code, **options)
     model = set_precision(to_accelerator(model), dtype)
-    tokenizers = load_tokenizers(name_or_path, trust_remote_code=trust_remote_code)
-    with opening(name_or_path, "its tokenizer"):
-        for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
-            check_tokenizer_fits(tokenizer, model.config, side=side)
-    return model, tokenizers
+    return model, load_tokenizers(name_or_path, model.config, trust_remote_code=trust_remote_code)
 
 
 def translate(

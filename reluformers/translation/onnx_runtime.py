@@ -12,7 +12,6 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedConfig,
-    PreTrainedTokenizerBase,
 )
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -23,7 +22,7 @@ from reluformers.saved_models import opening
 from reluformers_kernels import SearchMixin
 
 from .onnx_graphs import DECODER, ENCODER, SWITCH, past_names, present_name
-from .tokenization import check_tokenizer_fits, load_tokenizers
+from .tokenization import Tokenizers, load_tokenizers
 
 
 def check_length(length: int, longest: int) -> None:
@@ -188,13 +187,7 @@ class OnnxTranslator(OnnxModel, SearchMixin, GenerationMixin):
         return outputs
 
 
-def load_onnx_translator(
-    folder: str | Path, precision: str | None = None
-) -> tuple[OnnxTranslator, tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]]:
+def load_onnx_translator(folder: str | Path, precision: str | None = None) -> tuple[OnnxTranslator, Tokenizers]:
     """Open an exported translation model and its tokenizers; arguments and errors as in `from_folder`."""
     model = OnnxTranslator.from_folder(folder, precision)
-    tokenizers = load_tokenizers(folder)
-    with opening(folder, "its tokenizer"):
-        for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
-            check_tokenizer_fits(tokenizer, model.config, side=side)
-    return model, tokenizers
+    return model, load_tokenizers(folder, model.config)

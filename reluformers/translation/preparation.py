@@ -31,7 +31,7 @@ from .recipe import TokenizerSection, TranslationDataSection, TranslationRecipe
 from .streaming import PairStream
 from .tokenization import (
     Tokenizers,
-    check_tokenizer_fits,
+    check_tokenizers_fit,
     encode_pairs,
     load_tokenizers,
     save_tokenizers,
@@ -226,8 +226,8 @@ def build_model(
     if recipe.start is not None:
         return _start_model(recipe, prepared, checkpoint, report)
     source, target = prepared.tokenizers
-    ids = {f"{name}_token_id": getattr(source, f"{name}_token_id") for name in ("pad", "bos", "eos", "unk")}
-    fields = {name: value for name, value in ids.items() if value is not None}
+    ids = [f"{name}_token_id" for name in ("pad", "bos", "eos", "unk")]
+    fields = {name: getattr(source, name) for name in ids if getattr(source, name) is not None}
     fields.setdefault("decoder_start_token_id", fields.get("bos_token_id", source.pad_token_id))
     fields["vocab_size"] = len(source)
     if target is not source:
@@ -235,8 +235,7 @@ def build_model(
             raise ValueError("model.tying is 'all', but there are two tokenizers: set model.tying=decoder")
         fields["decoder_vocab_size"] = len(target)
     config = recipe.model_config(**fields, **_measured_scales(recipe, prepared.train, checkpoint))
-    for tokenizer, side in ((source, "source"), (target, "target")):
-        check_tokenizer_fits(tokenizer, config, side=side)
+    check_tokenizers_fit(prepared.tokenizers, config)
     model = AutoModelForSeq2SeqLM.from_config(config)
     token_ids = {name: getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
     model.generation_config = GenerationConfig(
@@ -258,8 +257,7 @@ def _start_model(
     collate = PairCollator(prepared.tokenizers[0].pad_token_id)
     batches = spread_batches(prepared.train, count, collate, _CALIBRATION_BATCH) if count else []
     model = start_model(**recipe.start_options, batches=batches, report=report)
-    for tokenizer, side in zip(prepared.tokenizers, ("source", "target"), strict=True):
-        check_tokenizer_fits(tokenizer, model.config, side=side)
+    check_tokenizers_fit(prepared.tokenizers, model.config)
     max_length = _default_max_length(recipe, model.config)
     model.generation_config.update(max_length=max_length, **recipe.decoding.generation_options())
     return model

@@ -110,19 +110,28 @@ def save_tokenizers(
         target_tokenizer.save_pretrained(Path(folder, TARGET_FOLDER))
 
 
-def load_tokenizers(name_or_path: str | os.PathLike, *, trust_remote_code: bool = False) -> Tokenizers:
+def load_tokenizers(
+    name_or_path: str | os.PathLike, config: PreTrainedConfig | None = None, *, trust_remote_code: bool = False
+) -> Tokenizers:
     """Open the tokenizers of a folder or Hub id; they are one object if the vocabulary is shared.
 
     Raises:
-        ValueError: If there is no tokenizer.
+        ValueError: If there is no tokenizer, or it does not fit the configuration of the model.
     """
-    name = str(name_or_path)
+    name, options = str(name_or_path), {"trust_remote_code": trust_remote_code}
     with opening(name, "its tokenizer"):
-        source = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if not has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
-            return source, source
-        folder = {"subfolder": TARGET_FOLDER}
-        return source, AutoTokenizer.from_pretrained(name, **folder, trust_remote_code=trust_remote_code)
+        source = target = AutoTokenizer.from_pretrained(name, **options)
+        if has_file(name, f"{TARGET_FOLDER}/tokenizer_config.json"):
+            target = AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, **options)
+        if config is not None:
+            check_tokenizers_fit((source, target), config)
+    return source, target
+
+
+def check_tokenizers_fit(tokenizers: Tokenizers, config: Any) -> None:
+    """Check both sides by `check_tokenizer_fits`."""
+    check_tokenizer_fits(tokenizers[0], config)
+    check_tokenizer_fits(tokenizers[1], config, side="target")
 
 
 def check_tokenizer_fits(tokenizer: Tokenizer, config: Any, *, side: str = "source") -> None:
