@@ -15,7 +15,7 @@ import transformers
 
 from demo.corpus import build_corpus
 from demo.digits import classify_in_clean_process, first_digit, write_digits
-from demo.steps import check_output, train_model
+from demo.steps import train_model
 from demo.translation import (
     check_text,
     count_right,
@@ -104,12 +104,9 @@ def main() -> None:
     text = check_text(options.text)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    digits_dir = options.output_dir.with_name(f"{options.output_dir.name}_digits")
-    for folder in (options.output_dir, digits_dir):
-        check_output(folder)
     train_translator(options.output_dir)
     show_translation(options.output_dir, text)
-    train_classifier(digits_dir)
+    train_classifier(options.output_dir.with_name(f"{options.output_dir.name}_digits"))
 
 
 if __name__ == "__main__":

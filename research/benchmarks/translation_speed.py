@@ -2,7 +2,6 @@
 
     python benchmarks/translation_speed.py train    --data train.jsonl.gz --source_lang en --target_lang de
     python benchmarks/translation_speed.py generate --data test.jsonl.gz  --source_lang en --target_lang de
-    python benchmarks/translation_speed.py search   --data test.jsonl.gz  --source_lang en --target_lang de --model RUN
 
 `train` compares `TranslationTrainer` with a stock `Seq2SeqTrainer` on `MarianMTModel`, with random batches and with
 `group_by_length`, whose number of rows a batch is chosen so that its padded batches (rows times longest side) hold as
@@ -12,7 +11,6 @@ many tokens on average as ours may. Counted are real tokens of both sides a seco
 and by `--ctranslate2 float32 int8` CTranslate2 on Marian's weights as well (`pip install 'reluformers[benchmark]'`);
 `--dtypes float32 bfloat16 int8` are ours, `--onnx fp32 int8` ours in onnxruntime. A vocabulary that the data do not
 fill is filled with unused tokens.
-`search` translates with a trained model, by the search of this library and by that of transformers.
 
 Seconds are those of the processor if there is one thread. Every round runs all candidates once, in turn; ratios are
 taken inside a round.
@@ -31,7 +29,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
-    GenerationMixin,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -48,7 +45,6 @@ from reluformers.export.onnx_folder import export_onnx
 from reluformers.onnx.precision import SUFFIXES
 from reluformers.saved_models import DTYPES, set_precision
 from reluformers.translation import TranslationTrainer, TranslationTrainingArguments
-from reluformers.translation.decoding import load_translation_model, translate
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.onnx_runtime import OnnxTranslator
 from reluformers.translation.tokenization import save_tokenizers, token_lengths, tokenize_pairs, train_tokenizer
@@ -73,8 +69,7 @@ PLAIN = {
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=["train", "generate", "search"])
-    parser.add_argument("--model", help="search: folder or Hub id of a trained model")
+    parser.add_argument("job", choices=["train", "generate"])
     parser.add_argument("--data", required=True, help="file of sentence pairs")
     parser.add_argument("--source_lang", required=True)
     parser.add_argument("--target_lang", required=True)
@@ -103,8 +98,6 @@ def parse_arguments() -> argparse.Namespace:
     of_generate = arguments.ctranslate2 or arguments.onnx or arguments.dtypes != ["float32"]
     if of_generate and arguments.job != "generate":
         parser.error("--ctranslate2, --onnx and --dtypes go with the job generate")
-    if (arguments.job == "search") != (arguments.model is not None):
-        parser.error("--model goes with the job search, and search needs it")
     unknown = [name for name in arguments.presets if name not in ATTENTION_PRESETS]
     if unknown:
         parser.error(f"unknown preset {unknown[0]!r}; there are {', '.join(ATTENTION_PRESETS)}")
@@ -300,27 +293,6 @@ def source_batches(dataset: Dataset, tokenizer, options: argparse.Namespace) -> 
     return [dict(tokenizer.pad(batch, return_tensors="pt").to(DEVICE)) for batch in batches]
 
 
-def compare_searches(options: argparse.Namespace) -> None:
-    """Print sentences a second of one model by both searches, and how many translations are the same."""
-    model, tokenizers = load_translation_model(options.model)
-    languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
-    texts = load_translation_split(options.data, "test", **languages)["source"]
-    stock = GenerationMixin._beam_search if options.num_beams > 1 else GenerationMixin._sample
-    searches = {"transformers": {"custom_generate": stock}, "reluformers": {}}
-    clock = choose_clock(options)
-    speeds: dict[str, list[float]] = {name: [] for name in searches}
-    written = {}
-    for number in range(options.rounds + 1):
-        for name, choice in searches.items():
-            started = clock()
-            written[name] = translate(model.to(DEVICE), tokenizers, texts, num_beams=options.num_beams, **choice)
-            if number:  # the first round warms up
-                speeds[name].append(len(texts) / (clock() - started))
-    same = sum(ours == theirs for ours, theirs in zip(*written.values(), strict=True))
-    print(f"{same} of {len(texts)} translations are the same")
-    print_table(speeds, "sentences/s", "transformers")
-
-
 def print_table(speeds: dict[str, list[float]], unit: str, peer: str = PEER) -> None:
     """Median speed and its ratio to the peer's, taken round by round."""
     print(f"| model | {unit}, median | ratio to {peer}, median (min–max) |\n|---|---|---|")
@@ -334,8 +306,6 @@ def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__} on {DEVICE}, {options.threads} threads of {os.cpu_count()} cores, {options}")
-    if options.job == "search":
-        return compare_searches(options)
     languages = {"source_lang": options.source_lang, "target_lang": options.target_lang}
     pairs = load_translation_split(options.data, "train", **languages)
     texts = [text for side in ("source", "target") for text in pairs[side]]

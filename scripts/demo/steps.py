@@ -1,4 +1,4 @@
-"""Steps that both demos take: where the model goes, and training."""
+"""The training step of both demos."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,21 +7,7 @@ from typing import Any
 
 from reluformers.files import atomic_directory
 from reluformers.images import ImageRecipe
-from reluformers.training.run import RECIPE_FILE
 from reluformers.translation import TranslationRecipe
-
-
-def check_output(folder: Path) -> None:
-    """Refuse to replace a folder that no training run has made.
-
-    Args:
-        folder: where the model is to go.
-
-    Raises:
-        ValueError: the folder holds something else.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECIPE_FILE).is_file():
-        raise ValueError(f"{folder}: holds something that is no trained model; choose another folder")
 
 
 def train_model(

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.corpus import KINDS, DemoCorpus, Row
-from reluformers.files import MARK, atomic_directory, iterate_lines
+from reluformers.files import atomic_directory
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
 from reluformers.translation.tokenization import describe_unknown, encode_texts, load_tokenizers
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
-CORPUS_FILES = ("train.jsonl", "validation.jsonl")
 README = "README.md"
 CORPUS_CARD = """---
 pretty_name: names, dates and amounts of the Unicode locale data (CLDR)
@@ -91,7 +90,6 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
     Raises:
         ValueError: the folder holds something else.
     """
-    _check_corpus_folder(folder)
     splits = {"train": corpus.train, "validation": corpus.held_out}
     with atomic_directory(folder, overwrite=True) as temporary:
         for split, rows in splits.items():
@@ -102,17 +100,6 @@ def write_corpus(corpus: DemoCorpus, folder: Path) -> dict[str, Path]:
             (temporary / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (temporary / README).write_text(CORPUS_CARD, encoding="utf-8")
     return {split: folder / f"{split}.jsonl" for split in splits}
-
-
-def _check_corpus_folder(folder: Path) -> None:
-    """Refuse to replace files that `write_corpus` has not written."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        first = next(iterate_lines(path), "") if path.name in CORPUS_FILES and path.is_file() else ""
-        is_card = path.name == README and path.read_text(encoding="utf-8") == CORPUS_CARD
-        if path.name != MARK and not is_card and not first.startswith('{"kind": '):
-            raise ValueError(
-                f"{folder}: holds {path.name}, which is no corpus of the demo; choose another output folder"
-            )
 
 
 def translate_rows(folder: Path, rows: Sequence[Row]) -> list[str]:

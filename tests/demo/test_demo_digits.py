@@ -7,8 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
-from demo.digits import COPIES, DIGIT_FILES, REDRAWN_SIDE, classify_in_clean_process, first_digit, redraw, write_digits
-from reluformers.files import MARK
+from demo.digits import COPIES, REDRAWN_SIDE, classify_in_clean_process, first_digit, redraw, write_digits
 from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
@@ -72,13 +71,3 @@ def test_folder_opens_where_the_library_is_not(files, tmp_path):
     assert answer.score == pytest.approx(0.1)  # an untrained head is 0
     with pytest.raises(ValueError, match="holds no model; run make demo first"):
         classify_in_clean_process(tmp_path / "none", first_digit(files["validation"])[0])
-
-
-def test_a_foreign_folder_is_not_replaced(tmp_path):
-    write_digits(tmp_path)
-    write_digits(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {MARK, *DIGIT_FILES}
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match=r"holds thesis\.tex, which is none of the demo's"):
-        write_digits(tmp_path)
-    assert (tmp_path / "thesis.tex").exists()

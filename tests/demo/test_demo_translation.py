@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.corpus import KINDS, DemoCorpus, Row, build_corpus
-from demo.steps import check_output
+from demo.digits import write_digits
 from demo.translation import (
     LENGTHS,
     MAX_TEXT_LENGTH,
@@ -94,25 +94,14 @@ def test_corpus_is_written_as_translation_data(tmp_path):
     assert words.terms == "Unicode-3.0"
 
 
-def test_a_foreign_folder_is_not_replaced(tmp_path):
-    check_output(tmp_path / "new")
-    check_output(tmp_path)
-    (tmp_path / "recipe.yaml").touch()
-    check_output(tmp_path)
-    (tmp_path / "recipe.yaml").rename(tmp_path / "thesis.tex")
-    with pytest.raises(ValueError, match="no trained model"):
-        check_output(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["thesis.tex", "train.jsonl", "README.md"])
-def test_a_foreign_corpus_is_not_replaced(tmp_path, name):
-    corpus = DemoCorpus([Row("date", "May 1", "1. Mai")], [Row("date", "May 2", "2. Mai")])
-    write_corpus(corpus, tmp_path)
-    write_corpus(corpus, tmp_path)
-    (tmp_path / name).write_text("years of work\n")
-    with pytest.raises(ValueError, match=f"holds {name}, which is no corpus of the demo"):
-        write_corpus(corpus, tmp_path)
-    assert (tmp_path / name).read_text() == "years of work\n"
+@pytest.mark.parametrize("write", [write_digits, lambda folder: write_corpus(DemoCorpus([], []), folder)])
+def test_a_foreign_folder_is_not_replaced(tmp_path, write):
+    write(tmp_path / "own")
+    write(tmp_path / "own")
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        write(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_examples_are_of_different_kinds(saved_model):

@@ -275,17 +275,6 @@ def test_a_layer_that_looks_at_the_same_word_has_all_links(tokenizer, pairs):
     assert 0 <= agreement.shares[2] < late
 
 
-def test_measured_on_the_model_itself(tokenizer, pairs):
-    model = build_model("reluformer", vocab_size=len(tokenizer)).train()
-    agreement = measure_layers(model, (tokenizer, tokenizer), pairs)
-    assert model.training
-    assert len(agreement.shares) == model.config.decoder_layers
-    assert all(0 <= share <= 1 for share in agreement.shares)
-    assert any(agreement.shares)
-    again = measure_layers(model.eval(), (tokenizer, tokenizer), pairs)
-    assert again == agreement
-
-
 def test_texts_that_are_longer_than_the_model_can_take(tokenizer):
     rows = {"source": [" ".join(WORDS * 6)], "target": [" ".join(reversed(WORDS * 6))]}
     model = build_model("softmax", vocab_size=len(tokenizer))

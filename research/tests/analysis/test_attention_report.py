@@ -65,15 +65,6 @@ def test_sums_are_those_of_loops(seed):
     torch.testing.assert_close(weight_sums(weights, visible, real).sum(0), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_known_values():
-    weights = torch.tensor([[[[0.5, 0.5, 0.0, 9.0], [0.0, 0.0, 0.0, 9.0], [2.0, 0.0, 0.0, 9.0]]]])
-    visible = torch.tensor([[[True, True, True, False]] * 3])
-    pairs, zeros, rows, null, spread, entropy, row_sum = weight_sums(weights, visible, visible[:, :, 0])[0].tolist()
-    assert (pairs, zeros, rows, null, spread) == (9, 6, 3, 1, 2)
-    assert entropy == pytest.approx(math.log(2))
-    assert row_sum == pytest.approx(3.0)
-
-
 def test_negative_weights_have_no_entropy_but_are_counted():
     weights = torch.tensor([[[[3.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]])
     visible = torch.ones(1, 3, 2, dtype=torch.bool)

@@ -211,23 +211,6 @@ def test_shuffled_targets_belong_to_no_source():
     assert results["labels.shuffled"] == [BATCH["labels"].tolist()[::-1]]
 
 
-def test_one_pass_over_batches_that_come_one_by_one():
-    model = randomised(TRANSLATORS["reluformer-pre"]())
-    alive = []
-
-    def batches():
-        for seed in range(4):
-            torch.manual_seed(seed)
-            batch = {**BATCH, "input_ids": BATCH["input_ids"].clone()}
-            alive.append(batch)
-            yield batch
-            alive.pop()
-
-    one_by_one = analyse(model, batches(), all_statistics())
-    assert not alive
-    assert one_by_one["zeros"] == analyse(model, [BATCH], [RowStatistic()])["zeros"]
-
-
 def test_a_batch_at_a_time_or_all_at_once():
     model = randomised(TRANSLATORS["rela-g-post"]())
     rows = [{name: tensor[number : number + 1] for name, tensor in BATCH.items()} for number in range(2)]

@@ -127,12 +127,6 @@ def test_right_and_wrong():
     check(RightAndWrong(), naive)
 
 
-def test_right_and_wrong_of_a_whole_image():
-    rows = random_rows(0, correct=torch.tensor([True, True, False])[:, None, None])
-    assert measured(RightAndWrong(), rows)["accuracy"]["overall"] == pytest.approx(12 / 16)
-    assert measured(RightAndWrong(), random_rows(0, correct=None)) == {}
-
-
 def test_output_variance():
     def naive(batches, heads):
         components = {}
@@ -290,17 +284,3 @@ def test_head_variance():
     assert head_variance([0.0, 1.0, None]) == pytest.approx(0.5)
     assert head_variance([0.2, 0.4, 0.9]) == pytest.approx(0.13)
     assert head_variance([0.5, None]) is None
-
-
-def test_memory_does_not_grow_with_the_data():
-    statistics = all_statistics()
-    sizes = []
-    for seed in range(3):
-        for statistic in statistics:
-            statistic.update(Observed({}, {"encoder": [random_rows(seed)]}, {"encoder": [random_feed_forward(seed)]}))
-        sizes.append(
-            [sums.numel() for statistic in statistics for layers in statistic.sums.values() for sums in layers]
-        )
-    assert sizes[0] == sizes[1] == sizes[2]
-    kinds = {sums.dtype for statistic in statistics for layers in statistic.sums.values() for sums in layers}
-    assert kinds == {torch.float64}  # as many rows as there are would be lost in less

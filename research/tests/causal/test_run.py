@@ -74,24 +74,3 @@ def test_learned_scalars_do_not_decay(text, tmp_path, attention):
         torch.testing.assert_close(after[name], before[name])
     weight = "model.layers.0.mlp.up_proj.weight"
     assert after[weight].norm() < before[weight].norm() / 4
-
-
-@pytest.mark.parametrize(
-    ("section", "values"),
-    [
-        ("model", {"attention": {"activation": "nonsense"}}),
-        ("model", {"vocab_size": 10}),
-        ("data", {"length": 1}),
-        ("data", {"path": "somewhere"}),
-    ],
-)
-def test_what_a_recipe_cannot_be(section, values):
-    with pytest.raises(ValueError):
-        CausalRecipe.from_dict({"task": "text-generation", section: values})
-
-
-def test_missing_text_is_named(text, tmp_path):
-    for name, value in (("train", None), ("train", "nowhere"), ("validation", "nowhere")):
-        recipe = CausalRecipe.from_dict(sections({**text, name: value}))
-        with pytest.raises(ValueError, match=r"data\.train|nowhere|tokenizer\.json"):
-            train_causal(recipe, tmp_path / "run", report=print)

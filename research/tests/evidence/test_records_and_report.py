@@ -344,24 +344,6 @@ def test_wide_seeds_decide_nothing(table, tmp_path):
     assert "| one | 0.7 | 2 | 1.500 ± 0.707 | 50.00% ± 70.71% |" in report.markdown()  # the spread of a sample
 
 
-def test_claims_are_shown_as_far_as_they_can_be_judged(table, tmp_path):
-    text = (tmp_path / "t.yaml").read_text()
-    text = text.replace("{recipe: base.yaml,", "{recipe: base.yaml, rows: [one, two, four, five],")
-    text = text.replace(
-        "claims:", "  four: {model: {preset: qknorm}}\n  five: {model: {preset: relu-vit}}\nclaims:\n  - four ~ five"
-    )
-    (tmp_path / "t.yaml").write_text(text)
-    table = Table.load(str(tmp_path / "t.yaml"))
-    for seed in (1, 2):
-        save_run(table, tmp_path, "one", seed, 0.5)
-    text = report_of(table, tmp_path).markdown()
-    reason = "open: needs two seeds of both, has 0 and 2"
-    assert f"| one < two | {reason} | {reason} |" in text
-    assert "three" not in text, "a row of no run of this setting"
-    assert "| four" not in text
-    assert text.endswith("Claims of rows without a run: `four ~ five`.\n")
-
-
 def test_a_row_that_always_diverges_is_the_worse_one(table, tmp_path):
     for seed in (1, 2):
         save_run(table, tmp_path, "one", seed, 0.5, diverged="the loss was nan at update 7")
@@ -428,15 +410,6 @@ def test_a_seed_does_not_count_twice(table, tmp_path):
     (tmp_path / "another-1.json").write_text(content.replace(record.name, "another-1"))
     with pytest.raises(ValueError, match=r"are both the run of .*, row one, with seed 1"):
         report_of(table, tmp_path)
-
-
-def test_records_of_other_rows_are_left_alone(table, tmp_path):
-    save_run(table, tmp_path, "one", 1, 0.5)
-    other = table.recipe("small", table.rows["one"], 1, ["training.max_steps=3"])
-    RunRecord(run_name(other), public_sections(other), diverged="x").save(tmp_path)
-    report = report_of(table, tmp_path)
-    assert [record.seed for record in report.runs["one"].records] == [1]
-    assert not report.runs["one"].diverged
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from reluformers_research.records import RunRecord, gather, mean_nats
 from reluformers_research.report import _check_same_data
 from reluformers_research.row import Job, _checksum, _source, check_data, run_job
 from reluformers_research.runner import run_here
-from reluformers_research.tables import list_tables, public_sections, run_name
+from reluformers_research.tables import public_sections, run_name
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "records"
 TABLE = {
@@ -341,13 +341,6 @@ def test_a_run_that_diverged_knows_its_data(files, tmp_path, monkeypatch):
     finally:
         source.write_text(before)
         _checksum.cache_clear()
-
-
-def test_one_table_or_all_are_listed(capsys):
-    run_command("table", "relu_vit/f4", "--list")
-    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["relu_vit/f4"]
-    run_command("table", "--list")
-    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == list_tables()
 
 
 @pytest.mark.parametrize(
