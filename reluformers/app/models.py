@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import threading
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -264,7 +265,13 @@ class Classifier:
         layers = []
         if self.config.pooling == "attention":
             module = self.model.vit.pooler.attention
-            hook = module.register_forward_hook(lambda _module, _inputs, outputs: layers.append(outputs[1]))
+            asker = threading.get_ident()  # a hook also sees the passes of other threads
+
+            def keep(_module: Any, _inputs: Any, outputs: Any) -> None:
+                if threading.get_ident() == asker:
+                    layers.append(outputs[1])
+
+            hook = module.register_forward_hook(keep)
         try:
             layers = [*self.model(pixels, output_attentions=True).attentions, *layers]
         finally:
@@ -451,6 +458,8 @@ def open_image(file: str | BytesIO | None, folder: str | None = None) -> Image.I
             width, height = image.size
             is_narrow = max(width, height) > MAX_RATIO * min(width, height)
             if width * height <= MAX_PIXELS and not is_narrow:
+                if image.mode.startswith("I"):  # grey of 16 bits: `load_image` would cut it off at 255
+                    image = image.convert("I").point(lambda value: value / 256)
                 return load_image(image)
     except Exception:  # each format has errors of its own for what is broken
         raise ValueError("The file is no image that can be read, is broken or far too large.") from None

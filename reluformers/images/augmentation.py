@@ -62,14 +62,14 @@ class Augmentation:
 
     def change(self, picture: Image.Image, processor: BaseImageProcessor) -> Image.Image:
         """Crop, flip and distort an RGB image to the size that the processor makes, by torch's global generator."""
+        size = processor.crop_size if processor.do_center_crop else processor.size
         if self.crop == "resized":
             if "transparency" in picture.info:  # the processor decides what it becomes
                 picture = fit_images([picture], processor, do_resize=False, do_center_crop=False)[0]
-            size = processor.crop_size if processor.do_center_crop else processor.size
             box = self._random_box(*picture.size)
             picture = picture.resize((size.width, size.height), processor.resample, box=box)
-        else:
-            picture = fit_images([picture], processor)[0]
+        elif picture.size != (size.width, size.height) or processor.do_center_crop or "transparency" in picture.info:
+            picture = fit_images([picture], processor)[0]  # what fits already would only be copied
         if self.crop == "pad":
             left, top = torch.randint(-self.padding, self.padding + 1, (2,)).tolist()
             # Pillow fills what lies outside with black
