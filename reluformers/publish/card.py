@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -242,7 +243,11 @@ def _measured(run: FinishedRun, repo_id: str, dataset: str | None, given: CardOp
         "trained_on": trained_on,
         "hardware": given.hardware or run.results.get("device"),
         **training_words(run),
-        "results": result_table(run, name, _scored_data(run, dataset), baseline, recipe),
+        "results": result_table(run, name, baseline, recipe),
+        "scored": run.evaluation,
+        "scored_data": _scored_data(run, dataset),
+        "searched": defaultdict(lambda: None, run.evaluation.decoding if run.evaluation else {}),
+        "penalties": {"hf": "len^α", "wu": "((5 + len)/6)^α"},
     }
 
 

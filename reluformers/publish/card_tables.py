@@ -16,23 +16,21 @@ _INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
 
 
 class ResultTable(NamedTuple):
-    """Scores of this model and perhaps of a baseline: what was measured, cells of each model, on what, and remarks."""
+    """Scores of this model and perhaps of a baseline: what was measured, cells of each model, and remarks."""
 
     headers: list[str]
     rows: list[list[str]]
-    scored: Markup
     remarks: list[Markup]
 
 
 def result_table(
-    run: FinishedRun, name: str, data: str | None, baseline: Evaluation | None, baseline_recipe: Mapping[str, Any]
+    run: FinishedRun, name: str, baseline: Evaluation | None, baseline_recipe: Mapping[str, Any]
 ) -> ResultTable | None:
     """Put the scores into a table.
 
     Args:
         run: of the model.
         name: of the model.
-        data: the data set that was scored, as the card names it.
         baseline: evaluation of the softmax model; None for none.
         baseline_recipe: its recipe; empty if unknown.
 
@@ -52,7 +50,7 @@ def result_table(
         measured.check_comparable(baseline)
         rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
         remarks += _recipe_difference(run.recipe, baseline_recipe)
-    return ResultTable(list(cells), rows, Markup(f"{_scored_on(measured, data)}."), remarks)
+    return ResultTable(list(cells), rows, remarks)
 
 
 def statistics_rows(report: AttentionReport) -> list[list[str]]:
@@ -79,7 +77,7 @@ def training_words(run: FinishedRun) -> dict[str, Any]:
         "shape": shape if run.recipe else {},
         "length": length,
         "regularization": _regularization(run) if run.recipe else [],
-        "time": _duration(run.training_seconds),
+        "seconds": run.training_seconds,
         "software": ", ".join(f"{name} {results[name]}" for name in ("torch", "transformers") if name in results),
     }
 
@@ -100,19 +98,6 @@ def _signatures(evaluation: Evaluation) -> list[Markup]:
         for title, signature in evaluation.signatures().items()
     ]
     return [Markup(", ".join(found) + " (sacreBLEU).")] if found else []
-
-
-def _scored_on(evaluation: Evaluation, data: str | None) -> str:
-    rows = f" ({evaluation.data.rows:,} {escape(evaluation.data.unit)})" if evaluation.data.rows else ""
-    text = f"Scored on {f'{escape(data)}, ' if data else ''}split {code(evaluation.data.split)}{rows}"
-    decoding = evaluation.decoding
-    if "num_beams" not in decoding:
-        return text
-    if decoding["num_beams"] == 1:
-        return f"{text}, greedy search"
-    penalty = {"hf": "len^α", "wu": "((5 + len)/6)^α"}.get(decoding.get("penalty"))
-    length = f", length penalty {decoding['length_penalty']:g}{f' ({penalty})' if penalty else ''}"
-    return f"{text}, beam {escape(decoding['num_beams'])}{length if 'length_penalty' in decoding else ''}"
 
 
 def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Markup]:
@@ -147,11 +132,3 @@ def _regularization(run: FinishedRun) -> list[str]:
     if augmentation.get("mixup"):
         parts.append(f"Mixup {augmentation['mixup']:g}")
     return parts
-
-
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    if seconds < 100:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 100 * 60 else f"{seconds / 3600:.1f} hours"

@@ -69,8 +69,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if is_run or (folder / UNFINISHED_MODEL).is_dir():
         raise ValueError(f"{folder}: its training has not finished; wait for it, or go on with --resume")
     config = read_json(folder / "config.json")
-    if task_of_model_type(config["model_type"]) is None:
-        raise ValueError(f"{folder}: model_type {config['model_type']!r} is none of reluformers' models")
+    if task_of_model_type(config.get("model_type")) is None:
+        raise ValueError(f"{folder}: model_type {config.get('model_type')!r} is none of reluformers' models")
     return config
 
 
@@ -98,7 +98,7 @@ def _card_pictures(card: Path) -> Iterator[str]:
 
 def _named_code(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """The files that config.json names and what they import, as transformers follows it."""
-    entries = [*config["auto_map"].values(), *_implementations(config).values()]
+    entries = [*(config.get("auto_map") or {}).values(), *_implementations(config).values()]
     for module in {entry.rpartition("--")[2].partition(".")[0] for entry in entries}:
         yield f"{module}.py"
         if (folder / f"{module}.py").is_file():
@@ -221,7 +221,7 @@ def foreign_code(folder: Path) -> list[str]:
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in names if name.endswith(".py")}
     foreign = [name for name, text in texts.items() if text != ours.get(name)]
     expected = {"custom_pipelines": custom_pipelines(family)}
-    if config["auto_map"] != auto_map(family) or _implementations(config) != _implementations(expected):
+    if config.get("auto_map") != auto_map(family) or _implementations(config) != _implementations(expected):
         foreign.append("config.json")
     settings = [name for name in names if name.endswith("_config.json")]
     # at any depth, and however its letters are written
