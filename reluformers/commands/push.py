@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, logging
 
 from reluformers.publish.card import CARD_FILE
 from reluformers.publish.push import push_to_hub, snippet
@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> None:
     """Push."""
     silence_transformers()
     disable_progress_bars()
+    logging.set_verbosity_error()
     check_model(options.folder)
     has_space = options.space or options.static_space
     unused = [name for name in _OF_A_NEW_CARD if getattr(options, name)]
