@@ -69,13 +69,5 @@ def run(options: argparse.Namespace) -> None:
     """Write the card."""
     silence_transformers()
     check_model(options.folder)
-    print(
-        write_card(
-            options.folder,
-            options.repo_id,
-            revision=options.revision,
-            **card_options(options),
-            output=options.output,
-            overwrite=options.overwrite,
-        )
-    )
+    place = {"revision": options.revision, "output": options.output, "overwrite": options.overwrite}
+    print(write_card(options.folder, options.repo_id, **place, **card_options(options)))
