@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, DataCollatorWithFlattening, PreTrainedConfig, PreTrainedModel
 
 from .configuration.configuration_attention import AttentionConfig
 from .modeling.attention import AttentionVariant
@@ -301,3 +301,30 @@ def register_attentions() -> None:
     for name, attention in ATTENTIONS.items():
         register_attention(name, attention)
     guard_models()
+
+
+def flatten_inputs(model: nn.Module) -> nn.Module:
+    """Let a `SentenceTransformer` read the texts of a batch as one row without padding, in place.
+
+    sentence-transformers does so by itself with attentions whose names contain "flash".
+
+    Args:
+        model: loaded with `model_kwargs={"attn_implementation": NAME}`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: its attention is none of this library, and might let texts see each other.
+    """
+    part = model[0]
+    name = part.model.config._attn_implementation
+    if not isinstance(AttentionInterface().get(name), InterfaceAttention):
+        raise ValueError(f"the attention of the model is {name!r}, but must be one of this library to flatten inputs")
+    options = {"return_position_ids": True, "return_flash_attn_kwargs": True, "return_seq_idx": True}
+    part.data_collator = DataCollatorWithFlattening(**options)
+    if part.model_forward_params is not None:  # keywords that it leaves out otherwise
+        part.model_forward_params |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+    part._flatten_position_offset = getattr(part, "_infer_flatten_position_offset", lambda: 0)()
+    part.can_flatten_inputs = True
+    return model
