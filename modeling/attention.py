@@ -171,18 +171,8 @@ def fused_attention(
     return attention_in_blocks(*arguments)
 
 
-def find_shared_activations() -> frozenset[str]:
-    """φ that the installed library has as this file has them, where either may have been changed."""
-    names = () if kernels is None else [name for name in kernels.ACTIVATIONS if name in ATTENTION_ACTIVATIONS]
-    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
-    return frozenset(
-        name
-        for name in names
-        if torch.allclose(ATTENTION_ACTIVATIONS[name](scores, None), kernels.activate(name, scores))
-    )
-
-
-SHARED_ACTIVATIONS = find_shared_activations()
+# what the library computes by these names: an activation that is changed here needs a name of its own
+SHARED_ACTIVATIONS = frozenset() if kernels is None else frozenset(kernels.ACTIVATIONS)
 SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
 
 

@@ -9,7 +9,7 @@ good: the caller then computes what it asked for.
 """
 
 from . import interface
-from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS, activate
+from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS
 from .dropout import dropout
 from .fused_attention import attention, rectified_attention
 from .linear import is_quantized, quantize_int8, store_by_columns
@@ -23,7 +23,6 @@ __all__ = [
     "INTERFACE",
     "SPARSE_DISTRIBUTIONS",
     "SearchMixin",
-    "activate",
     "attention",
     "dropout",
     "interface",

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dispatcher: by which computation an attention with an elementwise φ is fastest."""
 
-import functools
-
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, POWER, PassOptions, activate
+from .activations import ACTIVATIONS, POWER
 from .compiled import native
 from .tensors import compute_dtype
 
@@ -59,23 +57,4 @@ def _is_native(query: Tensor, value: Tensor, activation: str) -> bool:
         return False
     if query.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16", False):
         return False
-    return native.can_take(query, value, activation) and _is_same_function(activation)
-
-
-@torch.compiler.assume_constant_result
-def _is_same_function(activation: str) -> bool:
-    """Whether the compiled φ is the one here, as compiled code may be of another version."""
-    return activation in _compiled_functions()
-
-
-@functools.cache
-def _compiled_functions() -> frozenset[str]:
-    """φ of which the compiled code gives the weights that this code gives."""
-    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu").view(1, 1, -1, 1)
-    query, value = torch.ones_like(scores[:, :, :1]), torch.eye(scores.shape[2]).to(scores).expand(1, 1, -1, -1)
-
-    def is_same(activation: str) -> bool:
-        weights, *_ = native.forward(query, scores, value, PassOptions(activation=activation))
-        return torch.allclose(weights, activate(activation, scores.mT))
-
-    return frozenset(filter(is_same, native.ACTIVATIONS))
+    return native.can_take(query, value, activation)

@@ -66,12 +66,12 @@ _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
 
 
 def _run_forward(
-    query, key, value, computation, *options
+    query, key, value, computation, options
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The output, and the statistics that are needed."""
     forward, _ = _passes(computation)
     with without_autocast(query.device.type):
-        return forward(query, key, value, PassOptions(*options))
+        return forward(query, key, value, options)
 
 
 @torch.library.custom_op(
@@ -79,7 +79,7 @@ def _run_forward(
 )
 def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass as an operator; statistics that are not needed are empty."""
-    output, *sums = _run_forward(query, key, value, computation, *options)
+    output, *sums = _run_forward(query, key, value, computation, PassOptions(*options))
     return output, *(query.new_empty(0, dtype=wide_dtype(query.dtype)) if total is None else total for total in sums)
 
 
@@ -93,21 +93,22 @@ def _(query, key, value, computation, *options):
     return output, *(query.new_empty(shape, dtype=wide_dtype(query.dtype)) for shape in shapes)
 
 
-def _find_thresholds(query, key, computation, *options) -> Tensor:
+def _find_thresholds(query, key, computation, options) -> Tensor:
     """θ of each row, without gradients, for which its weights sum to 1."""
     find = native.find_thresholds if computation == "native" else blockwise_thresholds
     if computation == "triton":
         from .triton_attention import triton_thresholds as find
     with without_autocast(query.device.type), torch.no_grad():
-        return find(query, key, PassOptions(*options))
+        return find(query, key, options)
 
 
-_threshold_operator = torch.library.custom_op(
+@torch.library.custom_op(
     f"{_NAMESPACE}::row_thresholds",
-    _find_thresholds,
     mutates_args=(),
     schema=f"(Tensor query, Tensor key, str computation, {_OPTIONS}) -> Tensor",
 )
+def _threshold_operator(query, key, computation, *options) -> Tensor:
+    return _find_thresholds(query, key, computation, PassOptions(*options))
 
 
 @_threshold_operator.register_fake
@@ -119,11 +120,10 @@ _GRADIENTS = "Tensor grad_output, Tensor? grad_row_sums, Tensor? grad_weighted_l
 
 
 def _run_backward(
-    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
+    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and θ."""
     forward, backward = _passes(computation)
-    options = PassOptions(*options)
     with without_autocast(query.device.type):
         if options.row_thresholds is not None:  # dθ_i = Σ_j φ′(z_ij)·dz_ij / Σ_j φ′(z_ij), as the sum of a row stays 1
             slopes = options._replace(activation=SLOPES[options.activation], needed_statistics="sums")
@@ -132,12 +132,16 @@ def _run_backward(
         return backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, options)
 
 
-_backward_operator = torch.library.custom_op(
+@torch.library.custom_op(
     f"{_NAMESPACE}::rectified_attention_backward",
-    _run_backward,
     mutates_args=(),
     schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}",
 )
+def _backward_operator(
+    grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, *options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = PassOptions(*options)
+    return _run_backward(grad_output, grad_row_sums, grad_weighted_logs, query, key, value, computation, options)
 
 
 @_backward_operator.register_fake
@@ -173,10 +177,8 @@ def _backward(ctx, grad_output, grad_row_sums, grad_weighted_logs, _) -> tuple[T
     is_plain = not torch.is_grad_enabled() and _are_plain(
         query, key, value, grad_output, grad_row_sums, grad_weighted_logs
     )
-    run = _run_backward if is_plain else _backward_operator
-    *grads, grad_threshold = run(
-        grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation, *options
-    )
+    inputs = (grad_output, grad_row_sums, grad_weighted_logs, query, key, value, ctx.computation)
+    *grads, grad_threshold = _run_backward(*inputs, options) if is_plain else _backward_operator(*inputs, *options)
     threshold = options.learned_threshold
     grad_threshold = None if threshold is None else grad_threshold.to(threshold.dtype).view(threshold.shape)
     return *grads, None, grad_threshold, *[None] * (len(options) - 1)
@@ -190,7 +192,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, threshold, computation, options):
-        output = _run_forward(query, key, value, computation, *options)
+        output = _run_forward(query, key, value, computation, options)
         _save_for_backward(ctx, (query, key, value, computation, *options), output)
         return output
 
@@ -483,15 +485,16 @@ def attention(
     )
     is_plain = _are_plain(query, key, value)
     if is_sparse:
-        find = _find_thresholds if is_plain else _threshold_operator
-        options = options._replace(row_thresholds=find(query.detach(), key.detach(), computation, *options))
+        inputs = (query.detach(), key.detach(), computation)
+        found = _find_thresholds(*inputs, options) if is_plain else _threshold_operator(*inputs, *options)
+        options = options._replace(row_thresholds=found)
     trained = (query, key, value, options.learned_threshold)
     if not is_plain:
         outputs = _operator(query, key, value, computation, *options)
     elif torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in trained):
         outputs = _Function.apply(*trained, computation, options)
     else:  # most calls without gradients are short ones
-        outputs = _run_forward(query, key, value, computation, *options)
+        outputs = _run_forward(query, key, value, computation, options)
     output, row_sums, weighted_logs, nonzeros = outputs
     if is_learned:  # a factor of 1 with the gradient of 1 / divisor: fp16 could not hold what is not divided yet
         output = (output * (divisor.detach() / divisor)).to(output.dtype)

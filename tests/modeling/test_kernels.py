@@ -158,15 +158,6 @@ def test_kernels_of_another_interface_are_left_alone(monkeypatch):
     assert door._find_kernels() is None
 
 
-@pytest.mark.parametrize("activation", reluformers_kernels.ACTIVATIONS)
-def test_an_activation_that_was_changed_is_not_taken_for_the_library_s(activation, monkeypatch):
-    own = attention.ATTENTION_ACTIVATIONS[activation]
-    find = attention.find_shared_activations
-    assert find() == set(reluformers_kernels.ACTIVATIONS)
-    monkeypatch.setitem(attention.ATTENTION_ACTIVATIONS, activation, lambda scores, mask: 2 * own(scores, mask))
-    assert find() == set(reluformers_kernels.ACTIVATIONS) - {activation}
-
-
 def test_opening_a_folder_registers_nothing_of_the_library(tmp_path):
     """Else the next folder would be opened by the classes of the library, and not by its own code."""
     build_model("relu").save_pretrained(tmp_path)

@@ -10,7 +10,6 @@ import torch
 
 from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
 from reluformers.modeling.normalization import wide_dtype
-from reluformers_kernels import activations, computation
 from reluformers_kernels import fused_attention as fused
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
@@ -221,25 +220,6 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
         compare(states, tolerance=1e-5, passes=PASSES, **options)
     states = draw(2, 2, 40, 37, 10)
     compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
-
-
-@needs_code
-@pytest.mark.parametrize("activation", native.ACTIVATIONS)
-def test_a_changed_function_is_not_taken_for_the_compiled_one(activation, monkeypatch):
-    own = activations._FUNCTIONS[activation]
-    find = computation._compiled_functions.__wrapped__
-    assert find() == set(native.ACTIVATIONS)
-    monkeypatch.setitem(activations._FUNCTIONS, activation, lambda scores: 2 * own(scores))
-    assert find() == set(native.ACTIVATIONS) - {activation}
-
-
-@needs_code
-def test_the_default_dtype_hides_no_compiled_function():
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert computation._compiled_functions.__wrapped__() == set(native.ACTIVATIONS)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @needs_code
