@@ -170,9 +170,10 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
         bound = self.config.entropy_bound if self.is_regularized else None
-        rows, config = RowStatistics.stack(layers), self.config.attention_for(site)
+        rows = RowStatistics.stack(layers)
         if rows is None:
             return None
+        config = self.config.attention_for(site)  # which a compiler cannot follow
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
