@@ -63,8 +63,11 @@ class AttentionFormula:
         """θ_i: one number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
-        threshold = self.attention.threshold if self.threshold is None else self.threshold.view(1, -1, 1, 1)
-        return threshold * length_factor(mask.key_counts, self.attention.threshold_form, query.shape[-1], query.dtype)
+        numbers = self.attention.threshold_form, query.shape[-1], query.dtype
+        if self.threshold is not None:
+            return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
+        threshold = self.attention.threshold
+        return mask.once((threshold, *numbers), lambda: threshold * length_factor(mask.key_counts, *numbers))
 
     def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
         """c·n_i^α, once for all layers if α is no parameter."""

@@ -40,7 +40,7 @@ def count_llama(attention: str) -> int:
         num_key_value_heads=2,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
-    ids = torch.randint(5, 99, (2, 32))
+    ids = torch.randint(5, 99, (4, 160))  # so many that compiled code takes them
     return count(model, input_ids=ids, labels=ids, use_cache=False)
 
 
@@ -56,7 +56,7 @@ def test_operations_of_translation(preset, most):
 @needs_code
 @pytest.mark.parametrize(
     ("attention", "most"),
-    {"relu": 1.12, "relu_sum": 1.15, "entmax15": 1.12, "softmax1": 1.24, "sigmoid": 1.32, "tda": 1.54}.items(),
+    {"relu": 1.12, "relu_sum": 1.15, "entmax15": 1.12, "softmax1": 1.24, "sigmoid": 1.16, "tda": 1.18}.items(),
 )
 def test_operations_of_llama(attention, most):
     assert count_llama(f"{attention}_attention") <= most * count_llama("sdpa")
