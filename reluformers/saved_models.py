@@ -31,9 +31,6 @@ _DEPTHS = ("encoder_layers", "decoder_layers", "num_hidden_layers")
 # goes beyond both bounds would take memory that nothing fills.
 _MOST_PER_STORED = 10
 _FEW_PARAMETERS = 2**24
-# what a saved search may ask for; memory for all of it is taken at once
-_MOST_BEAMS = 1000
-_MOST_STEPS = 4096  # where the model does not have more positions
 
 # what tokenizers of all kinds save
 TOKENIZER_FILES = (
@@ -130,7 +127,6 @@ def load_model(
             **kwargs,
         )
     check_weights(name_or_path, info)
-    _check_search(name_or_path, model)
     model.config.return_dict = True  # outputs are read by their names here
     return model.eval()
 
@@ -286,25 +282,6 @@ def _checked_place(name_or_path: str | Path) -> Path:
         raise ValueError(f"{name_or_path}: no such folder.")
     check_indices(path)
     return path
-
-
-def _check_search(name_or_path: str | Path, model: PreTrainedModel) -> None:
-    """Refuse a generation_config.json that asks for more than any memory, or for what is no number."""
-    settings = getattr(model, "generation_config", None)  # an image classifier has none
-    steps = max(getattr(model.config, "max_position_embeddings", None) or 0, _MOST_STEPS) + 1
-    bounds = dict.fromkeys(("num_beams", "num_return_sequences"), _MOST_BEAMS)
-    bounds |= dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), steps)
-    for name, most in bounds.items():
-        value = getattr(settings, name, None)
-        if value is not None and (type(value) is not int or not 0 <= value <= most):
-            raise ValueError(
-                f"{name_or_path}: {name} of generation_config.json is {value!r:.60}, but must be from 0 to {most}."
-            )
-    penalty = getattr(settings, "length_penalty", None)
-    if penalty is not None and type(penalty) not in (int, float):
-        raise ValueError(
-            f"{name_or_path}: length_penalty of generation_config.json is {penalty!r:.60}, but must be a number."
-        )
 
 
 def check_weights(name_or_path: str | Path, info: dict) -> None:

@@ -160,24 +160,6 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
             load_model(auto_class, copy_of[kind])
 
 
-SEARCH = {
-    "num_beams": (10**9, 0.5, "x", -1, [4]),
-    "num_return_sequences": (10**9, -1),
-    "max_length": (10**9, "x", -5),
-    "max_new_tokens": (10**12,),
-    "min_length": (10**9, "x"),
-    "min_new_tokens": (10**9, [[]]),
-    "length_penalty": ("x", [1]),
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in SEARCH.items() for value in values])
-def test_a_search_beyond_any_memory_is_refused_before_it_begins(copy_of, field, value):
-    change_json(copy_of["translation"] / "generation_config.json", **{field: value})
-    with pytest.raises(ValueError, match=field):
-        load_translation_model(copy_of["translation"])
-
-
 @pytest.mark.parametrize(
     "fields",
     [
