@@ -67,24 +67,18 @@ class ImageScorer(Scorer):
     @staticmethod
     def recipe_options(recipe: ImageRecipe) -> dict[str, Any]:
         """Columns."""
-        return {name: getattr(recipe.data, name) for name in ("image_column", "label_column")}
+        return {"image_column": recipe.data.image_column, "label_column": recipe.data.label_column}
 
     def load(self) -> ScoredData:
         """The model first, as its classes number the labels."""
         options = self.options
         self.model, processor = load_image_model(options.model, trust_remote_code=options.trust_remote_code)
         self.names = model_classes(self.model.config)
-        columns = {name: getattr(options, name) for name in ("image_column", "label_column")}
+        columns = {"image_column": options.image_column, "label_column": options.label_column}
         dataset = load_image_split(options.source, options.split, classes=self.names, **columns)
-        loading = {name: getattr(options, name) for name in ("batch_size", "num_workers")}
+        loading = {"batch_size": options.batch_size, "num_workers": options.num_workers}
         self.batches = image_batches(dataset, processor, **loading)
-        self.data = ScoredData(
-            split=options.split,
-            source=options.data,
-            config=options.data_config,
-            rows=len(dataset),
-            unit="images",
-        )
+        self.data = ScoredData(options.split, options.data, options.data_config, rows=len(dataset), unit="images")
         return self.data
 
     def answer(self) -> Predictions:
