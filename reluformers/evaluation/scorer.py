@@ -1,14 +1,14 @@
 """How a saved model is scored, whatever its task: load, answer, count, measure the attention."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from reluformers.data.names import named_split
 from reluformers.files import parse_yaml
@@ -20,14 +20,6 @@ from .results import Evaluation, Score
 
 # sums of all columns over the rows → score
 ScoreOfSums = Callable[[np.ndarray], float]
-
-
-@dataclass(frozen=True)
-class Side:
-    """A side of sentence pairs: its tokenizer and all its texts."""
-
-    tokenizer: PreTrainedTokenizerBase
-    texts: Iterable[str]
 
 
 @dataclass
@@ -110,10 +102,6 @@ class Scorer:
 
     def __init__(self, options: ScoringOptions):
         self.options = options
-
-    def sides(self) -> Sequence[Side]:
-        """Tokenizers and texts of source and target; none of a task without texts."""
-        return ()
 
     def attention_batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The rows as `attention_report` takes them."""

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, Side, check_at_least
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import DTYPES, model_files
 
@@ -179,11 +179,6 @@ class TranslationScorer(Scorer):
         """The references as they are, by teacher forcing."""
         limits = {"max_length": getattr(self.model.config, "max_position_embeddings", None)}  # T5 has none
         return teacher_forced_batches(self.pairs, *self.tokenizers, max_tokens=self.options.max_tokens, **limits)
-
-    def sides(self) -> list[Side]:
-        """Tokenizers and texts of the pairs."""
-        source, target = self.tokenizers
-        return [Side(source, self.pairs["source"]), Side(target, self.pairs["target"])]
 
     def write_files(self, answers: list[str], evaluation) -> None:
         """Write the translations, a line each."""
