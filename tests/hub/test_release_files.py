@@ -4,6 +4,7 @@ import json
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
+from transformers import AutoModelForSeq2SeqLM
 
 from builders.hub_folders import CARD, REPO, client, write_files
 from reluformers.publish.push import push_to_hub
@@ -20,7 +21,6 @@ def test_a_release_removes_no_file_of_the_owner():
 TOKEN = "hf_" + "aB3d" * 9
 SPOILT = {
     "no weights": ("model.safetensors", None),
-    "weights in parts beside whole ones": ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}'),
     "no tokenizer": ("tokenizer.json", None),
     "no code": ("attention.py", None),
     "no handler": ("handler.py", None),
@@ -47,6 +47,13 @@ def test_folders_that_are_not_fit(folder, hub, name, content):
         push_to_hub(folder, REPO, api=client(hub))
     assert TOKEN not in str(error.value)
     assert not any(repo.tags or not repo.private for repo in hub.repos.values())
+
+
+def test_weights_in_parts_beside_whole_ones_are_ambiguous(folder, hub):
+    AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="10KB")
+    with pytest.raises(ValueError, match="twice"):
+        push_to_hub(folder, REPO, api=client(hub))
+    assert not hub.repos
 
 
 @pytest.mark.parametrize(
