@@ -9,7 +9,6 @@ has.
 import ast
 import re
 import sys
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -85,7 +84,7 @@ def write_payload(
         write_text(folder / name, text)
     config.auto_map = dict(auto_map)
     if pipelines:
-        config.custom_pipelines = deepcopy(pipelines)
+        config.custom_pipelines = pipelines
 
 
 class _Module:
