@@ -37,6 +37,8 @@ backends = ["cpu", "cuda"]
 
 [torch-noarch]
 """
+# the rest of the kernels, of which the attention needs nothing: a repository may need torch alone
+OF_MODELS = ("cache.py", "linear.py", "norms.py", "search.py", "triton_norms.py")
 INIT = '''"""Attention with an elementwise activation instead of softmax, exact and in memory linear in the length."""
 
 from . import native
@@ -75,7 +77,9 @@ def write_repository(folder: Path) -> None:
     if not libraries:
         raise ValueError(f"no compiled code in {source.parent}: {reluformers_native.explain()}")
     texts = {
-        path.name: path.read_text(encoding="utf-8") for path in Path(reluformers_kernels.__path__[0]).glob("*.py")
+        path.name: path.read_text(encoding="utf-8")
+        for path in Path(reluformers_kernels.__path__[0]).glob("*.py")
+        if path.name not in OF_MODELS
     }
     # the compiled code is the repository's own: looking for it again would load the repository within itself
     texts |= {"compiled.py": "from . import native  # noqa: F401\n", "__init__.py": INIT}

@@ -44,12 +44,15 @@ def check_attention(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_variants_compute_attention(repository, backend, monkeypatch):
-    monkeypatch.setitem(sys.modules, "reluformers_native", None)
+    for other in ("reluformers_native", "transformers"):  # it may need nothing but torch
+        monkeypatch.setitem(sys.modules, other, None)
     monkeypatch.setenv(compiled.KERNELS_VARIABLE, "nobody/asks")
     package = load(repository / "build" / SCRIPT["VARIANTS"][backend], f"_test_repository_{backend}")
     assert package.rectified_attention.__globals__["native"] is package.native
     assert package.native.is_available() == (backend == "cpu")
     check_attention(package)
+    for module in ("interface", "triton_attention"):
+        importlib.import_module(f"{package.__name__}.{module}")
 
 
 def test_nothing_is_written_where_nothing_is_compiled(tmp_path, monkeypatch):
