@@ -19,8 +19,6 @@ import yaml
 
 from .errors import describe_error
 
-_MOST_VALUES = 10**6  # of YAML; its aliases make any number of them in a few lines
-
 
 @contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
@@ -119,16 +117,12 @@ def parse_yaml(text: str) -> Any:
     """Content of YAML.
 
     Raises:
-        ValueError: it is none, is nested without end, or its aliases repeat more than any memory holds.
+        ValueError: it is none.
     """
     try:
-        content = yaml.safe_load(text)
-        count = _count_values(content, {})
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(describe_error(error)) from error
-    if count > _MOST_VALUES:
-        raise ValueError(f"its aliases make more than {_MOST_VALUES:,} values of it")
-    return content
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML ({error})") from error
 
 
 def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, inside: bool = False) -> None:
@@ -155,15 +149,15 @@ def check_output_folder(folder: str | os.PathLike, *sources: str | os.PathLike, 
 
 
 def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] = ()) -> None:
-    """Refuse files that could not be written, before the work whose results they are to hold.
+    """Refuse files whose writing would lose others, or could not be done, before the work whose results they hold.
 
     Args:
         paths: The files; None for one that is not asked for.
         inputs: Files and folders that the same command reads; what is no path, such as a Hub id, is passed over.
 
     Raises:
-        ValueError: If one is a folder, an input or a file of one, its folder cannot be written to, or two are the
-            same.
+        ValueError: If one is no ordinary file, an input or a file of one, or two are the same.
+        OSError: If its folder cannot be written to.
     """
     wanted = [Path(path).resolve() for path in paths if path]
     read = {Path(path).resolve() for path in inputs if isinstance(path, str | os.PathLike)}
@@ -171,17 +165,9 @@ def check_output_files(*paths: str | os.PathLike | None, inputs: Iterable[Any] =
         check_name(path)
         if path.is_file() and not read.isdisjoint([path, *path.parents]):
             raise ValueError(f"{path}: is read by the same command, and would be lost; choose another path")
-        if path in wanted[:number]:
-            raise ValueError(f"{path}: is to hold two kinds of results; choose two paths")
-        if path.is_dir():
-            raise ValueError(f"{path}: is a folder, but a file is to be written here; choose another path")
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path}: is no ordinary file, and would be replaced by one; choose another path")
-        folder = next(parent for parent in path.parents if parent.exists())
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be written here ({error.strerror}); choose another path") from error
+        if path in wanted[:number] or (path.exists() and not path.is_file()):
+            raise ValueError(f"{path}: is to hold results of another kind, or is no ordinary file")
+        tempfile.TemporaryFile(dir=next(parent for parent in path.parents if parent.exists())).close()
 
 
 def iterate_lines(path: str | os.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
@@ -291,17 +277,6 @@ def _decode(line: bytes, path: str | os.PathLike, number: int) -> str:
         raise ValueError(
             f"{path}, line {number}, byte {error.start + 1}: not UTF-8 text; convert the file, for example with iconv"
         ) from error
-
-
-def _count_values(content: Any, known: dict[int, float]) -> float:
-    """How many values there are when each is written where it is named; infinitely many in one that holds itself."""
-    if not isinstance(content, dict | list):
-        return 1
-    if id(content) not in known:
-        known[id(content)] = math.inf
-        parts = content.values() if isinstance(content, dict) else content
-        known[id(content)] = 1 + sum(_count_values(part, known) for part in parts)
-    return known[id(content)]
 
 
 def _as_json(content: Any) -> Any:

@@ -1,6 +1,6 @@
 """Recipes of image classification: their sections and checks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,9 +65,7 @@ class ImageRecipe(Recipe):
     make_config = staticmethod(vision_config)
     arguments_class: ClassVar[type[TaskTrainingArguments]] = TaskTrainingArguments
     model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "size")
-    decided_fields: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("id2label", "label2id", "num_labels"), "follows from the classes of the data: leave it out"
-    )
+    decided_fields: ClassVar[Collection[str]] = ("id2label", "label2id", "num_labels")
 
     model: dict[str, Any] = field(default_factory=dict)
     data: ImageDataSection = field(default_factory=ImageDataSection)

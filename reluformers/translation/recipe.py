@@ -1,6 +1,6 @@
 """Recipes of translation: their sections and checks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -146,20 +146,19 @@ class TranslationRecipe(Recipe):
 
     task: ClassVar[str] = "translation"
     make_config = staticmethod(seq2seq_config)
-    idle_arguments: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("per_device_train_batch_size", "per_device_eval_batch_size", "dataloader_drop_last", "sortish_sampler"),
-        "batches are made by training.max_tokens",
+    # batches are made by training.max_tokens
+    idle_arguments: ClassVar[Collection[str]] = (
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "dataloader_drop_last",
+        "sortish_sampler",
     )
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
-    decided_fields: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ("vocab_size", "decoder_vocab_size"), "follows from the tokenizer: set tokenizer.vocab_size instead"
-        ),
-        **dict.fromkeys(
-            ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-            "follows from the tokenizer: leave it out",
-        ),
-    }
+    # by the tokenizer
+    decided_fields: ClassVar[Collection[str]] = (
+        *("vocab_size", "decoder_vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"),
+        "decoder_start_token_id",
+    )
 
     model: dict[str, Any] = field(default_factory=dict)
     tokenizer: TokenizerSection = field(default_factory=TokenizerSection)

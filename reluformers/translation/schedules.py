@@ -27,13 +27,7 @@ def noam_factor(step: int, *, d_model: int, warmup_steps: int) -> float:
 
 
 def get_noam_schedule(optimizer: Optimizer, *, d_model: int, warmup_steps: int) -> LambdaLR:
-    """Schedule whose learning rate is the optimizer's one times `noam_factor`.
-
-    Raises:
-        ValueError: there is no warm-up.
-    """
-    if warmup_steps < 1:
-        raise ValueError(f"The noam schedule needs warmup_steps of 1 or more, got {warmup_steps}.")
+    """Schedule whose learning rate is the optimizer's one times `noam_factor`."""
     return LambdaLR(optimizer, partial(noam_factor, d_model=d_model, warmup_steps=warmup_steps))
 
 
@@ -52,9 +46,6 @@ class WarmupThenPlateau(LRScheduler):
         patience: number of earlier scores to compare with.
         min_lr: training should stop once warm-up is over and the rate is below it.
 
-    Raises:
-        ValueError: an argument has a value that is not allowed.
-
     Source: QKNorm's released code, schedule "UPFLAT_WU" (Nguyen & Salazar 2019): w = 8,000, f = 0.8, patience 3.
     """
 
@@ -67,14 +58,6 @@ class WarmupThenPlateau(LRScheduler):
         patience: int = 3,
         min_lr: float = 1e-5,
     ):
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps is {warmup_steps}, but must be 0 or more.")
-        if not 0 < factor < 1:
-            raise ValueError(f"factor is {factor}, but must be in (0, 1).")
-        if patience < 1:
-            raise ValueError(f"patience is {patience}, but must be 1 or more.")
-        if min_lr < 0:
-            raise ValueError(f"min_lr is {min_lr}, but must be 0 or more.")
         self.warmup_steps = warmup_steps
         self.factor = factor
         self.patience = patience

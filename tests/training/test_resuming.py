@@ -2,7 +2,10 @@
 
 import copy
 import json
+import multiprocessing
+import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -273,3 +276,30 @@ def test_tokens_are_found_again_wherever_the_tokenizer_was_loaded_from(files, tm
         opened(["a b"], truncation=True, max_length=2)  # leaves its options behind
         prints.append(tokenize_pairs(rows, opened, opened)._fingerprint)
     assert len(set(prints)) == 1
+
+
+def train_on(recipe, folder: Path) -> None:
+    train_translation(recipe, folder, resume="auto", report=lambda line: None)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(files, tmp_path):
+    options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 1, "max_tokens": 200, "evaluate_bleu": False}
+    recipe, context, rng = make_recipe(files, **options), multiprocessing.get_context("fork"), random.Random(5)
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for step in range(0, 12, 2):
+        process = context.Process(target=train_on, args=(recipe, folders[1]))
+        process.start()
+        while process.is_alive() and not (folders[1] / f"checkpoint-{step + 1}").exists():
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.05))  # perhaps while a checkpoint is written
+        process.kill()
+        process.join()
+    for folder in folders:
+        process = context.Process(target=train_on, args=(recipe, folder))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    whole, killed = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, weight in whole.items():
+        assert torch.equal(weight, killed[name]), name

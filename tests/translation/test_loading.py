@@ -350,14 +350,6 @@ def test_document_ids_are_to_the_letter(tmp_path, ids, expected):
         assert expected in fault(path, document_column="doc")
 
 
-def test_text_and_numbers_in_parquet_files_of_one_split_are_refused(tmp_path):
-    files = [write(tmp_path / f"{name}.parquet", [{"en": name, "de": cell}]) for name, cell in (("a", "7"), ("b", 7))]
-    for order in (files, files[::-1]):
-        message = fault(order)
-        assert "'de'" in message
-        assert order[1] in message
-
-
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [

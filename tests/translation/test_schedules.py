@@ -97,22 +97,3 @@ def test_plateau_goes_on_from_its_state(tmp_path):
         assert resumed.add_score(score) == schedule.add_score(score)
         assert rates(other, resumed, 2) == rates(optimizer, schedule, 2)
     assert math.isclose(other.param_groups[0]["lr"], 0.8**3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"warmup_steps": -1}, "warmup_steps is -1"),
-        ({"warmup_steps": 1, "factor": 1.0}, r"factor is 1.0, but must be in \(0, 1\)"),
-        ({"warmup_steps": 1, "patience": 0}, "patience is 0"),
-        ({"warmup_steps": 1, "min_lr": -1.0}, "min_lr is -1.0"),
-    ],
-)
-def test_plateau_refuses_impossible_values(options, message):
-    with pytest.raises(ValueError, match=message):
-        WarmupThenPlateau(make_optimizer(1.0), **options)
-
-
-def test_noam_needs_a_warmup():
-    with pytest.raises(ValueError, match="warmup_steps of 1 or more, got 0"):
-        get_noam_schedule(make_optimizer(1.0), d_model=8, warmup_steps=0)
