@@ -109,14 +109,14 @@ setup(
         "reluformers": "reluformers",
         # names of their own: --help answers, and code of saved folders imports kernels, before the library is imported
         "reluformers_cli": "reluformers_cli",
-        "reluformers_kernels": "reluformers/kernels",
+        "reluformers_kernels": "reluformers_kernels",
         "reluformers_native": "native",
     },
     packages=[
         "reluformers.configuration",
         "reluformers.modeling",
         "reluformers.model_cards",
-        *find_packages(include=["reluformers", "reluformers.*"], exclude=["reluformers.kernels"]),
+        *find_packages(include=["reluformers", "reluformers.*"]),
         "reluformers_cli",
         "reluformers_kernels",
         "reluformers_native",

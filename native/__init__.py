@@ -204,7 +204,7 @@ def forward(
     Args:
         query: [batch, heads, query_len, head_dim], one of `DTYPES`; of any strides, but copied if the last is not 1.
         key, value: [batch, heads, key_len, …], likewise.
-        options: what to compute, with the fields of `PassOptions` in reluformers/kernels/activations.py.
+        options: what to compute, with the fields of `PassOptions` in reluformers_kernels/activations.py.
 
     Returns:
         output like `query`, in memory [batch, query_len, heads, head_dim], and statistics float32 [batch, heads,

@@ -26,7 +26,6 @@ ASKED_BY_TRANSFORMERS = {
 }
 # rooms from the ground up; each imports only from those before it, beside the files that lie directly in the package
 FLOORS = (
-    ("kernels",),  # imported as reluformers_kernels, and imports nothing of the library
     ("saved_code",),  # what `import reluformers` registers
     ("data",),
     ("onnx",),
@@ -145,21 +144,20 @@ DOORS = {
     *("reluformers.__main__", "reluformers.publish.clean_process.child"),
     *("reluformers.modeling.handler_translation", "reluformers.modeling.handler_images"),
     *(f"reluformers.app.{name}" for name in ("models", "pages", "view")),  # they lie flat in a Space
-    "reluformers_native",
+    *("reluformers_native", "reluformers_kernels.triton_norms"),  # imported where they can be used
 }
 
 
 def import_graph() -> dict[str, set[str]]:
     """Module of the library → those that it imports as it is imported itself, by their full names."""
     folders = {"reluformers": "reluformers", "configuration": "reluformers.configuration"}
-    folders |= {"modeling": "reluformers.modeling", "reluformers/kernels": "reluformers_kernels"}
+    folders |= {"modeling": "reluformers.modeling", "reluformers_kernels": "reluformers_kernels"}
     folders |= {"reluformers_cli": "reluformers_cli", "native": "reluformers_native"}
     modules = {}
     for folder, name in folders.items():
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            if parts[0] != "kernels" or folder != "reluformers":
-                modules[".".join((name, *parts)).removesuffix(".__init__")] = path
+            modules[".".join((name, *parts)).removesuffix(".__init__")] = path
     return {name: set(_imported(name, path, modules)) - {name} for name, path in modules.items()}
 
 
@@ -175,6 +173,12 @@ def _imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
                 for alias in part.names:
                     found = f"{start}.{alias.name}"
                     yield from (one for one in ((found,) if found in modules else (start,)) if one in modules)
+
+
+def test_kernels_import_nothing_of_the_library():
+    kernels = {name: others for name, others in import_graph().items() if name.startswith("reluformers_kernels")}
+    assert len(kernels) > 10
+    assert not [name for others in kernels.values() for name in others if name.partition(".")[0] == "reluformers"]
 
 
 def test_imports_go_in_no_circle_and_leave_nothing_apart():
