@@ -388,8 +388,8 @@ def test_command_line_scores_and_writes(folder, capsys, tmp_path):
         (["min_new_tokens=-1"], "min_new_tokens"),
         (["tokenize=moses"], "moses"),
         (["document_column=doc"], "document_tokens"),
-        (["--output", "."], "is a folder"),
-        (["--predictions", "file/out.txt"], "file/out.txt"),
+        (["--output", "."], "is no ordinary file"),
+        (["--predictions", "file/out.txt"], "Not a directory"),
         (["--output", "new/x", "--predictions", "new/../new/x"], "new"),
     ],
 )
