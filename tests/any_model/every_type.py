@@ -1,6 +1,6 @@
 """What `relu_attention` does in a tiny model of each type of the installed transformers, and the table of it.
 
-Run as a module it writes the table into a page: python -m tests.any_model.every_type docs/any-model.md
+Run as a module it writes the table into a page: python -m tests.any_model.every_type docs/model-types.md
 """
 
 import functools
