@@ -191,3 +191,20 @@ def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():
     model.eval()
     output = model(inputs, real.long(), labels=labels)
     assert output.regularization_loss is None
+
+
+def test_a_compiler_follows_a_training_step():
+    model = build_model("reluformer", vocab_size=40).train()
+    ids = torch.arange(4, 16).view(2, 6)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids).index_fill(1, torch.tensor([5]), 0)}
+    expected = model(**batch, labels=ids)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch, labels=ids)
+    assert expected.regularization_loss > 0
+    for name in ("loss", "regularization_loss"):
+        torch.testing.assert_close(compiled[name], expected[name])
+    torch.testing.assert_close(
+        *(
+            torch.autograd.grad(output.loss, model.model.encoder.layers[0].self_attn.q_proj.weight)[0]
+            for output in (compiled, expected)
+        )
+    )
