@@ -169,7 +169,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         }
 
     def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
-        """Add up the row statistics of all layers of one site at once: layer by layer takes many times the operations."""
+        """Add up the row statistics of all layers of one site at once, which takes few operations."""
         bound = self.config.entropy_bound if self.is_regularized else None
         rows = RowStatistics.stack(layers)
         if rows is None:

@@ -194,7 +194,9 @@ def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():
 
 
 def test_a_compiler_follows_a_training_step():
-    model = build_model("reluformer", vocab_size=40).train()
+    model = build_model(
+        "reluformer", vocab_size=40, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0
+    ).train()
     ids = torch.arange(4, 16).view(2, 6)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids).index_fill(1, torch.tensor([5]), 0)}
     expected = model(**batch, labels=ids)
