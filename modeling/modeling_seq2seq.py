@@ -130,7 +130,9 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
+        found = tensors_of(self_rows), tensors_of(cross_rows)
+        missing = (None,) * max(map(len, found))  # so that halves are sites, where one has another model's attention
+        return hidden_states, *(found[0] or missing), *(found[1] or missing)
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):

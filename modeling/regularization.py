@@ -54,7 +54,8 @@ class RowStatistics:
     @classmethod
     def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":
         """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
-        layers = [tensors for tensors in layers if tensors]  # a layer may be computed by another model's attention
+        # a layer may be computed by another model's attention
+        layers = [tensors for tensors in layers if tensors and tensors[0] is not None]
         if not layers:
             return None
         device = layers[-1][0].device

@@ -15,8 +15,10 @@ PAYLOAD = sorted(path for folder in FOLDERS for path in folder.glob("*.py") if p
 # modules that reach no file, network or process by themselves
 MODULES = {
     "base64",
+    "bisect",
     "collections.abc",
     "contextlib",
+    "contextvars",
     "copy",
     "dataclasses",
     "difflib",
@@ -40,10 +42,16 @@ MODULES = {
     "transformers.utils",
     "transformers.utils.generic",
     "transformers.utils.output_capturing",
+    "threading",
     "types",
     "typing",
 }
-NAMES_OF_MODULES = {"pathlib": {"PurePath"}, "entmax": {"entmax15", "sparsemax"}, "PIL": {"Image", "ImageOps"}}
+NAMES_OF_MODULES = {
+    "transformers.models.auto": {"modeling_auto"},
+    "pathlib": {"PurePath"},
+    "entmax": {"entmax15", "sparsemax"},
+    "PIL": {"Image", "ImageOps"},
+}
 # what runs text, opens a file or reaches the interpreter's insides
 NAMES = {"__builtins__", "__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open"}
 ATTRIBUTES = {
@@ -70,7 +78,7 @@ MAY_LOAD = {
     "endpoint.py": {"pipeline"},
     "attention_interface.py": {"function.__code__"},  # the names of what a mask function of transformers knows
     "modeling_exchanged.py": {
-        *("from_pretrained", "save_pretrained", "push_to_hub"),
+        *("from_pretrained", "save_pretrained", "push_to_hub", "__code__"),
         "from transformers.dynamic_module_utils import custom_object_save",
     },
 }

@@ -568,6 +568,8 @@ class VisionTransformerConfig(TransformerConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # one of the two follows from the other
+        if name == "id2label" and isinstance(value, list | tuple):
+            value = dict(enumerate(value))
         if name == "id2label" and isinstance(value, dict):
             value = {_number(key): label for key, label in value.items()}
             if self.label2id == _inverse(self.id2label):  # else it was set before, and the two are checked together
@@ -594,7 +596,8 @@ class VisionTransformerConfig(TransformerConfig):
         if given != dict.fromkeys(given) or (names and kwargs.get("num_labels", len(names)) != len(names)):
             config_dict = {**config_dict, **given}
         elif names:
-            names = distinct_names({_number(number): name for number, name in names.items()})
+            pairs = enumerate(names) if isinstance(names, list) else names.items()
+            names = distinct_names({_number(number): name for number, name in pairs})
             if config_dict.get("label2id") not in (None, _inverse(names)):
                 logger.warning("label2id of %s does not fit its id2label, which decides", cls.__name__)
             config_dict = {**config_dict, "id2label": names, "label2id": None}

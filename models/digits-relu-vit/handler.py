@@ -87,7 +87,8 @@ class RequestHandler:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# modeling/handler_images.py
+# modeling/image_input.py
+# Images as every model gets them: bounded, upright and RGB. Training, scoring and the endpoint all read them here.
 
 
 try:
@@ -95,11 +96,61 @@ try:
 except ImportError:
     Image = ImageOps = None
 
-MAX_IMAGE_BYTES = 10 * 2**20
 MAX_PIXELS = 25_000_000  # of all images of a request; each costs some 17 bytes
 MAX_RATIO = 50  # of the sides: processors enlarge the shorter one, and the longer one with it
 # formats that Pillow reads by itself; for others it starts programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+def open_image(data: bytes) -> Any:
+    """Open an image of one of `IMAGE_FORMATS` without decoding it."""
+    try:
+        return Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+    except Exception as error:  # each format has errors of its own for what is broken
+        raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
+
+
+def check_bounds(images: list[Any]) -> None:
+    """Raise a `ValueError` if an image is empty or far too narrow, or all have more than `MAX_PIXELS`."""
+    for image in images:
+        if not 0 < max(image.size) <= MAX_RATIO * min(image.size):
+            raise ValueError(
+                f"an image has {image.width}×{image.height} pixels, one side may be {MAX_RATIO} times the other"
+            )
+    if sum(image.width * image.height for image in images) > MAX_PIXELS:
+        raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
+
+
+def upright_rgb(image: Any) -> Any:
+    """Decode a PIL image to a new one that is upright and RGB.
+
+    It has the pixels that `pipeline("image-classification")` sees: EXIF orientation is followed, an alpha channel is
+    dropped, one transparent colour is left to the image processor, and of an animation the first frame is taken. Grey
+    of 16 bits alone differs: it keeps its high byte, as Pillow keeps that of colours, where the pipeline makes white
+    of all above 255.
+
+    Raises:
+        ValueError: pixels are floats, or integers of more than 16 bits, whose range is not known.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        low, high = image.convert("F").getextrema()
+        if image.mode == "F" or low < 0 or high > 0xFFFF:
+            raise ValueError("its pixels are floats or integers of unknown range; convert it to 8 or 16 bits")
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if isinstance(image.info.get("transparency"), bytes):
+        del image.info["transparency"]  # it would be dropped anyway, with a warning
+    image = image.convert("RGB")
+    # without EXIF, which a pipeline would read again, and fail where it is broken
+    image.info = {name: value for name, value in image.info.items() if name == "transparency"}
+    return image
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# modeling/handler_images.py
+
+
+MAX_IMAGE_BYTES = 10 * 2**20
 
 
 class EndpointHandler(RequestHandler):
@@ -112,20 +163,15 @@ class EndpointHandler(RequestHandler):
         """Open images of a request, as upright PIL images of RGB; none is decoded before all sizes are known."""
         if Image is None:
             raise ValueError("images need Pillow, which is not installed on this endpoint")
-        images = [open_image(value) for value in inputs]
-        if sum(image.width * image.height for image in images) > MAX_PIXELS:
-            raise ValueError(f"the images have more than {MAX_PIXELS} pixels, together or alone")
+        images = [open_input(value) for value in inputs]
+        check_bounds(images)
         try:
-            # as the pipeline does it, which would fail on bad EXIF
-            images = [ImageOps.exif_transpose(image).convert("RGB") for image in images]
-        except Exception as error:  # each format has errors of its own for what is broken, here and below
+            return [upright_rgb(image) for image in images]
+        except Exception as error:  # each format has errors of its own for what is broken
             raise ValueError("an image is damaged") from error
-        for image in images:
-            image.info = {}  # no more EXIF for the pipeline to read
-        return images
 
 
-def open_image(value: Any) -> Any:
+def open_input(value: Any) -> Any:
     """Open an image, without decoding it, from base64, bytes or a PIL image.
 
     Never by name: a path or an address would make the server read what the asker has no right to.
@@ -138,15 +184,8 @@ def open_image(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         if len(value) > MAX_IMAGE_BYTES:
             raise ValueError(f"an image has {len(value)} bytes, at most {MAX_IMAGE_BYTES} are allowed")
-        try:
-            value = Image.open(io.BytesIO(value), formats=IMAGE_FORMATS)
-        except Exception as error:
-            raise ValueError(f"an image is none of {', '.join(IMAGE_FORMATS)}, or far too large") from error
+        value = open_image(value)
     # MPO is JPEG, None what was never a file
     if not isinstance(value, Image.Image) or value.format not in (*IMAGE_FORMATS, "MPO", None):
         raise ValueError(f"an image must be in base64, of format {', '.join(IMAGE_FORMATS)}")
-    if not 0 < max(value.size) <= MAX_RATIO * min(value.size):
-        raise ValueError(
-            f"an image has {value.width}×{value.height} pixels, one side may be {MAX_RATIO} times the other"
-        )
     return value

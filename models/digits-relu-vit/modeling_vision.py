@@ -33,12 +33,15 @@ from .attention import (
     AttentionMask,
     MultiHeadAttention,
     NormGate,
+    RowStatistics,
     ScaleNorm,
     add_regularizer_sums,
     apply_dropout,
     at_least_float32,
     attention_backend,
     build_norm,
+    regularizer_sums,
+    tensors_of,
 )
 from .configuration_vision import (
     QKNormViTConfig,
@@ -157,12 +160,12 @@ class EncoderLayer(TransformerLayer):
         self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
         self.self_attn_norm = build_norm(config)
 
-    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """Hidden states [batch, length, hidden_size] after the layer, and the tensors of `RowStatistics` if needed."""
+        branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         changes, config = self._fields_of(weights), copy.deepcopy(self.config)
         config.update(changes)
-        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+        with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
             opened = type(self)(config)
         modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
         differences = []
@@ -303,18 +306,26 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def attention_options(
         self,
         mask: AttentionMask,
-        query_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> dict:
         """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
         return {
             "attention_mask": mask,
-            "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
-            "count_null_rows": bool(output_null_rate),
+            "statistics": "all" if self.is_regularized else "sums" if output_null_rate else "none",
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
+
+    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
+        """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
+        bound = self.config.entropy_bound if self.is_regularized else None
+        rows = RowStatistics.stack(layers)
+        if rows is None:
+            return None
+        config = self.config.attention_for(site)  # which a compiler cannot follow
+        is_divided = config.normalizer == "sum" or config.learned_length_exponent
+        numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
+        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
 
     @property
     def is_regularized(self) -> bool:
@@ -494,12 +505,12 @@ class ProbePooling(nn.Module):
         bound = math.sqrt(6 / (1 + self.probe.shape[-1]))
         init.uniform_(self.probe, -bound, bound)
 
-    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and `regularizer_sums` or None."""
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """Pooled states [batch, hidden_size] of [batch, length, hidden_size], and the tensors of `RowStatistics`."""
         query = self.probe.to(hidden_states.dtype).expand(hidden_states.shape[0], -1, -1)
-        pooled, _, sums = self.attention(query, hidden_states, **attention_options)
+        pooled, _, rows = self.attention(query, hidden_states, **attention_options)
         pooled = pooled + self.mlp(self.norm(pooled))
-        return pooled[:, 0], sums
+        return pooled[:, 0], *tensors_of(rows)
 
 
 def lecun_normal_(weight: Tensor) -> None:
@@ -582,34 +593,37 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         length, device, prefix = hidden_states.shape[1], hidden_states.device, self.config.num_prefix_tokens
         outputs = {"output_attentions": output_attentions, "output_null_rate": output_null_rate}
-        options = self.attention_options(AttentionMask(length, length, device), **outputs)
-        sums = []
+        mask, pooling_mask = AttentionMask(length, length, device), AttentionMask(1, length - prefix, device)
+        options = self.attention_options(mask, **outputs)
+        rows = []
         for layer in self.layers:
-            hidden_states, layer_sums = layer(hidden_states, options)
-            sums.append(layer_sums)
+            hidden_states, *layer_rows = layer(hidden_states, options)
+            rows.append(tuple(layer_rows))
         if self.norm is not None and not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
-        pooled, pooling_sums = self.pool(
-            hidden_states, self.attention_options(AttentionMask(1, length - prefix, device), **outputs)
-        )
+        pooled, *pooling_rows = self.pool(hidden_states, self.attention_options(pooling_mask, **outputs))
+        sums = [
+            self.regularizer_sums(rows, mask, "encoder"),
+            self.regularizer_sums([tuple(pooling_rows)], pooling_mask, "pooling"),
+        ]
         return VisionTransformerOutput(
             last_hidden_state=hidden_states,
             pooler_output=pooled,
-            regularizer_sums=add_regularizer_sums([*sums, pooling_sums]),
+            regularizer_sums=add_regularizer_sums(sums),
         )
 
-    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """One vector for each image [batch, hidden_size or representation_size], and `regularizer_sums`."""
-        sums, patches = None, hidden_states[:, self.config.num_prefix_tokens :]
+    def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
+        rows, patches = (), hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
-            pooled, sums = self.pooler(patches, attention_options)
+            pooled, *rows = self.pooler(patches, attention_options)
         else:
             pooled = hidden_states[:, 0] if self.config.pooling == "cls" else patches.mean(1)
         if self.norm is not None and self.config.norm_after_pooling:
             pooled = self.norm(pooled)
         if self.representation is not None:
             pooled = torch.tanh(self.representation(pooled))
-        return pooled, sums
+        return pooled, *rows
 
 
 class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
@@ -687,9 +701,9 @@ class VisionTransformerForImageClassification(VisionTransformerPreTrainedModel):
                 raise ValueError(f"labels has {wrong[0].item()}, but must be from 0 to {largest}")
         smoothing = config.label_smoothing if self.training else 0.0
         if problem_type != "multi_label_classification":
-            targets = labels if labels.dim() == 1 else labels.to(logits.dtype)
+            targets = labels.long() if labels.dim() == 1 else labels.to(logits.dtype)
             return functional.cross_entropy(logits, targets, label_smoothing=smoothing)
-        targets = functional.one_hot(labels, config.num_labels) if labels.dim() == 1 else labels
+        targets = functional.one_hot(labels.long(), config.num_labels) if labels.dim() == 1 else labels
         targets = targets.to(logits.dtype) * (1 - smoothing) + smoothing / config.num_labels
         divisor = logits.shape[0] if config.multi_label_reduction == "sum" else logits.numel()
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / divisor

@@ -27,7 +27,7 @@ from .configuration_seq2seq import AttentionConfig, TransformerConfig, check_cho
 # The one door to code that is faster than plain PyTorch and gives the same: that of the installed library.
 
 
-INTERFACE = 1  # of `reluformers_kernels`, that this code was written for
+INTERFACE = 2  # of `reluformers_kernels`, that this code was written for
 
 
 def _find_kernels() -> ModuleType | None:
@@ -57,7 +57,7 @@ def apply_dropout(states: Tensor, probability: float, training: bool = True) -> 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that norms and sums are computed in: fp32 for bf16 and fp16, else the same."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def at_least_float32(states: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ def _plain_norm(states, gain, gate, eps, is_mean) -> Tensor:
     return (output if gate is None else torch.sigmoid(gate * wide) * output).to(states.dtype)
 
 
-def unit_length(states: Tensor, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
-    return _norm(states, None, None, eps, is_mean=False)
+def unit_length(states: Tensor, eps: float = 1e-12, gain: Tensor | None = None) -> Tensor:
+    """g ⊙ x / max(‖x‖₂, ε) over the last dimension, in at least fp32, as ε would be 0 in fp16; x = 0 stays 0."""
+    return _norm(states, gain, None, eps, is_mean=False)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -344,7 +344,7 @@ def differ(length: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Query i sees key j if the key is real, with causality j ≤ i + causal_offset, with a window j ≥ first_keys_i.
+    """Query i sees key j if the key is real, j ≤ i + causal_offset, and first_keys_i ≤ j ≤ last_keys_i.
 
     All layers of a site share one mask: what they need of it is computed for the first one.
 
@@ -354,10 +354,10 @@ class AttentionMask:
         key_padding_mask: bool [batch, key_len]; None if all are real.
         causal_offset: number of keys before the first query; a tensor where a static cache counts on the device; None
             if the future is visible.
-        first_keys: int [batch or 1, query_len], not decreasing along the queries: the first key of a window, or of
-            the sequence in a packed row; None for 0.
-        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; padding, causality and
-            windows are then None.
+        first_keys, last_keys: int [batch or 1, query_len], not decreasing along the queries: the first and the last
+            key of a window, or of the text in a packed row; None for no such bound.
+        given: bool, broadcasting to [batch, heads, query_len, key_len]: a ready mask; all others are then None.
+        query_mask: bool, True = real query [batch, query_len], for the statistics of rows; None if all are real.
     """
 
     query_len: int
@@ -366,7 +366,9 @@ class AttentionMask:
     key_padding_mask: Tensor | None = None
     causal_offset: int | Tensor | None = None
     first_keys: Tensor | None = None
+    last_keys: Tensor | None = None
     given: Tensor | None = None
+    query_mask: Tensor | None = None
 
     def __post_init__(self):
         # a fused computation reads a row of the mask by the number of keys, whatever its length
@@ -400,16 +402,37 @@ class AttentionMask:
             return cls(query_len, key_len, device, key_padding_mask=mask[:, 0, 0])
         return cls(query_len, key_len, device, given=mask)
 
+    def within(self, first_keys: Tensor, last_keys: Tensor) -> "AttentionMask":
+        """The mask of queries that see no keys outside of these bounds [batch or 1, query_len]."""
+        if self.given is not None:
+            keys = torch.arange(self.key_len, device=self.device)
+            is_inside = (keys >= first_keys[..., None]) & (keys <= last_keys[..., None])
+            return replace(self, given=self.given & is_inside[:, None])
+        if self.first_keys is not None:
+            first_keys = self.first_keys.maximum(first_keys)
+        if self.last_keys is not None:
+            last_keys = self.last_keys.minimum(last_keys)
+        return replace(self, first_keys=first_keys, last_keys=last_keys)
+
+    def of_texts(self, positions: Tensor) -> "AttentionMask":
+        """The mask of packed rows whose texts begin where positions [batch or 1, length] do not grow."""
+        begins = torch.diff(positions, prepend=positions[:, :1] - 1) < 1
+        if not torch.compiler.is_compiling() and not begins.any():
+            return self
+        texts = begins.cumsum(-1)
+        return self.within(torch.searchsorted(texts, texts), torch.searchsorted(texts, texts, right=True) - 1)
+
     def of_queries(self, start: int, stop: int) -> "AttentionMask":
         """The mask of some of the queries."""
-        given, offset, first = self.given, self.causal_offset, self.first_keys
+        given, offset = self.given, self.causal_offset
         if given is not None and given.shape[-2] > 1:
             given = given[..., start:stop, :]
         return replace(
             self,
             query_len=stop - start,
             causal_offset=None if offset is None else offset + start,
-            first_keys=None if first is None else first[:, start:stop],
+            first_keys=None if self.first_keys is None else self.first_keys[:, start:stop],
+            last_keys=None if self.last_keys is None else self.last_keys[:, start:stop],
             given=given,
         )
 
@@ -428,7 +451,8 @@ class AttentionMask:
     @property
     def is_triangle(self) -> bool:
         """Whether causality is all of it, and query i sees the first i + 1 keys of as many as there are queries."""
-        is_plain = self.is_structured and self.key_padding_mask is None and self.first_keys is None
+        bounds = (self.key_padding_mask, self.first_keys, self.last_keys)
+        is_plain = self.is_structured and all(bound is None for bound in bounds)
         return is_plain and self.is_causal and self.causal_offset == 0 and self.query_len == self.key_len
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
@@ -457,6 +481,9 @@ class AttentionMask:
         if self.first_keys is not None:
             window = keys >= self.first_keys[:, None, :, None]
             mask = window if mask is None else window & mask
+        if self.last_keys is not None:
+            window = keys <= self.last_keys[:, None, :, None]
+            mask = window if mask is None else window & mask
         return mask
 
     @property
@@ -467,18 +494,20 @@ class AttentionMask:
     def _count_keys(self) -> Tensor | int:
         if not self.is_structured:
             return self.dense.expand(*self.dense.shape[:-1], self.key_len).sum(-1, keepdim=True)
-        padding, first = self.key_padding_mask, self.first_keys
-        if not self.is_causal and first is None:
+        padding, first, last = self.key_padding_mask, self.first_keys, self.last_keys
+        if not self.is_causal and first is None and last is None:
             return self.key_len if padding is None else padding.sum(-1)[:, None, None, None]
-        seen = torch.full((self.query_len,), self.key_len, device=self.device)
+        seen = torch.full((1, self.query_len), self.key_len, device=self.device)
         if self.is_causal:
-            seen = (torch.arange(self.query_len, device=self.device) + (self.causal_offset + 1)).clamp(0, self.key_len)
+            places = torch.arange(self.query_len, device=self.device)[None]
+            seen = (places + (self.causal_offset + 1)).clamp(0, self.key_len)
+        if last is not None:
+            seen = seen.minimum(last + 1).clamp_min(0)
         real = None if padding is None else functional.pad(padding.cumsum(-1), (1, 0))
-        counts = seen[None] if real is None else real[:, seen]
+        counts = seen if real is None else real.gather(1, seen.expand(len(real), -1))
         if first is not None:
             first = first.clamp(0, self.key_len).minimum(seen)
-            before = first if real is None else real.gather(1, first.expand(len(real), -1))
-            counts = counts - before
+            counts = counts - (first if real is None else real.gather(1, first.expand(len(real), -1)))
         return counts[:, None, :, None]
 
 
@@ -515,6 +544,27 @@ class RowStatistics:
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
+    def divided(self, divisor: Tensor | float | None) -> "RowStatistics":
+        """The same of weights over a divisor: a number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
+        if divisor is None:
+            return self
+        if isinstance(divisor, Tensor):
+            divisor = divisor.squeeze(-1).to(self.row_sums.device, self.row_sums.dtype)
+        row_sums, logs = self.row_sums / divisor, self.weighted_logs
+        if logs is not None:
+            logs = logs / divisor - row_sums * (divisor.log() if isinstance(divisor, Tensor) else math.log(divisor))
+        return RowStatistics(row_sums, logs)
+
+    @classmethod
+    def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":
+        """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
+        # a layer may be computed by another model's attention
+        layers = [tensors for tensors in layers if tensors and tensors[0] is not None]
+        if not layers:
+            return None
+        device = layers[-1][0].device
+        return cls(*(torch.stack([part.to(device) for part in parts]) for parts in zip(*layers, strict=True)))
+
     @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
         """Join the statistics of queries that were computed in parts."""
@@ -524,38 +574,59 @@ class RowStatistics:
         return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
+def tensors_of(rows: RowStatistics | None) -> tuple[Tensor, ...]:
+    """The statistics that there are, as layers return them: reentrant checkpoints see flat tuples of tensors."""
+    found = () if rows is None else (rows.row_sums, rows.weighted_logs)
+    return tuple(tensor for tensor in found if tensor is not None)
+
+
 def regularizer_sums(
-    rows: RowStatistics, key_counts: Tensor | int, query_mask: Tensor | None, entropy_bound: float | None
+    rows: RowStatistics,
+    key_counts: Tensor | int,
+    query_mask: Tensor | None,
+    entropy_bound: float | None,
+    coefficient: float = 1.0,
+    exponent: float = 0.0,
 ) -> Tensor:
-    r"""Sums over the rows of real queries, so that modules of different sizes add up to one mean.
+    r"""Sums over the rows of real queries of all layers of a site, so that sites of different sizes add to one mean.
 
     With p = s_i / Σ_j s_ij the terms are |log Σ_j s_ij| and max(H(p) − C_i, 0), C_i = entropy_bound · log n_i
     (ReLUFormer, eq. 7 and App. A.2). A null row (Σ = 0) gives 0 to both and has no gradient.
 
     Args:
-        rows: of the weights before dropout; its `weighted_logs` are needed with an entropy bound.
+        rows: of the weights before dropout [..., batch, heads, query_len]; its `weighted_logs` are needed with an
+            entropy bound.
         key_counts: n_i, one number or broadcasting to [batch, heads, query_len, 1].
         query_mask: bool, True = real query [batch, query_len], or None for all.
         entropy_bound: C_i / log n_i; None leaves both terms 0 and counts rows only.
+        coefficient, exponent: c and α of weights that are not divided by c·n_i^α yet; H(p) does not depend on it.
 
     Returns:
         [4], at least float32: Σ normalisation term, Σ entropy term, number of null rows, number of rows.
     """
+
     row_sums = rows.row_sums
-    is_real = torch.ones_like(row_sums, dtype=torch.bool) if query_mask is None else query_mask[:, None]
-    is_used, number = is_real & (row_sums != 0), is_real.expand_as(row_sums).sum()
-    normalization = entropy_excess = row_sums.new_zeros(())
-    if entropy_bound is not None:
-        safe_sums = row_sums.masked_fill(~is_used, 1.0)
+    is_used = row_sums != 0
+    if query_mask is None:
+        number = row_sums.new_full((), row_sums.numel())
+    else:
+        is_real = query_mask[:, None].to(row_sums.device)
+        is_used, number = is_used & is_real, is_real.expand_as(row_sums).sum().to(row_sums.dtype)
+    if entropy_bound is None:
+        normalization = entropy_excess = row_sums.new_zeros(())
+    else:
+        log_counts, is_unused = length_factor(key_counts, "log_length", 1, row_sums.dtype), ~is_used
+        if isinstance(log_counts, Tensor):
+            log_counts = log_counts.squeeze(-1).to(row_sums.device)
+        safe_sums = row_sums.masked_fill(is_unused, 1.0)
         log_sums = safe_sums.log()
         entropy = log_sums - rows.weighted_logs / safe_sums
-        bounds = entropy_bound * length_factor(key_counts, "log_length", 1, row_sums.dtype)
-        if isinstance(bounds, Tensor):
-            bounds = bounds.squeeze(-1)
+        excess = entropy - entropy_bound * log_counts
+        entropy_excess = functional.relu(excess.masked_fill(is_unused, 0.0)).sum()
+        if (coefficient, exponent) != (1, 0):
+            log_sums = (log_sums - (exponent * log_counts + math.log(coefficient))).masked_fill(is_unused, 0.0)
         normalization = log_sums.abs().sum()  # log 1 = 0 where a row is not used
-        entropy_excess = (entropy - bounds).clamp_min(0).masked_fill(~is_used, 0.0).sum()
-    counts = (number - is_used.sum(), number)
-    return torch.stack([normalization, entropy_excess, *(count.to(row_sums.dtype) for count in counts)])
+    return torch.stack([normalization, entropy_excess, number - is_used.sum(), number])
 
 
 def add_regularizer_sums(parts: list[Tensor | None]) -> Tensor | None:
@@ -604,8 +675,11 @@ class AttentionFormula:
         """θ_i: one number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
         if self.threshold is None and self.attention.threshold == 0:
             return 0.0
-        threshold = self.attention.threshold if self.threshold is None else self.threshold.view(1, -1, 1, 1)
-        return threshold * length_factor(mask.key_counts, self.attention.threshold_form, query.shape[-1], query.dtype)
+        numbers = self.attention.threshold_form, query.shape[-1], query.dtype
+        if self.threshold is not None:
+            return self.threshold.view(1, -1, 1, 1) * length_factor(mask.key_counts, *numbers)
+        threshold = self.attention.threshold
+        return mask.once((threshold, *numbers), lambda: threshold * length_factor(mask.key_counts, *numbers))
 
     def length_divisor(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | float | None:
         """c·n_i^α, once for all layers if α is no parameter."""
@@ -614,6 +688,14 @@ class AttentionFormula:
             return length_divisor(mask.key_counts, coefficient, exponent, dtype)
         numbers = coefficient, self.attention.length_exponent, dtype
         return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
+
+    def row_factors(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | None:
+        """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
+        divisor = None if self.length_exponent is not None else self.length_divisor(mask, dtype)
+        if not isinstance(divisor, Tensor) or divisor.shape[1] > 1:
+            return None
+        numbers = "row_factors", self.attention.length_coefficient, self.attention.length_exponent, dtype
+        return mask.once(numbers, lambda: divisor[:, 0, :, 0].reciprocal().expand(-1, mask.query_len).contiguous())
 
 
 def eager_attention(
@@ -630,7 +712,7 @@ def eager_attention(
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the `RowStatistics`.
+        the `RowStatistics` of the weights before they are divided by c·n_i^α, or of those that sum to 1.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     scores = query @ key.transpose(-1, -2) * formula.scaling
@@ -640,13 +722,15 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
+    rows = None if formula.attention.normalizer == "sum" else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
+        rows = RowStatistics.of(weights, statistics)
     output = apply_dropout(weights, formula.dropout) @ value
-    return output.transpose(1, 2), weights, RowStatistics.of(weights, statistics)
+    return output.transpose(1, 2), weights, rows
 
 
 def repeat_heads(states: Tensor, query: Tensor) -> Tensor:
@@ -689,9 +773,12 @@ def fused_attention(
             key_padding_mask=mask.key_padding_mask,
             causal_offset=mask.causal_offset if mask.is_causal else None,
             first_keys=mask.first_keys,
+            last_keys=mask.last_keys,
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
+            divide_statistics=False,
+            row_factors=formula.row_factors(mask, query.dtype),
         )
         if found is not None:
             output, row_sums, weighted_logs, _ = found
@@ -699,18 +786,8 @@ def fused_attention(
     return attention_in_blocks(*arguments)
 
 
-def find_shared_activations() -> frozenset[str]:
-    """φ that the installed library has as this file has them, where either may have been changed."""
-    names = () if kernels is None else [name for name in kernels.ACTIVATIONS if name in ATTENTION_ACTIVATIONS]
-    scores = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.5, 3.0, 8.0], dtype=torch.float32, device="cpu")
-    return frozenset(
-        name
-        for name in names
-        if torch.allclose(ATTENTION_ACTIVATIONS[name](scores, None), kernels.activate(name, scores))
-    )
-
-
-SHARED_ACTIVATIONS = find_shared_activations()
+# what the library computes by these names: an activation that is changed here needs a name of its own
+SHARED_ACTIVATIONS = frozenset() if kernels is None else frozenset(kernels.ACTIVATIONS)
 SPARSE_DISTRIBUTIONS = frozenset() if kernels is None else frozenset(kernels.SPARSE_DISTRIBUTIONS)
 
 
@@ -766,8 +843,7 @@ def softmax_attention(
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
-        rows = RowStatistics((row_sums if divisor is None else row_sums / divisor).squeeze(-1))
+        rows = RowStatistics(is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype)).squeeze(-1))
     return output.transpose(1, 2), None, rows
 
 
@@ -853,12 +929,13 @@ class AttentionVariant(nn.Module):
         statistics: str = "none",
         attn_implementation: str = "eager",
         is_cross: bool = False,
+        is_scaled: bool = False,
     ) -> AttentionOutput:
         """Attend as a backend does, to the normalised output [batch, query_len, heads · head_dim]."""
         form = self.attention.scale_form
         if form != "constant":
             query = (query * length_factor(mask.key_counts, form, query.shape[-1], query.dtype)).to(query.dtype)
-        if self.scale is not None:
+        if self.scale is not None and not is_scaled:
             query = (query * self.scale).to(query.dtype)
         output, weights, rows = attention_backend(attn_implementation)(formula, query, key, value, mask, statistics)
         if self.attention.exclusive_output and not is_cross:
@@ -928,11 +1005,9 @@ class MultiHeadAttention(AttentionVariant):
         key_value_states: Tensor | None = None,
         attention_mask: Tensor | AttentionMask | None = None,
         past_key_values: Cache | None = None,
-        query_mask: Tensor | None = None,
-        entropy_bound: float | None = None,
-        count_null_rows: bool = False,
+        statistics: str = "none",
         attn_implementation: str = "eager",
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> AttentionOutput:
         r"""Attend from `hidden_states` to `key_value_states`, or to themselves and the cache.
 
         Args:
@@ -941,27 +1016,30 @@ class MultiHeadAttention(AttentionVariant):
             attention_mask: an `AttentionMask`, or bool, True = may attend, broadcasting to [batch, heads, query_len,
                 key_len].
             past_key_values: keys (normalised) and values of earlier steps.
-            query_mask: bool, True = real query [batch, query_len]; for the regulariser and the null rate.
-            entropy_bound: C_i / log n_i of the regulariser; None leaves its terms out.
-            count_null_rows: whether rows and null rows are counted without the regulariser too.
+            statistics: of the rows of weights: `"none"`, `"sums"` or `"all"`, as in `eager_attention`.
             attn_implementation: backend.
 
         Returns:
             output [batch, query_len, embed_dim]; weights before dropout [batch, heads, query_len, key_len], or None
-            from a backend that keeps none; the `regularizer_sums` if a bound or a count is asked for.
+            from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
-        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine")
+        # after unit length, a learned scale is the norm's gain
+        is_gain = (
+            self.scale is not None and self.attention.score == "cosine" and self.attention.scale_form == "constant"
+        )
+        gain = self.scale.expand(self.head_dim) if is_gain else None
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine", gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
-        statistics = "all" if entropy_bound is not None else "sums" if count_null_rows else "none"
         output, weights, rows = self.attend(
-            formula, query, key, value, mask, statistics, attn_implementation, is_cross=key_value_states is not None
+            formula, query, key, value, mask, statistics, attn_implementation, key_value_states is not None, is_gain
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
-        sums = None if rows is None else regularizer_sums(rows, mask.key_counts, query_mask, entropy_bound)
-        return self.out_proj(output), weights, sums
+        if rows is not None and self.length_exponent is not None:  # else the model divides those of all layers at once
+            rows = rows.divided(formula.length_divisor(mask, query.dtype))
+        return self.out_proj(output), weights, rows
 
     def _keys_and_values(
         self, hidden_states: Tensor, key_value_states: Tensor | None, past_key_values: Cache | None
@@ -986,11 +1064,13 @@ class MultiHeadAttention(AttentionVariant):
             return layer.keys[:, :, :length], layer.values[:, :, :length]
         return key, value
 
-    def _heads(self, states: Tensor, norm: nn.Module | None, has_unit_length: bool) -> Tensor:
+    def _heads(
+        self, states: Tensor, norm: nn.Module | None, has_unit_length: bool, gain: Tensor | None = None
+    ) -> Tensor:
         """[batch, length, embed_dim] → [batch, heads, length, head_dim], normalised while rows lie side by side."""
         states = states.unflatten(-1, (-1, self.head_dim))
         if norm is not None:
             states = norm(states)
         if has_unit_length:
-            states = unit_length(states)
+            states = unit_length(states, gain=gain)
         return states.transpose(1, 2)

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for translations, with bounds of what they may cost."""
 
+import copy
 import re
+import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -109,6 +111,8 @@ TARGET_FOLDER = "target_tokenizer"
 WORDS = r"\S+"
 # words, and for each token the index of its word, or the number of words if it belongs to none
 Words = tuple[list[str], list[int]]
+# a call with truncation, padding or text_target leaves its settings on the tokenizer, which other threads use too
+TOKENIZING = threading.RLock()
 
 
 class TranslationPipeline(Pipeline):
@@ -177,7 +181,8 @@ class TranslationPipeline(Pipeline):
 
     def preprocess(self, text: str, truncation: bool | str = True) -> dict[str, Any]:
         check_text(text, "the text")
-        encoding = self.tokenizer(text, return_offsets_mapping=self.tokenizer.is_fast, verbose=False)
+        with TOKENIZING:
+            encoding = self.tokenizer(text, return_offsets_mapping=self.tokenizer.is_fast, verbose=False)
         tokens, spans = encoding["input_ids"], encoding.get("offset_mapping", [])
         unknown = [span for token, span in zip(tokens, spans, strict=False) if token == self.tokenizer.unk_token_id]
         if unknown:
@@ -188,7 +193,8 @@ class TranslationPipeline(Pipeline):
             if truncation in (False, "do_not_truncate"):
                 raise ValueError(f"the text has {len(tokens)} tokens, but the model takes {limit}: shorten it")
             logger.warning(f"a text of {len(tokens)} tokens is cut to the {limit} that the model takes")
-            tokens = self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+            with TOKENIZING:
+                tokens = self.tokenizer(text, truncation=True, max_length=limit)["input_ids"]
         input_ids = torch.tensor([tokens])
         return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "text": text}
 
@@ -207,7 +213,8 @@ class TranslationPipeline(Pipeline):
         return {**inputs, **{name: rows.unflatten(0, (batch, -1)) for name, rows in found.items()}}  # by sequence
 
     def postprocess(self, outputs: dict[str, Any]) -> list[dict[str, Any]]:
-        texts = self.target_tokenizer.batch_decode(outputs["tokens"][0], skip_special_tokens=True)
+        with TOKENIZING:
+            texts = self.target_tokenizer.batch_decode(outputs["tokens"][0], skip_special_tokens=True)
         records = [{"translation_text": text} for text in texts]
         if "weights" in outputs:
             is_real = outputs["attention_mask"][0].bool()
@@ -233,7 +240,8 @@ class TranslationPipeline(Pipeline):
         if isinstance(translation, str):
             check_text(translation, "the translation")
             options = {"truncation": True, "max_length": most_positions(self.model.config)}
-            tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
+            with TOKENIZING:
+                tokens = self.target_tokenizer(text_target=translation, **options)["input_ids"]
             translation = [self.model.generation_config.decoder_start_token_id, *tokens]
         return torch.tensor(translation)
 
@@ -247,8 +255,8 @@ class TranslationPipeline(Pipeline):
         target = target[:, : min(length + first, most_positions(config))]
         inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
         inputs = {name: tokens.to(self.device) for name, tokens in inputs.items()}
-        with returning_weights(self.model):
-            layers = self.model.base_model(**inputs, output_attentions=True, use_cache=False).cross_attentions
+        model = returning_weights(self.model).base_model
+        layers = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
         weights = layers[max(len(layers) - 2, 0) if layer is None else layer].float().clamp_min(0).cpu()
         weights = (weights.mean(1) if head is None else weights[:, head])[:, first:]
         return functional.pad(weights, (0, 0, 0, length - weights.shape[1]))
@@ -285,30 +293,36 @@ def most_positions(config: PreTrainedConfig) -> int:
     return getattr(config, "max_position_embeddings", None) or 10**6
 
 
-@contextmanager
-def returning_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Let each part of a model compute with an attention that returns its weights, and go back.
+def returning_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself if `output_attentions` is all it needs to return its weights, else one that shares its tensors.
 
-    That of transformers is `"eager"`, which computes softmax; an attention of ours by name stays what it is.
+    Ours compute so in each call, and so does an attention of ours by name. Another one of transformers does where
+    `"eager"`, which computes softmax, is set for the model: here for a copy, as others may use the model meanwhile.
     """
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = [(config, config._attn_implementation_internal) for config in configs.values()]
     known = AttentionInterface()
-    for config, name in before:
-        if not getattr(known.get(name), "returns_weights", False):
-            config._attn_implementation_internal = "eager"
-    try:
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
+
+    def returns_weights(part: PreTrainedModel) -> bool:
+        name = part.config._attn_implementation_internal
+        return hasattr(part, "attention_options") or getattr(known.get(name), "returns_weights", name == "eager")
+
+    def parts(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+        return (part for part in model.modules() if isinstance(part, PreTrainedModel) and not returns_weights(part))
+
+    if next(parts(model), None) is None:
+        return model
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for config in [part.config for part in parts(twin)]:
+        config._attn_implementation_internal = "eager"
+    return twin
 
 
 def split_text(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int], pattern: str = WORDS) -> Words:
     """Find the words of a text, and for each of its tokens, perhaps without the last ones, the index of its word."""
     if not tokenizer.is_fast:  # it does not say where a token comes from
         return split_tokens(tokenizer, tokens, pattern, " ".join(text.split()))
-    offsets = tokenizer(text, truncation=True, max_length=len(tokens), return_offsets_mapping=True)["offset_mapping"]
+    options = {"truncation": True, "max_length": len(tokens), "return_offsets_mapping": True}
+    with TOKENIZING:
+        offsets = tokenizer(text, **options)["offset_mapping"]
     return _words(text, [start if start < end else None for start, end in offsets], pattern)
 
 
@@ -316,7 +330,8 @@ def split_tokens(
     tokenizer: PreTrainedTokenizerBase, tokens: list[int], pattern: str = WORDS, text: str | None = None
 ) -> Words:
     """Find the words of a text, by default what tokens spell, and for each of these the index of its word."""
-    spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
+    with TOKENIZING:
+        spelled = [tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
     # of a character of several bytes the first ones spell U+FFFD
     starts = [len(before.rstrip("\N{REPLACEMENT CHARACTER}")) for before in spelled[:-1]]
     special = set(tokenizer.all_special_ids)
@@ -325,9 +340,14 @@ def split_tokens(
 
 
 def _words(text: str, starts: list[int | None], pattern: str) -> Words:
-    """Find the words of a text, and for each token the first one that ends behind its start."""
-    words = list(re.finditer(pattern, text))
-    indices = [len(words) if start is None else sum(word.end() <= start for word in words) for start in starts]
+    """Find the words of a text up to the last token, and for each token the first one that ends behind its start."""
+    last, words = max((start for start in starts if start is not None), default=0), []
+    for word in re.finditer(pattern, text):
+        words.append(word)
+        if word.end() > last:  # of a long text that was cut, most words have no token
+            break
+    ends = [word.end() for word in words]
+    indices = [len(words) if start is None else bisect_right(ends, start) for start in starts]
     return [word[0] for word in words], indices
 
 

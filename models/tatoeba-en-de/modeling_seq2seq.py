@@ -6,8 +6,9 @@ import copy
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from .attention import (
     AttentionMask,
     MultiHeadAttention,
     NormGate,
+    RowStatistics,
     ScaleNorm,
     UnitLinear,
     add_regularizer_sums,
@@ -47,6 +49,8 @@ from .attention import (
     attention_backend,
     build_norm,
     kernels,
+    regularizer_sums,
+    tensors_of,
     unit_length,
 )
 from .configuration_seq2seq import (
@@ -108,6 +112,7 @@ logger = logging.get_logger(__name__)
 
 # the newest release of transformers that this code was tested with
 NEWEST_TESTED = (5, 24)
+_CHECKING = threading.Lock()
 
 
 class CheckedGenerationMixin(GenerationMixin):
@@ -119,21 +124,24 @@ class CheckedGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         """Generate as transformers does; without a cache, or not at all, where it differs from the model's logits."""
         if not self._is_generation_checked:
-            self._is_generation_checked = True  # before the check, which generates
-            if problem := find_generation_fault(self):
-                newest = "{}.{}".format(*NEWEST_TESTED)
-                problem = (
-                    f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
-                    f"{problem}: install transformers {newest}, or save the model with newer code"
-                )
-                self._is_generation_checked = find_generation_fault(self, use_cache=False) is None
-                if not self._is_generation_checked:
-                    raise RuntimeError(problem)
-                self._generates_with_cache = False
-                logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
+            with _CHECKING:  # other threads wait for what the first one finds
+                self._check_generation()
         if not self._generates_with_cache:
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)
+
+    def _check_generation(self) -> None:
+        if not self._is_generation_checked and (problem := find_generation_fault(self)):
+            newest = "{}.{}".format(*NEWEST_TESTED)
+            problem = (
+                f"this model's code knows transformers up to {newest}, and with {transformers.__version__} "
+                f"{problem}: install transformers {newest}, or save the model with newer code"
+            )
+            if find_generation_fault(self, use_cache=False) is not None:
+                raise RuntimeError(problem)
+            self._generates_with_cache = False
+            logger.warning(f"{problem}. Until then it generates without a cache: the tokens are right, but slow.")
+        self._is_generation_checked = True
 
 
 @torch.no_grad()
@@ -152,7 +160,8 @@ def find_generation_fault(model: CheckedGenerationMixin, use_cache: bool = True)
     options |= {name: getattr(model.generation_config, name) for name in tokens}
 
     def generate(**others):
-        return model.generate(**inputs, generation_config=GenerationConfig(**{**options, **others}))
+        search = super(CheckedGenerationMixin, model).generate  # the checked one waits for this
+        return search(**inputs, generation_config=GenerationConfig(**{**options, **others}))
 
     model.eval()
     try:
@@ -281,12 +290,12 @@ class EncoderLayer(TransformerLayer):
         self.self_attn = MultiHeadAttention.from_config(config, "encoder", config.num_attention_heads, layer_idx)
         self.self_attn_norm = build_norm(config)
 
-    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, sums = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
+    def forward(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
+        """Hidden states [batch, length, hidden_size] after the layer, and the tensors of `RowStatistics` if needed."""
+        branch, _, rows = self.self_attn(self.branch_input(self.self_attn_norm, hidden_states), **attention_options)
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), sums
+        return self.add_branch(self.mlp_norm, hidden_states, branch), *tensors_of(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -355,7 +364,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         weights = dict(self.state_dict() if state_dict is None else state_dict)
         changes, config = self._fields_of(weights), copy.deepcopy(self.config)
         config.update(changes)
-        with torch.device("meta"), init.no_init_weights(), init.no_tie_weights():
+        with torch.device("meta"):  # of this thread alone, as nothing may be that other threads build models by
             opened = type(self)(config)
         modules, expected = dict(self.named_modules(remove_duplicate=False)), opened.state_dict()
         differences = []
@@ -427,18 +436,26 @@ class TransformerPreTrainedModel(PreTrainedModel):
     def attention_options(
         self,
         mask: AttentionMask,
-        query_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_null_rate: bool | None = None,
     ) -> dict:
         """Arguments of all attention modules of one site in a call with these options; only `eager` keeps weights."""
         return {
             "attention_mask": mask,
-            "query_mask": query_mask,
-            "entropy_bound": self.config.entropy_bound if self.is_regularized else None,
-            "count_null_rows": bool(output_null_rate),
+            "statistics": "all" if self.is_regularized else "sums" if output_null_rate else "none",
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
+
+    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
+        """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
+        bound = self.config.entropy_bound if self.is_regularized else None
+        rows = RowStatistics.stack(layers)
+        if rows is None:
+            return None
+        config = self.config.attention_for(site)  # which a compiler cannot follow
+        is_divided = config.normalizer == "sum" or config.learned_length_exponent
+        numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
+        return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
 
     @property
     def is_regularized(self) -> bool:
@@ -585,10 +602,12 @@ CACHE_NAME = next(name for name in ("cache", "past_key_values") if name in Seq2S
 
 
 def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
-    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`."""
-    if past_key_values is not None and cache is not None:
-        raise ValueError("past_key_values and cache are both given, but are two names of one cache: give one")
-    return past_key_values if cache is None else cache
+    """Return the cache, given as `past_key_values` or, since transformers 5.24, as `cache`.
+
+    Of two, it is the latter, as in transformers, unless that is empty: PEFT gives a prefix by the old name beside it.
+    """
+    is_empty = cache is None or (past_key_values is not None and int(cache.get_seq_length()) == 0)
+    return past_key_values if is_empty else cache
 
 
 def without_padding(states: Tensor, mask: Tensor | None) -> Tensor:
@@ -616,9 +635,9 @@ class DecoderLayer(TransformerLayer):
         self_attention_options: dict,
         cross_attention_options: dict,
         past_key_values: Cache | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [batch, length, hidden_size] after the layer, and `regularizer_sums` or None."""
-        branch, _, self_sums = self.self_attn(
+    ) -> tuple[Tensor, ...]:
+        """Hidden states [batch, length, hidden_size] after the layer, and `RowStatistics` of its two sites."""
+        branch, _, self_rows = self.self_attn(
             self.branch_input(self.self_attn_norm, hidden_states),
             past_key_values=past_key_values,
             **self_attention_options,
@@ -626,7 +645,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.self_attn_norm, hidden_states, branch)
         queries = self.branch_input(self.cross_attn_norm, hidden_states)
         # rows of one sentence, as beam search has them, are queries of one attention
-        branch, _, cross_sums = self.cross_attn(
+        branch, _, cross_rows = self.cross_attn(
             queries.reshape(encoder_hidden_states.shape[0], -1, queries.shape[-1]),
             encoder_hidden_states,
             past_key_values=past_key_values,
@@ -634,7 +653,10 @@ class DecoderLayer(TransformerLayer):
         )
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
-        return self.add_branch(self.mlp_norm, hidden_states, branch), add_regularizer_sums([self_sums, cross_sums])
+        hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
+        found = tensors_of(self_rows), tensors_of(cross_rows)
+        missing = (None,) * max(map(len, found))  # so that halves are sites, where one has another model's attention
+        return hidden_states, *(found[0] or missing), *(found[1] or missing)
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -756,13 +778,13 @@ class TransformerStack(Seq2SeqTransformerPreTrainedModel):
             hidden_states = self.embedding_norm(hidden_states)
         return apply_dropout(hidden_states, self.dropout, self.training)
 
-    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after all layers and the last norm, and `regularizer_sums`."""
-        sums = []
+    def run_layers(self, hidden_states: Tensor, *arguments) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """Hidden states after all layers and the last norm, and what each layer has of row statistics."""
+        rows = []
         for layer in self.layers:
-            hidden_states, layer_sums = layer(hidden_states, *arguments)
-            sums.append(layer_sums)
-        return hidden_states if self.norm is None else self.norm(hidden_states), add_regularizer_sums(sums)
+            hidden_states, *layer_rows = layer(hidden_states, *arguments)
+            rows.append(tuple(layer_rows))
+        return hidden_states if self.norm is None else self.norm(hidden_states), rows
 
 
 class Seq2SeqTransformerEncoder(TransformerStack):
@@ -786,16 +808,24 @@ class Seq2SeqTransformerEncoder(TransformerStack):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_null_rate: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> Seq2SeqTransformerEncoderOutput:
-        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing."""
+        """Encode `input_ids` [batch, length]; `attention_mask` is 1 for real tokens, `use_cache` changes nothing.
+
+        Rows are packed with several texts where `position_ids` [batch or 1, length] begin anew.
+        """
         given = self.require_one_input(input_ids, inputs_embeds)
         length, device = given.shape[1], given.device
-        self.check_length(length)
+        self.check_length(length if position_ids is None else int(position_ids.max()) + 1)
         mask = padding_mask(attention_mask, length, length, device)
-        options = self.attention_options(mask, mask.key_padding_mask, output_attentions, output_null_rate)
-        positions = token_positions(length, 0, attention_mask, device)
+        if position_ids is not None:
+            mask = mask.of_texts(position_ids)
+        mask = replace(mask, query_mask=mask.key_padding_mask)
+        options = self.attention_options(mask, output_attentions, output_null_rate)
+        positions = token_positions(length, 0, attention_mask, device) if position_ids is None else position_ids
         hidden_states = self.embed(input_ids, inputs_embeds, positions, attention_mask)
-        hidden_states, sums = self.run_layers(hidden_states, options)
+        hidden_states, rows = self.run_layers(hidden_states, options)
+        sums = self.regularizer_sums(rows, mask, "encoder")
         return Seq2SeqTransformerEncoderOutput(last_hidden_state=hidden_states, regularizer_sums=sums)
 
 
@@ -859,13 +889,22 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         if query_mask is None and attention_mask is not None and attention_mask.dim() == 2:  # padding is no query
             query_mask = attention_mask[:, -length:].bool().expand(rows, -1)
         source_mask = padding_mask(encoder_attention_mask, queries, source_len, device, is_cross=True)
-        cross_queries = None if query_mask is None else query_mask.reshape(sources, queries)
+        if query_mask is not None:
+            mask = replace(mask, query_mask=query_mask)
+            source_mask = replace(source_mask, query_mask=query_mask.reshape(sources, queries))
         self_options, cross_options = (
-            self.attention_options(*masks, output_attentions, output_null_rate)
-            for masks in ((mask, query_mask), (source_mask, cross_queries))
+            self.attention_options(site_mask, output_attentions, output_null_rate) for site_mask in (mask, source_mask)
         )
         # by position: of a cache given by name, transformers' checkpointing decides what becomes of it
-        hidden_states, sums = self.run_layers(hidden_states, encoder_hidden_states, self_options, cross_options, cache)
+        hidden_states, found = self.run_layers(
+            hidden_states, encoder_hidden_states, self_options, cross_options, cache
+        )
+        sums = add_regularizer_sums(
+            [
+                self.regularizer_sums([part[: len(part) // 2] for part in found], mask, "decoder"),
+                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask, "cross"),
+            ]
+        )
         return Seq2SeqTransformerDecoderOutput(
             last_hidden_state=hidden_states, regularizer_sums=sums, **{CACHE_NAME: cache}
         )
@@ -1028,7 +1067,14 @@ class Seq2SeqTransformerForConditionalGeneration(
         self.lm_head = value
 
     def generate(self, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
-        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other."""
+        """Generate as transformers does; a saved `max_length` or `max_new_tokens` does not overrule a given other.
+
+        Raises:
+            ValueError: `prefill_chunk_size` is given, by which transformers would cut the mask of the source.
+        """
+        size = getattr(generation_config or self.generation_config, "prefill_chunk_size", None)
+        if size := kwargs.get("prefill_chunk_size", size):
+            raise ValueError(f"prefill_chunk_size is {size}, but must be None: this model has a source of its own")
         if generation_config is None:
             for name, other in (("max_new_tokens", "max_length"), ("max_length", "max_new_tokens")):
                 if kwargs.get(name) is not None:
@@ -1036,9 +1082,11 @@ class Seq2SeqTransformerForConditionalGeneration(
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args, **kwargs) -> dict[str, Any]:
-        """Prepare as transformers does, but of the tokens so far always those that the cache does not hold yet."""
+        """Prepare as transformers does, but begin behind what the cache holds, and leave tokenizers out."""
         cache, given = one_cache(kwargs.get("past_key_values"), kwargs.get("cache")), input_ids.shape[1]
-        if cache is not None:
+        for name in ("tokenizer", "assistant_tokenizer"):  # what `stop_strings` are read with
+            kwargs.pop(name, None)
+        if cache is not None and kwargs.get("is_first_iteration"):  # later it may hold a prefix too
             held = int(cache.get_seq_length())
             if held >= given:
                 raise ValueError(f"decoder_input_ids has {given} tokens, but the cache holds {held} already")
@@ -1091,6 +1139,7 @@ class Seq2SeqTransformerForConditionalGeneration(
         """
         query_mask = None
         if labels is not None:
+            labels = labels.long()
             use_cache, query_mask = False, labels.ne(-100)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)

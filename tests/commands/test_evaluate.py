@@ -123,12 +123,6 @@ def test_comet_scores_where_it_is_installed(folder, rows, capsys, monkeypatch):
     assert given[0] == "ORG/COMET"
     assert [(row["src"], row["ref"]) for row in given[1:]] == PAIRS
 
-    def fail(name):
-        raise KeyError(name)
-
-    module.download_model = fail
-    assert "ORG/comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
-
 
 def test_images_have_no_second_file(tmp_path, capsys):
     folder = save_classifier(tmp_path / "model")
