@@ -11,31 +11,25 @@ import torch
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
-    GenerationConfig,
-    MarianConfig,
-    MarianMTModel,
     PreTrainedModel,
 )
 
-from builders.broken_files import INDEX, JUNK, SHARD, break_folder, split_weights
-from builders.commands import refusal_of, run_command
+from builders.broken_files import INDEX, SHARD, break_folder, split_weights
+from builders.commands import refusal_of
 from builders.saved_models import save_classifier, save_translator
 from reluformers import saved_models
 from reluformers.conversion.convert import open_processor, open_source
 from reluformers.images.scoring import load_image_model
 from reluformers.saved_models import load_config, load_model
 from reluformers.translation.decoding import load_translation_model
-from reluformers.translation.tokenization import train_tokenizer
 
 HUGE = 10**9
 SIZES = {
     "translation": [
-        *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-        *("decoder_attention_heads", "decoder_ffn_dim", "max_position_embeddings", "decoder_vocab_size", "num_labels"),
+        *("vocab_size", "d_model", "encoder_layers", "max_position_embeddings", "num_labels"),
     ],
     "images": [
-        *("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-        *("intermediate_size", "num_register_tokens", "representation_size", "num_labels"),
+        *("image_size", "num_hidden_layers", "num_register_tokens"),
     ],
 }
 RECIPE = """
@@ -107,17 +101,17 @@ def outcomes_of(whole, place, kind, seeds):
 @pytest.mark.parametrize("kind", DOORS)
 @pytest.mark.filterwarnings("ignore")
 def test_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
-    opened, refused, failures = outcomes_of(whole, tmp_path, kind, range(80))
+    opened, refused, failures = outcomes_of(whole, tmp_path, kind, range(25))
     assert not failures
-    assert opened > 30  # what a door does not read does not matter to it
-    assert refused > 30
+    assert opened > 8  # what a door does not read does not matter to it
+    assert refused > 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DOORS)
 @pytest.mark.filterwarnings("ignore")
 def test_many_broken_files_are_refused_in_one_line(whole, tmp_path, kind):
-    assert not outcomes_of(whole, tmp_path, kind, range(80, 1500))[2]
+    assert not outcomes_of(whole, tmp_path, kind, range(25, 400))[2]
 
 
 @pytest.fixture
@@ -160,63 +154,9 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
             load_model(auto_class, copy_of[kind])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"decoder_start_token_id": [1, "a"]},
-        {"eos_token_id": [None]},
-        {"forced_bos_token_id": 10**7},
-        {"encoder_no_repeat_ngram_size": True},
-        {"exponential_decay_length_penalty": -1},
-        {"max_time": "x"},
-        {"prompt_lookup_num_tokens": "x"},
-        {"no_repeat_ngram_size": {}},
-    ],
-)
-@pytest.mark.parametrize("more", [[], ["--alignments"]])
-def test_a_search_that_generate_cannot_do_is_the_settings_fault(copy_of, capsys, fields, more):
-    folder = copy_of["translation"]
-    change_json(folder / "generation_config.json", **fields)
-    assert str(folder) in refusal_of(capsys, "translate", "--model", folder, "Two dogs", *more)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_many_odd_searches_translate_or_are_refused(copy_of, capsys):
-    folder, rng, codes = copy_of["translation"], random.Random(0), []
-    path = folder / "generation_config.json"
-    whole = path.read_text()
-    fields = sorted(GenerationConfig().to_dict().keys() | {"num_beam_groups", "penalty_alpha", "custom_generate"})
-    for _ in range(150):
-        field, value = rng.choice(fields), rng.choice([*JUNK, 10**5, 2**31, [10**9], [[10**9]], "static"])
-        path.write_text(whole)
-        change_json(path, **{field: value})
-        try:
-            run_command("translate", "--model", folder, "Two dogs", *rng.choice([[], ["--alignments"]]))
-            codes.append(0)
-        except SystemExit as ended:
-            codes.append(ended.code)
-        except BaseException as error:
-            raise AssertionError(f"{field} = {value!r:.60}") from error
-        assert "Traceback" not in capsys.readouterr().err
-    assert set(codes) == {0, 2}
-
-
-@pytest.mark.parametrize("fields", [{"num_return_sequences": 3, "num_beams": 4}, {"return_dict_in_generate": True}])
-@pytest.mark.parametrize("more", [[], ["--alignments"]])
-def test_a_text_has_one_translation_whatever_is_saved(copy_of, capsys, fields, more):
-    change_json(copy_of["translation"] / "generation_config.json", **fields)
-    run_command("translate", "--model", copy_of["translation"], "Two dogs", *more)
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
 PROCESSORS = [
     {"size": {"height": 40_000, "width": 40_000}},
-    {"size": {"height": 8, "width": HUGE}},
-    {"size": {"shortest_edge": 50_000}},
-    {"size": HUGE},
     {"do_pad": True, "pad_size": {"height": 50_000, "width": 50_000}},
-    {"do_center_crop": True, "crop_size": {"height": 50_000, "width": 50_000}},
 ]
 
 
@@ -226,26 +166,6 @@ def test_an_image_processor_beyond_any_memory_is_refused_before_it_begins(copy_o
     with pytest.raises(ValueError, match=re.escape(str(copy_of["images"]))) as caught:
         load_image_model(copy_of["images"])
     assert "\n" not in str(caught.value)
-
-
-def test_an_image_processor_may_resize_before_it_crops(copy_of):
-    change_json(
-        copy_of["images"] / "preprocessor_config.json", size={"shortest_edge": 256}, do_center_crop=True, crop_size=8
-    )
-    load_image_model(copy_of["images"])
-
-
-def test_a_model_of_transformers_with_huge_depth_is_refused_at_once(tmp_path):
-    sizes = dict.fromkeys(
-        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1
-    )
-    sizes |= dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), 8)
-    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "vocab_size": 10}
-    MarianMTModel(MarianConfig(**sizes, **tokens)).save_pretrained(tmp_path)
-    load_model(AutoModelForSeq2SeqLM, tmp_path)
-    change_config(tmp_path, encoder_layers=HUGE)
-    with pytest.raises(ValueError, match="encoder_layers"):
-        load_model(AutoModelForSeq2SeqLM, tmp_path)
 
 
 def command_lines(folder, place):
@@ -278,26 +198,11 @@ COMMANDS = [
 ]
 
 
-# the page changes the environment of its process before it reads a configuration
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "app"])
-def test_every_command_refuses_a_huge_size(copy_of, tmp_path, capsys, command):
-    change_config(copy_of["translation"], decoder_layers=HUGE)
-    line = refusal_of(capsys, *command_lines(copy_of["translation"], tmp_path)[command])
-    assert "decoder_layers" in line
-    assert str(HUGE) in line
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_every_command_refuses_an_adapter(copy_of, tmp_path, capsys, command, is_alone):
-    if is_alone and command == "average":
-        return  # of checkpoints it reads the weights alone
+def test_every_command_refuses_an_adapter(copy_of, tmp_path, capsys, command):
     folder = copy_of["translation"]
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    if is_alone:
-        (folder / "config.json").unlink()
-    line = refusal_of(capsys, *command_lines(folder, tmp_path)[command])
-    assert is_alone or "adapter_config.json" in line
+    assert "adapter_config.json" in refusal_of(capsys, *command_lines(folder, tmp_path)[command])
 
 
 def test_an_adapter_of_the_hub_is_not_opened(monkeypatch):
@@ -353,30 +258,3 @@ def test_an_index_of_the_hubs_cache_is_read_through_its_links(copy_of, tmp_path)
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(path)
     load_translation_model(snapshot)
-
-
-@pytest.mark.parametrize("option", ["d_model=1e10", "d_model=10000000000", "encoder_layers=1000000000"])
-def test_a_recipe_with_a_huge_size_is_refused(tmp_path, capsys, option):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run"]
-    assert option.partition("=")[0] in refusal_of(capsys, *arguments, f"model.{option}")
-
-
-def test_a_recipe_without_named_outputs_is_refused(tmp_path, capsys):
-    for side in ("train", "validation"):
-        (tmp_path / f"{side}.jsonl").write_text(f'{{"source": "a {side}", "target": "b"}}\n' * 20)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model="{preset: reluformer}", data=tmp_path))
-    arguments = ["train", recipe, "--output_dir", tmp_path / "run"]
-    assert "return_dict" in refusal_of(capsys, *arguments, "model.return_dict=false")
-
-
-def test_a_folder_without_named_outputs_opens_with_them(copy_of):
-    change_config(copy_of["images"], return_dict=False)
-    assert load_image_model(copy_of["images"])[0].config.return_dict
-
-
-def test_a_vocabulary_beyond_any_model_is_refused_before_memory_is_taken_for_it():
-    with pytest.raises(ValueError, match=str(10**13)):
-        train_tokenizer(["a b"], 10**13)

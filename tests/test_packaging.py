@@ -46,10 +46,6 @@ def constraints(name: str) -> dict[str, Version]:
     return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in pins}
 
 
-def lower_bound(requirement: Requirement) -> Version:
-    return next(Version(bound.version) for bound in requirement.specifier if bound.operator == ">=")
-
-
 def test_hub_folders_are_parts_of_the_package():
     assert Path(configuration.__path__[0]) == ROOT / "configuration"
     assert Path(modeling.__path__[0]) == ROOT / "modeling"
@@ -125,12 +121,6 @@ def test_constraints_pin_every_requirement_within_its_range(setup_arguments):
     pins = constraints("constraints.txt")
     for name, requirement in requirements(setup_arguments).items():
         assert requirement.specifier.contains(pins[name]), f"{requirement}, but {pins[name]} is pinned"
-
-
-def test_oldest_constraints_are_the_lower_ends(setup_arguments):
-    pins = constraints("constraints-oldest.txt")
-    for name, requirement in requirements(setup_arguments).items():
-        assert pins[name] == lower_bound(requirement), f"{requirement}, but {pins[name]} is tested as the oldest"
 
 
 def test_what_publishing_runs_is_pinned():

@@ -7,8 +7,8 @@ import pytest
 
 from builders.finished_runs import attention_statistics
 from reluformers.evaluation.attention_statistics import AttentionReport
-from reluformers.evaluation.circumstances import Circumstances, current_circumstances
-from reluformers.evaluation.results import METRICS, Evaluation, Score, ScoredData, checksum, listed
+from reluformers.evaluation.circumstances import Circumstances
+from reluformers.evaluation.results import Evaluation, Score, ScoredData, checksum
 
 
 def make_evaluation(**changes) -> Evaluation:
@@ -39,51 +39,14 @@ def test_what_is_written_is_read(tmp_path):
     assert "config" not in written["data"]
 
 
-def test_cells_stand_in_the_order_of_the_metrics():
-    evaluation = make_evaluation()
-    assert evaluation.cells() == {"BLEU": "35.25", "chrF": "60.50"}
-    assert list(evaluation.cells()) == ["BLEU", "chrF"]
-    assert evaluation.signatures() == {"BLEU": "BLEU|x", "chrF": "chrF|x"}
-    assert evaluation.rows_per_second == 80
-    assert METRICS["accuracy"].format(0.98765) == "98.77%"
-    assert METRICS["loss"].format(None) == "–"
-    assert evaluation.attention.overall.cells()["null rows"] == "6.2%"
-    assert evaluation.attention.sites["cross"].layers[1].cells()["entropy"] == "–"
-
-
-def test_names_are_listed_as_in_a_sentence():
-    assert [listed(["a", "b", "c"][:count]) for count in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
-
-
 @pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"format_version": 3}, "format_version"),
-        ({"data": {"rows": 5}}, "split"),
-        ({"scores": {"blue": {"value": 1.0}}}, "blue"),
-        ({"scores": {"bleu": {"value": "high"}}}, ""),
-        ({"scores": {"bleu": {}}}, "value"),
-        ({"attention": {"encoder": {"layers": 5}}}, ""),
-        ({"attention": {"overall": {"zeros": 0.5}}}, "null_rate"),
-        ({"secnods": 5.0}, "secnods"),
-        ({"circumstances": [1]}, ""),
-    ],
+    "changes", [{"format_version": 3}, {"scores": {"blue": {"value": 1.0}}}, {"secnods": 5.0}, {"data": {"rows": 5}}]
 )
-def test_faults_are_named_with_the_file(tmp_path, changes, key):
+def test_a_damaged_record_is_refused(tmp_path, changes):
     path = tmp_path / "evaluation.json"
     path.write_text(json.dumps({**make_evaluation().to_dict(), **changes}))
-    with pytest.raises(ValueError, match=f"evaluation.json: .*{key}"):
-        Evaluation.load(path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_files_of_something_else_are_refused(tmp_path, text):
-    path = tmp_path / "evaluation.json"
-    path.write_text(text)
     with pytest.raises(ValueError, match=r"evaluation\.json"):
         Evaluation.load(path)
-    with pytest.raises(ValueError, match=r"none\.json: no such file"):
-        Evaluation.load(tmp_path / "none.json")
 
 
 def test_only_like_evaluations_are_compared():
@@ -109,13 +72,3 @@ def test_checksums_tell_rows_and_parts_apart():
     assert checksum(rows) == checksum(list(rows))
     for other in ([(b"a", b"bc"), (b"d", b"e")], rows[::-1], rows[:1], [(b"ab", b"c"), (b"d", b"e", b"")]):
         assert checksum(other) != checksum(rows)
-
-
-def test_circumstances_name_versions_and_the_processes():
-    import torch
-
-    found = current_circumstances(torch.device("cpu"), processes=2, seed=5)
-    assert found.device == "2 × cpu"
-    assert found.seed == 5
-    assert found.torch == torch.__version__
-    assert found.to_dict().keys() >= {"device", "seed", "torch", "transformers", "reluformers"}

@@ -15,7 +15,6 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -116,21 +115,6 @@ def lit_words(browser, side: str) -> set[int]:
     return {number for number, word in enumerate(found) if "--lit" in (word.get_attribute("style") or "")}
 
 
-def requested_hosts(browser) -> set[str]:
-    """Hosts that pages, not the browser's own, have asked for something."""
-    entries = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
-    sent = [it["params"] for it in entries if it["method"] == "Network.requestWillBeSent"]
-    addresses = (urlsplit(it["request"]["url"]) for it in sent)
-    return {address.hostname for address in addresses if address.scheme in ("http", "https", "ws", "wss")}
-
-
-def choose(browser, element: str, choice: str) -> None:
-    """Take a choice of a dropdown as a visitor does, with the mouse."""
-    browser.find_element(By.CSS_SELECTOR, f"#{element} input").click()
-    xpath = f"//ul[@role='listbox']//li[contains(., '{choice}')]"
-    until(browser, lambda page: page.find_element(By.XPATH, xpath)).click()
-
-
 def take_screenshot(browser, tmp_path: Path, name: str, width: int = 1200) -> None:
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,12 +131,6 @@ def set_size(browser, width: int, height: int) -> None:
     """The size of the page, which may be less than that of the smallest window."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def set_scheme(browser, scheme: str) -> None:
-    """What the visitor's computer prefers, "light" or "dark"."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
 @pytest.fixture
@@ -209,60 +187,6 @@ def test_words_light_up_where_weights_are_not_zero(browser, translation_page):
     word = browser.find_element(By.CSS_SELECTOR, "#attention .line .word[data-k='1']")
     word.send_keys(Keys.TAB)
     assert lit_words(browser, "q") == set(np.flatnonzero(weights[other, :, 2]))
-
-
-def test_an_error_leaves_no_old_answer(browser, translation_page):
-    box = browser.find_element(By.CSS_SELECTOR, "#text textarea")
-    box.clear()
-    box.send_keys("   ")
-    browser.find_element(By.ID, "run").click()
-    until(browser, lambda page: "There is nothing to translate" in page.find_element(By.TAG_NAME, "body").text)
-    until(browser, lambda page: value(page, "answer") == "")
-    assert not browser.find_elements(By.CSS_SELECTOR, "#attention img.large")
-
-    box.send_keys("\u2603", Keys.ENTER)
-    until(browser, weights_source)
-    assert "\u2603" in browser.find_element(By.ID, "answer").text
-
-
-def test_the_map_stands_beside_the_heads_above_the_fold(browser, translation_page):
-    set_size(browser, 1280, 900)
-    browser.get(browser.current_url)
-    until(browser, weights_source)
-    large, heads = (browser.find_element(By.CSS_SELECTOR, f"#attention {one}").rect for one in (".scroll", ".heads"))
-    assert large["x"] >= heads["x"] + heads["width"]
-    assert large["y"] < heads["y"] + heads["height"]
-    assert large["y"] + large["height"] <= 900
-
-
-def test_page_is_light_dark_and_narrow_and_asks_nobody_else(browser, translation_page, tmp_path):
-    colours = {}
-    for scheme, width, name in (
-        ("light", 1280, "app.png"),
-        ("dark", 1280, "app_dark.png"),
-        ("light", 390, "app_narrow.png"),
-    ):
-        set_scheme(browser, scheme)
-        set_size(browser, width, 900)
-        browser.get(browser.current_url)
-        until(browser, weights_source)
-        point_at(browser, "q", 0)
-        take_screenshot(browser, tmp_path, name, width)
-        colours[scheme] = browser.execute_script(
-            "return ['body', '#attention .map'].map((name) => getComputedStyle(document.querySelector(name)))"
-            ".map((style, place) => place ? style.color : style.backgroundColor)"
-        )
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        assert browser.execute_script(CUT_LABELS) == []
-    assert [colour != colours["dark"][place] for place, colour in enumerate(colours["light"])] == [True, True]
-    assert requested_hosts(browser) == {"127.0.0.1"}
-
-
-def test_every_site_is_shown(browser, translation_page):
-    before = weights_source(browser)
-    choose(browser, "site", "decoder")
-    until(browser, lambda page: weights_source(page) != before)
-    assert "not visible" in browser.find_element(By.CSS_SELECTOR, "#attention .legend").text
 
 
 def translate(folder: Path, text: str) -> str:

@@ -1,7 +1,5 @@
 """What the app computes of a model: weights, words, patches, and what it refuses."""
 
-import base64
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -11,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForSeq2SeqLM
 
 import models
 from builders.pictures import mutations, picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.modeling import image_input
-from reluformers.modeling.pipeline_translation import longest_translation
 
 TEXT = TEXTS[1]
 
@@ -57,21 +53,6 @@ def test_tokens_become_words(translator):
     assert [word.blank for word in found] == [True, True, False, True, True, True, True, False]
 
 
-def test_tokens_of_a_word_are_summed_as_keys_and_averaged_as_queries():
-    weights = np.array([[[1, 2, 4], [0, 0, 8], [0, 0, 0]]])
-    joined, last = models.Word("ab", False, 0), models.Word("c", True, 2)
-    np.testing.assert_array_equal(models.merge_words(weights, [joined, last], [joined, last]), [[[1.5, 6], [0, 0]]])
-
-
-def test_decoder_hides_what_is_yet_to_come(translator):
-    translation = translator.translate(TEXT, 1)
-    shown = translator.attend(translation, "decoder", 0)
-    assert shown.visible[0, 0]
-    assert shown.visible[-1].all()
-    assert not translator.attend(translation, "decoder", 0).weights[:, ~shown.visible].any()
-    assert translator.attend(translation, "cross", 0).visible.all()
-
-
 def test_a_translation_is_read_in_another_vocabulary(tmp_path):
     other = models.load_model(str(save_translator(tmp_path, separate=True)))
     read = other.read(TEXT, TEXTS[2])
@@ -81,61 +62,6 @@ def test_a_translation_is_read_in_another_vocabulary(tmp_path):
     ends = (other.model.generation_config.decoder_start_token_id, other.config.eos_token_id)
     assert (read.target_ids[0], read.target_ids[-1]) == ends
     assert len(other.read(TEXT * 9, TEXT * 9).target_ids) == other.config.max_position_embeddings
-
-
-def test_translation_is_that_of_generate(translator, tmp_path):
-    inputs = translator.tokenizer(TEXT, return_tensors="pt")
-    limit = longest_translation(inputs["input_ids"].shape[1], translator.config)
-    expected = translator.model.generate(**inputs, num_beams=3, max_new_tokens=limit)[0]
-    translation = translator.translate(f"  {TEXT}\n", 3.0)
-    assert translation.target_ids == expected.tolist()
-    assert translation.text == translator.tokenizer.decode(expected, skip_special_tokens=True)
-
-
-def test_separate_vocabularies_have_their_own_words(tmp_path):
-    folder = save_translator(tmp_path, separate=True)
-    model = models.load_model(str(folder))
-    shown = model.attend(model.translate(TEXT, 1), "cross", 0)
-    assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.decoder_vocab_size == len(model.target_tokenizer)
-    assert "".join(word.text for word in shown.keys) == TEXT.replace(" ", "") + "</s>"
-    assert "beach" not in model.target_tokenizer.get_vocab()
-
-
-@pytest.mark.parametrize(
-    ("text", "beams", "message"),
-    [
-        ("", 1, "nothing to translate"),
-        (" \n", 1, "nothing to translate"),
-        (None, 1, "nothing to translate"),
-        (["a"], 1, "nothing to translate"),
-        ("a" * (models.MAX_CHARACTERS + 1), 1, "2,001 characters, at most 2,000"),
-        ("é " * 40, 1, r"\d+ tokens, but the model takes 64"),
-        ("a \udcff", 1, "not valid Unicode"),
-        ("a", 0, "beams is 0,"),
-        ("a", models.MAX_BEAMS + 1, "beams is 9,"),
-        ("a", 1.5, "beams is 1.5,"),
-        ("a", "4", "beams is 4,"),
-        ("a", float("nan"), "beams is nan,"),
-    ],
-)
-def test_bad_text_and_beams_are_refused(translator, text, beams, message):
-    with pytest.raises(ValueError, match=message):
-        translator.translate(text, beams)
-
-
-@pytest.mark.parametrize(
-    ("site", "layer", "message"),
-    [
-        ("middle", 0, "site 'middle'"),
-        ("cross", 2, "Layer 3"),
-        ("cross", -1, "Layer 0"),
-        (["x"], 0, "site"),
-        ("cross", [1], "1"),
-    ],
-)
-def test_unknown_sites_and_layers_are_refused(translator, site, layer, message):
-    with pytest.raises(ValueError, match=message):
-        translator.attend(translator.translate(TEXT, 1), site, layer)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
@@ -157,31 +83,6 @@ def test_classes_and_patches_of_every_pooling(tmp_path, image_file, pooling):
     image = Image.open(image_file).convert("RGB").resize((12, 8), Image.Resampling.BILINEAR)
     np.testing.assert_allclose(patches.picture, np.asarray(image) / 255, atol=0.02)
     assert len(model.layer_names()) == 2 + (pooling == "attention")
-
-
-def test_a_model_that_is_none_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere: there is no such folder, and as a Hub model it cannot be opened"):
-        models.load_model("nowhere")
-    with pytest.raises(ValueError, match=f"{tmp_path}: the model in this folder cannot be opened"):
-        models.load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls", "attention"])
-def test_registers_are_no_part_of_the_picture(tmp_path, image_file, pooling):
-    folder = save_classifier(tmp_path / "model", pooling=pooling, num_register_tokens=2)
-    model = models.load_model(str(folder))
-    _, values = model.classify(models.open_image(image_file))
-    for layer in range(len(model.layer_names())):
-        assert model.attend(values, layer).weights.shape[1:] == (2, 3)
-
-
-def test_pooling_query_is_a_layer_of_its_own(classifier, image_file):
-    _, values = classifier.classify(models.open_image(image_file))
-    patches = classifier.attend(values, 2)
-    assert patches.title == "what the pooling query gives"
-    assert patches.weights.any()
-    with pytest.raises(ValueError, match="Layer 4 is none of the 3"):
-        classifier.attend(values, 3)
 
 
 def test_threads_see_only_their_own_pooling_query(classifier):
@@ -251,28 +152,6 @@ def test_only_ordinary_files_of_images_are_opened(tmp_path, image_file):
             models.open_image(str(path), str(inside))
 
 
-def test_image_turned_by_its_camera_stands_upright(tmp_path):
-    exif = Image.Exif()
-    exif[274] = 6  # to be turned by 90° clockwise
-    picture(16, 24).save(tmp_path / "turned.jpg", exif=exif)
-    assert models.open_image(str(tmp_path / "turned.jpg")).size == (16, 24)
-
-
-def test_sketch_is_a_png_in_a_data_address(image_file):
-    start = "data:image/png;base64,"
-    drawn = base64.b64encode(Path(image_file).read_bytes()).decode()
-    assert models.open_sketch(start + drawn).size == (24, 16)
-    for address, message in (
-        (None, "no drawing"),
-        ({"path": "/etc/passwd"}, "no drawing"),
-        ("file:///etc/passwd", "no drawing"),
-        (f"{start}AAAA", "can be read"),
-        (f"{start}§", "can be read"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            models.open_sketch(address)
-
-
 @pytest.mark.parametrize("size", [(1, 51), (5000, 1)])
 def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
     file = BytesIO()
@@ -284,23 +163,3 @@ def test_a_narrow_image_is_refused_before_it_is_enlarged(size):
 
 
 ODD_CARDS = ["widget: [a: b: {", "widget: 3", "widget: {text: a}", "widget: [3, [], {text: [1]}]", "- a"]
-
-
-@pytest.mark.parametrize("head", ODD_CARDS)
-def test_odd_cards_give_no_examples(head, tmp_path):
-    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
-    assert models.find_examples(str(tmp_path)) == []
-
-
-def test_examples_that_the_page_cannot_take_are_left_out(tmp_path):
-    texts = ["a " * models.MAX_CHARACTERS, "half \ud800", "two dogs"]
-    (tmp_path / "results.json").write_text(json.dumps({"examples": [{"source": text} for text in texts]}))
-    assert models.find_examples(str(tmp_path)) == ["two dogs"]
-    (tmp_path / "results.json").write_text("[" * 100_000)
-    assert models.find_examples(str(tmp_path)) == []
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG")
-    Image.new("RGB", (4, 4)).save(tmp_path / "whole.png")
-    images = [{"src": name} for name in ("broken.png", "whole.png")]
-    (tmp_path / "results.json").write_text(json.dumps({"examples": images}))
-    found = models.find_examples(str(tmp_path), are_files=True)
-    assert [os.path.basename(path) for path in found] == ["whole.png"]

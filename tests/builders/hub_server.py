@@ -19,7 +19,6 @@ import yaml
 TOKENS = {
     "hf_writer": {"name": "tester", "role": "write", "orgs": ["acme"]},
     "hf_reader": {"name": "tester", "role": "read", "orgs": ["acme"]},
-    "hf_fine": {"name": "tester", "role": "fineGrained", "orgs": []},
     "hf_other": {"name": "other", "role": "write", "orgs": []},
 }
 LICENSES = ("apache-2.0", "mit", "cc-by-4.0")
@@ -182,8 +181,7 @@ class Handler(BaseHTTPRequestHandler):
         return not self.server.repos[kind, repo_id].private or repo_id.partition("/")[0] in self._namespaces()
 
     def _may_write(self, owner: str) -> None:
-        fine = self.user and self.user["role"] == "fineGrained" and owner == "tester"
-        if not fine and (owner not in self._namespaces() or self.user["role"] != "write"):
+        if owner not in self._namespaces() or self.user["role"] != "write":
             raise Refusal(403 if self.user else 401, f"you may not write to {owner}")
 
     def _find(self, kind: str, repo_id: str, write: bool = False) -> Repo:

@@ -1,20 +1,8 @@
 """The files that cards are made from."""
 
-import re
-
 import pytest
 
-from builders.finished_runs import translation_run
 from reluformers.data.names import source_name
-from reluformers.publish.card import write_card
-
-
-@pytest.mark.parametrize("name", ["results.json", "evaluation.json", "log_history.json"])
-def test_damaged_files_are_named(tmp_path, name):
-    folder = translation_run(tmp_path / "run")
-    (folder / name).write_text("{")
-    with pytest.raises(ValueError, match=re.escape(str(folder / name))):
-        write_card(folder, "someone/x")
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,18 @@
 """Model cards: the whole text, what the Hub reads of it, and what the commands say."""
 
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-import yaml
 from huggingface_hub import ModelCard
-from PIL import Image
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM
 
 from builders.commands import run_command
 from builders.finished_runs import image_run, translation_evaluation, translation_run, write_run
-from builders.image_runs import CLASSES
-from builders.image_runs import SIZES as IMAGE_SIZES
 from builders.translation_runs import SIZES
-from reluformers import seq2seq_config, vision_config
+from reluformers import seq2seq_config
 from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
-from reluformers.images.card import RUN_PICTURES
-from reluformers.images.processing import build_image_processor
 from reluformers.publish.card import write_card
 from reluformers.translation import card as translation_card
 from reluformers.translation.decoding import load_translation_model, translate
@@ -67,18 +58,6 @@ def saved_translation_model(folder: Path) -> Path:
     return folder
 
 
-def saved_image_model(folder: Path) -> Path:
-    names = dict(enumerate(CLASSES))
-    config = vision_config(
-        "relu-vit", **IMAGE_SIZES, id2label=names, label2id={name: label for label, name in names.items()}
-    )
-    model = AutoModelForImageClassification.from_config(config)
-    torch.nn.init.normal_(model.classifier.weight)
-    model.save_pretrained(folder)
-    build_image_processor(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.usefixtures("fixed_answers")
 class TestWholeCard:
     def test_of_a_translation_model(self, tmp_path):
@@ -87,29 +66,10 @@ class TestWholeCard:
         assert path.read_text(encoding="utf-8") == (PINNED / "card_translation.md").read_text(encoding="utf-8")
         assert {item.name for item in path.parent.iterdir()} >= {"README.md", "attention.png", "config.json"}
 
-    def test_counts_no_epochs_of_a_stream(self, tmp_path):
-        """Its log counts passes that are over: 0 of a run that has made most of one."""
-        folder = translation_run(tmp_path / "run")
-        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
-        recipe["data"]["streaming"] = True
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        text = write_card(folder, "someone/model", examples=["a"]).read_text(encoding="utf-8")
-        assert "| length | 5,220 updates |" in text
-
     def test_of_an_image_model(self, tmp_path):
         folder = image_run(tmp_path / "run")
         path = write_card(folder, "someone/vit", revision="v2", licence="mit", examples=["pet.png"], output=tmp_path)
         assert path.read_text(encoding="utf-8") == (PINNED / "card_images.md").read_text(encoding="utf-8")
-        assert not (folder / "README.md").exists()
-
-    @pytest.mark.parametrize("run", [image_run, translation_run])
-    def test_goes_into_a_folder_that_is_made_for_it(self, tmp_path, run):
-        folder = run(tmp_path / "run")
-        drawn = RUN_PICTURES if run is image_run else ()
-        for name in drawn:
-            (folder / name).write_bytes(b"")
-        run_command("card", folder, "--repo_id", "a/b", "--output", tmp_path / "new" / "deep")
-        assert {path.name for path in (tmp_path / "new/deep").iterdir()} >= {"README.md", *drawn}
         assert not (folder / "README.md").exists()
 
     def test_of_a_model_that_nothing_is_known_about(self, tmp_path):
@@ -149,42 +109,6 @@ class TestWholeCard:
             write_card(translation_run(tmp_path / "run"), "someone/x", baseline=other)
         assert not (tmp_path / "run" / "README.md").exists()
 
-    def test_regional_languages_and_names_of_data(self, tmp_path):
-        folder = translation_run(tmp_path / "run")
-        evaluation = translation_evaluation(30, 0.5)
-        evaluation["data"] |= {"target_lang": "pt_BR", "source": ["/a/b/one.txt", "two.txt"]}
-        (folder / "evaluation.json").write_text(json.dumps(evaluation))
-        data = ModelCard.load(write_card(folder, "someone/x")).data
-        assert data.language == ["en", "pt"]
-        assert data.language_bcp47 == ["pt_BR"]
-        assert data.eval_results[0].dataset_name == "one.txt, two.txt"
-
-    def test_names_of_columns_are_no_languages(self, tmp_path):
-        folder = translation_run(tmp_path / "run")
-        evaluation = translation_evaluation(30, 0.5)
-        evaluation["data"] |= {"source_lang": "english", "target_lang": "de"}
-        (folder / "evaluation.json").write_text(json.dumps(evaluation))
-        assert ModelCard.load(write_card(folder, "someone/x")).data.language == ["de"]
-
-    def test_the_time_of_a_resumed_run_is_not_known(self, tmp_path):
-        folder = translation_run(tmp_path / "run")
-        results = json.loads((folder / "results.json").read_text())
-        del results["training_seconds"]
-        (folder / "results.json").write_text(json.dumps(results))
-        assert "| time |" not in write_card(folder, "someone/x").read_text()
-
-
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [("cpu", "at most 2,000 tokens, with padding |"), ("2 × cpu", "with padding on each of 2 processes |")],
-)
-def test_the_batch_is_that_of_all_processes(tmp_path, fixed_answers, device, words):
-    folder = translation_run(tmp_path)
-    results = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**results, "device": device}))
-    write_card(folder, "acme/model")
-    assert words in (folder / "README.md").read_text(encoding="utf-8")
-
 
 def test_the_command_shows_what_the_model_answers(tmp_path, monkeypatch, capsys):
     folder = saved_translation_model(tmp_path / "model")
@@ -195,34 +119,3 @@ def test_the_command_shows_what_the_model_answers(tmp_path, monkeypatch, capsys)
     model, tokenizers = load_translation_model(folder)
     assert widget["text"] == "red dog"
     assert widget["output"]["text"] == translate(model, tokenizers, ["red dog"], num_beams=1)[0]
-
-
-def test_the_command_shows_what_a_classifier_answers(tmp_path, monkeypatch):
-    folder, picture = saved_image_model(tmp_path / "model"), tmp_path / "noise.jpg"
-    pixels = np.random.default_rng(0).integers(0, 255, (30, 700, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(picture)
-    run_command("card", folder, "--repo_id", "a/b", "--example", picture)
-    (widget,) = ModelCard.load(folder / "README.md").data.widget
-    assert (widget["src"], widget["example_title"]) == ("example_1.png", "noise")
-    with Image.open(folder / "example_1.png") as shown:
-        assert shown.width == 512
-    assert len(widget["output"]) == 5
-    assert {answer["label"] for answer in widget["output"]} <= set(CLASSES)
-    shares = [answer["score"] for answer in widget["output"]]
-    assert shares == sorted(shares, reverse=True)
-
-
-@pytest.mark.parametrize("example", ["", "words.txt"])
-def test_examples_that_are_none(tmp_path, monkeypatch, capsys, example):
-    folder = (saved_image_model if example else saved_translation_model)(tmp_path / "model")
-    capsys.readouterr()  # progress of saving
-    with pytest.raises(SystemExit):
-        run_command("card", folder, "--repo_id", "a/b", "--example", example)
-    assert re.fullmatch(r"error: .*(is empty|No such file).*\n", capsys.readouterr().err)
-    assert not (folder / "README.md").exists()
-
-
-def test_a_folder_without_a_model(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run_command("card", tmp_path, "--repo_id", "a/b")
-    assert str(tmp_path) in capsys.readouterr().err

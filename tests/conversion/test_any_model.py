@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DebertaConfig, DebertaForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from builders.commands import refusal_of, run_command
 from reluformers import load_adapter
@@ -44,18 +44,6 @@ def test_some_modules(source, tmp_path):
     run_command("convert", source, tmp_path / "some", "--preset", "reluformer", "--sites", "model.layers.1.*")
     config = json.loads((tmp_path / "some" / "config.json").read_text())
     assert list(config["modules"]) == ["model.layers.1.self_attn"]
-
-
-@pytest.mark.parametrize("options", [[], ["--preset", "rela-g", "--sites", "nowhere"], ["--back"]])
-def test_what_does_not_fit_is_refused_in_one_line(source, options, tmp_path, capsys):
-    refusal_of(capsys, "convert", source, tmp_path / "refused", *options)
-    assert not (tmp_path / "refused").exists()
-
-
-def test_a_model_without_the_interface_is_refused_by_name(tmp_path, capsys):
-    DebertaForMaskedLM(DebertaConfig(**SIZES, num_attention_heads=4)).save_pretrained(tmp_path / "deberta")
-    line = refusal_of(capsys, "convert", tmp_path / "deberta", tmp_path / "refused", "--preset", "rela-g")
-    assert "DebertaForMaskedLM" in line
 
 
 def test_weights_that_are_missing_are_not_made_up(source, tmp_path, capsys):

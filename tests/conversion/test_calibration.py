@@ -7,8 +7,8 @@ import torch
 
 from reluformers import seq2seq_config, vision_config
 from reluformers.conversion import calibration
-from reluformers.conversion.calibration import Call, calibrate, relative_errors, sparsemax_threshold
-from reluformers.conversion.convert import build_model, convert, exchanged_config, open_source
+from reluformers.conversion.calibration import Call, calibrate, relative_errors
+from reluformers.conversion.convert import build_model, convert, open_source
 from reluformers.families import FAMILIES
 from reluformers.modeling.attention import MultiHeadAttention
 
@@ -133,33 +133,6 @@ def test_only_exchanged_sites_are_touched(original):
         assert torch.equal(ours, theirs) or (part in name and ("q_proj" in name or name.endswith("k_proj.bias")))
 
 
-def test_the_regulariser_comes_and_goes_with_its_family(original):
-    opened = open_source(original[0])
-    assert not exchanged_config(opened, "rela-g").has_regularizer
-    assert exchanged_config(opened, "reluformer").has_regularizer
-    assert not exchanged_config(
-        opened, "reluformer", normalization_loss_weight=0, entropy_loss_weight=0
-    ).has_regularizer
-    given = exchanged_config(opened, "relu", attention={"activation": "relu2"})
-    assert given.attention_for("encoder").activation == "relu2"
-
-
-def test_what_stays_softmax_needs_no_fit(original):
-    folder, batches, _ = original
-    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "softmax")
-    assert calibrate(model, teacher, batches) == {}
-    torch.testing.assert_close(model(**batches[0]).logits, teacher(**batches[0]).logits)
-
-
-def test_a_threshold_leaves_queries_and_keys_alone(original):
-    folder, batches, _ = original
-    fields = {"attention": {"preset": "relu", "threshold": 0.1}}
-    teacher, model = build_model(open_source(folder)), build_model(open_source(folder), "relu", config_fields=fields)
-    calibrate(model, teacher, batches[:1])
-    for ours, theirs in zip(model.parameters(), teacher.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @torch.no_grad()
 def test_padded_queries_have_no_say():
     module, reference = MultiHeadAttention(12, 3, "rela-g"), MultiHeadAttention(12, 3)
@@ -183,22 +156,6 @@ def test_a_gate_starts_at_a_half_and_the_gain_of_a_silent_channel_at_1():
     calibration._fit_gain(module, [Call(torch.randn(2, 5, 12), None, None, real, torch.randn(2, 5, 12))])
     assert module.output_norm.weight[0] == 1
     assert not module.output_norm.gate.any()
-
-
-def test_without_a_batch_there_is_nothing_to_fit_on(original):
-    folder = original[0]
-    with pytest.raises(ValueError, match="there is no batch to calibrate on"):
-        calibrate(build_model(open_source(folder), "relu"), build_model(open_source(folder)), [])
-
-
-def test_sparsemax_thresholds():
-    scores = torch.randn(5, 6, 9, dtype=torch.float64) * 3
-    visible = torch.rand(5, 1, 9) < 0.7
-    visible[0] = False
-    threshold = sparsemax_threshold(scores, visible)
-    sums = (scores - threshold[..., None]).clamp_min(0).masked_fill(~visible, 0).sum(-1)
-    expected = visible.any(-1).expand(5, 6).double()
-    torch.testing.assert_close(sums, expected)
 
 
 @pytest.mark.slow

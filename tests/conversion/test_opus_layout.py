@@ -7,7 +7,7 @@ import sentencepiece
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer, pipeline
 
-from builders.commands import refusal_of, run_command
+from builders.commands import run_command
 from reluformers.publish.release import select_files
 from reluformers.translation.decoding import load_translation_model
 
@@ -97,19 +97,3 @@ def test_the_attention_is_exchanged_at_some_sites(opus, tmp_path, capsys):
     batch = {"input_ids": torch.tensor([[5, 9, 0]]), "decoder_input_ids": torch.tensor([[7, 8]])}
     softmax = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "softmax")
     torch.testing.assert_close(softmax(**batch).logits, MarianMTModel.from_pretrained(opus).eval()(**batch).logits)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--preset", "relu", "--sites", "middle"], "sites: 'middle' is none of encoder, decoder, cross"),
-        (["--sites", "cross"], "--sites says where, but there is no --preset to say what comes there"),
-        (["--back"], "is a model of type 'marian', but must be one of ours"),
-        (["dropout=nine"], "Seq2SeqTransformerConfig.dropout is 'nine', but must be a number"),
-        (["--preset", "relu", "layers=0.2"], "layers"),
-        (["dropout"], "'dropout' is not of the form FIELD=VALUE"),
-        (["dropuot=0.1"], "dropuot"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(options, message, opus, tmp_path, capsys):
-    assert message in refusal_of(capsys, "convert", opus, tmp_path / "ours", *options)

@@ -125,32 +125,6 @@ def test_a_half_precision_source_is_trained_in_float32(marian, tmp_path):
     assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {torch.float32}
 
 
-def test_a_source_of_the_other_task_is_refused(marian):
-    with pytest.raises(ValueError, match="a model of translation, but this is a recipe of image-classification"):
-        ImageRecipe.from_dict({"model": {"start": str(marian[0])}})
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"start": 3}, "model.start is 3"),
-        ({"sites": ["cross"]}, "model.sites is given, but no model.start"),
-        ({"start": "x", "sites": "cross"}, "model.sites is 'cross'"),
-        ({"start": "x", "sites": ["cross"]}, "model.sites is given, but no model.preset"),
-        ({"start": "x", "calibration_rows": -1}, "model.calibration_rows is -1"),
-        ({"start": "/nowhere/x"}, r"/nowhere/x: its config\.json"),
-    ],
-)
-def test_a_wrong_start_is_named(model, message):
-    with pytest.raises(ValueError, match=message):
-        TranslationRecipe.from_dict({"model": model})
-
-
-def test_a_size_beside_a_start_is_refused():
-    with pytest.raises(ValueError, match=r"model\.size follows from"):
-        ImageRecipe.from_dict({"model": {"start": "x", "size": "S/16"}})
-
-
 @pytest.mark.parametrize("labels", [CLASSES, pytest.param(["cat", "dog"], marks=pytest.mark.slow)], ids=len)
 def test_an_image_model_starts_from_vit(labels, tmp_path):
     id2label = dict(enumerate(labels))
@@ -181,10 +155,3 @@ def test_a_source_that_was_written_anew_is_opened_anew(tmp_path):
         model.save_pretrained(tmp_path)
         opened = start_model(str(tmp_path), None, None)
         assert (opened.lm_head.weight == value).all()
-
-
-def test_of_a_source_without_a_licence_none_is_made_up(tmp_path):
-    (tmp_path / "results.json").write_text('{"start": {"base_model": null, "license": null}}')
-    assert known_licence(tmp_path) == "unknown"
-    (tmp_path / "results.json").write_text("{}")
-    assert known_licence(tmp_path) == "apache-2.0"

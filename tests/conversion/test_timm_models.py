@@ -9,10 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForImageClassification
 
 # transformers 5.17 has a stand-in for it at the top where torchvision is not installed
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
-
 from reluformers.conversion.convert import convert
-from reluformers.conversion.timm_models import timm_image_processor
 
 WIDTH, HEADS, LAYERS, CLASSES, PATCH, SIDE = 12, 3, 2, 5, 4, 8
 GRID = (SIDE // PATCH) ** 2
@@ -124,23 +121,6 @@ def test_logits_are_those_of_timm(kind, tmp_path):
     torch.testing.assert_close(model(pixels).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_names_and_pixels_come_along(tmp_path):
-    labels = ["cat", "dog", "fish", "newt", "owl"]
-    save(tmp_path, timm_weights(**PLAIN), label_names=labels)
-    model = convert(tmp_path, tmp_path / "ours")
-    assert model.config.id2label == dict(enumerate(labels))
-    processor = AutoImageProcessor.from_pretrained(tmp_path / "ours")
-    assert processor.size["shortest_edge"] == 10
-    assert processor.crop_size["height"] == 8
-    assert list(processor.image_mean) == [0.485, 0.456, 0.406]
-
-
-def test_names_of_two_classes_become_distinct(tmp_path):
-    save(tmp_path, timm_weights(**PLAIN), label_names=["crane", "cat", "crane", "newt", "owl"])
-    names = convert(tmp_path, tmp_path / "ours").config.id2label
-    assert list(names.values()) == ["crane", "cat", "crane (2)", "newt", "owl"]
-
-
 def test_heads_can_be_given(tmp_path):
     weights = timm_weights(**PLAIN)
     save(tmp_path, weights, architecture="vit_odd_patch4_8")
@@ -168,18 +148,3 @@ def test_what_cannot_be_expressed_is_refused_by_name(more, config, message, tmp_
     save(tmp_path, timm_weights(**PLAIN) | more, **config)
     with pytest.raises(ValueError, match=message):
         convert(tmp_path, tmp_path / "ours")
-
-
-def test_another_architecture_is_refused(tmp_path):
-    save(tmp_path, {"conv_stem.weight": torch.ones(3)}, architecture="resnet50")
-    with pytest.raises(ValueError, match="the architecture 'resnet50' is no plain Vision Transformer"):
-        convert(tmp_path, tmp_path / "ours")
-
-
-def test_pixels_have_the_size_of_the_model(tmp_path):
-    options = {"input_size": [3, 16, 16], "crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bicubic"}
-    processor = timm_image_processor({"pretrained_cfg": options, "model_args": {"img_size": 24}})
-    assert dict(processor.size) == {"height": 24, "width": 24}
-    assert not processor.do_center_crop
-    with pytest.raises(ValueError, match="crop_mode is 'border'"):
-        timm_image_processor({"pretrained_cfg": {**options, "crop_mode": "border"}})

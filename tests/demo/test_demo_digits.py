@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification
 
-from demo.digits import COPIES, REDRAWN_SIDE, classify_in_clean_process, first_digit, redraw, write_digits
+from demo.digits import COPIES, classify_in_clean_process, first_digit, write_digits
 from reluformers.images import ImageRecipe
 from reluformers.images.loading import class_names, load_image_split
 from reluformers.images.processing import build_image_processor
@@ -32,32 +32,6 @@ def test_every_digit_is_in_one_split(files):
     assert list(splits["train"]["label"]) == labels[:1437] * (1 + COPIES)
     assert sorted(labels) == sorted(load_digits().target)
     assert np.bincount(list(splits["validation"]["label"]), minlength=10).min() > 20
-
-
-def test_pictures_are_those_of_the_set(files):
-    picture, truth = first_digit(files["validation"])
-    digits = load_digits()
-    grey = np.asarray(picture).astype(float) / 255 * 16
-    nearest = np.abs(digits.images - grey).max((1, 2)).argmin()
-    assert np.abs(digits.images[nearest] - grey).max() < 16 / 255
-    assert str(digits.target[nearest]) == truth
-
-
-def test_copies_are_drawn_anew_in_both_polarities(files):
-    picture, _ = first_digit(files["validation"])
-    generator = np.random.default_rng(1)
-    copies = np.stack([np.asarray(redraw(picture, generator)) for _ in range(200)]) / 255
-    assert copies.shape == (200, REDRAWN_SIDE, REDRAWN_SIDE)
-    is_black_on_white = copies.mean((1, 2)) > 0.5
-    assert 70 < is_black_on_white.sum() < 130
-    ink = np.where(is_black_on_white[:, None, None], 1 - copies, copies)
-    # the border is empty, the stroke is thin or thick, the digit lies left or right, high or low
-    assert ink[:, 0, 0].max() < 0.2
-    amounts = ink.mean((1, 2))
-    assert amounts.max() > 2 * amounts.min() > 0.02
-    for axis in (1, 2):
-        middle = (ink.sum(axis) * np.arange(REDRAWN_SIDE)).sum(-1) / ink.sum((1, 2))
-        assert middle.max() - middle.min() > 3
 
 
 def test_folder_opens_where_the_library_is_not(files, tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from builders.commands import refusal_of
 from reluformers.export.page import CDN, RUNTIME, export_page, integrity_of
 from reluformers.files import read_json, write_json
 
@@ -100,16 +99,6 @@ def test_a_linked_file_is_not_copied(tmp_path):
     assert not (tmp_path / "page").exists()
 
 
-def test_the_release_follows_from_the_content(tmp_path):
-    folder = exported(tmp_path / "onnx")
-    releases = []
-    for number, content in enumerate((b"graph", b"graph", b"other")):
-        (folder / "onnx" / "model_quantized.onnx").write_bytes(content)
-        export_page([folder], tmp_path / str(number))
-        releases.append((tmp_path / str(number) / "worker.js").read_text().split("RELEASE = ")[1].split(";")[0])
-    assert releases[0] == releases[1] != releases[2]
-
-
 def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
     folder, modules = exported(tmp_path / "onnx"), tmp_path / "node_modules"
     for pinned in RUNTIME.values():
@@ -119,19 +108,6 @@ def test_other_code_than_the_pinned_is_not_bundled(tmp_path):
         export_page([folder], tmp_path / "page", bundle=modules)
     assert not (tmp_path / "page").exists()
     assert integrity_of(b"").startswith("sha384-OLBgp1GsljhM2TJ")
-
-
-def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
-    without = exported(tmp_path / "without", attentions=False)
-    with pytest.raises(ValueError, match="without attentions"):
-        export_page([without], tmp_path / "page")
-    folder, twin = exported(tmp_path / "one"), exported(tmp_path / "two")
-    with pytest.raises(ValueError, match="one name"):
-        export_page([folder, twin], tmp_path / "page")
-    page = ("export", folder, "--to", "page", "--output", tmp_path / "page")
-    assert "one --precision" in refusal_of(capsys, *page, "--precision", "fp32", "int8")
-    assert "--to page" in refusal_of(capsys, "export", folder, "--bundle", "--output", tmp_path / "page")
-    assert not (tmp_path / "page").exists()
 
 
 @pytest.mark.parametrize(

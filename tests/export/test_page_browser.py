@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import threading
-import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, pipeline
 
-from builders.models import PRESETS
 from builders.pictures import picture
 from builders.saved_models import TEXTS, save_classifier, save_translator
 from reluformers.export.onnx_folder import export_onnx
@@ -152,10 +150,6 @@ def ask(browser, section, text: str, beams: int) -> str:
     return browser.execute_script("return arguments[0].textContent", section.find_element(By.CLASS_NAME, "answer"))
 
 
-def screenshot(browser, tmp_path: Path, name: str) -> None:
-    browser.save_screenshot(str(Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name}.png"))
-
-
 def disturbed(folder: Path, auto_class: type) -> Path:
     """Move every parameter of a saved model off its initial value."""
     torch.manual_seed(3)
@@ -229,19 +223,6 @@ def test_answers_attention_and_offline(browser, serve, tmp_path):
     assert not [message for message in severe if "worker.js" not in message]  # which has no newer one offline
 
 
-def test_every_preset_on_one_page(browser, serve, tmp_path):
-    exported = [tmp_path / "onnx" / preset for preset in PRESETS]
-    for preset, target in zip(PRESETS, exported, strict=True):
-        folder = disturbed(save_translator(tmp_path / preset, preset), AutoModelForSeq2SeqLM)
-        export_onnx(folder, target, precisions=["fp32"], attentions=True)
-    server = serve(bundled(exported, tmp_path / "page", precision="fp32"))
-    open_page(browser, server.address)
-    for preset, section in zip(PRESETS, browser.find_elements(By.CSS_SELECTOR, "#models > section"), strict=True):
-        for beams in (1, 4):
-            wanted = translate(*load_translation_model(tmp_path / preset), TEXTS[:1], num_beams=beams)
-            assert [ask(browser, section, TEXTS[0], beams)] == wanted, (preset, beams)
-
-
 def test_only_what_is_pinned_is_run(browser, serve, tmp_path):
     exported = tmp_path / "onnx"
     export_onnx(save_classifier(tmp_path / "model"), exported, precisions=["fp32"], attentions=True)
@@ -266,40 +247,3 @@ def test_only_what_is_pinned_is_run(browser, serve, tmp_path):
     browser.get(other.address)
     wait(browser, lambda: data(browser, "ready"))
     assert data(browser, "ready") == "failed"
-
-
-def test_the_released_models(browser, serve, tmp_path):
-    names = ("tatoeba-en-de", "digits-relu-vit")
-    exported = [tmp_path / "onnx" / name for name in names]
-    for name, target in zip(names, exported, strict=True):
-        export_onnx(CLONED / name, target, attentions=True)
-    search = {"tokenizers": load_translation_model(CLONED / names[0])}
-    model, tokenizers = search["tokenizers"]
-    for precision, fewest in (("fp32", len(LINES)), ("int8", len(LINES) - 4)):
-        server = serve(bundled(exported, tmp_path / precision, precision=precision))
-        start = time.perf_counter()
-        open_page(browser, server.address)
-        section = browser.find_element(By.CSS_SELECTOR, "#models > section")
-        ask(browser, section, LINES[0], 4)
-        seconds, size = time.perf_counter() - start, sum(server.sent) / 1e6
-        screenshot(browser, tmp_path, f"page_{precision}")
-        for beams in (1, 4):
-            wanted = translate(model, tokenizers, LINES, num_beams=beams)
-            found = [ask(browser, section, line, beams) for line in LINES]
-            same = sum(one == other for one, other in zip(found, wanted, strict=True))
-            print(f"{precision}, {beams} beams: {same} of {len(LINES)} equal, {size:.1f} MB, {seconds:.1f} s")
-            assert same >= fewest
-        for path, label in zip(sorted((CLONED / names[1]).glob("example_*.png")), ("6", "2", "5"), strict=True):
-            number = path.stem.rpartition("_")[2]
-            image_section = browser.find_elements(By.CSS_SELECTOR, "#models > section")[1]
-            image_section.find_element(By.CSS_SELECTOR, f"img[alt='example {number}']").click()
-            wait(browser, lambda label=label: data(browser, "classified") == label)
-    # a phone, in the dark
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    )
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    screenshot(browser, tmp_path, "page_phone")

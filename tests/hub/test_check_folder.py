@@ -5,19 +5,17 @@ from functools import cache
 
 import huggingface_hub
 import pytest
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load_file, save_file
 from transformers import ViTImageProcessorPil
 
 from builders.commands import refusal_of, run_command
 from builders.hub_folders import CARD, REPO, client
 from builders.models import build_model
-from builders.saved_models import save_classifier
 from reluformers.publish import folder_check as check
 from reluformers.publish.clean_process import answer_in_clean_process
-from reluformers.publish.folder_check import check_folder, compare_in_clean_process, write_answers
-from reluformers.publish.push import Release, push_to_hub, snippet
+from reluformers.publish.folder_check import check_folder
+from reluformers.publish.push import push_to_hub
 from reluformers.publish.release import CHECK_FILE
-from reluformers.tasks import TASKS
 
 
 def test_images_are_checked_too(tmp_path):
@@ -64,12 +62,6 @@ def test_code_of_a_folder_gets_no_token(folder, tmp_path, monkeypatch):
     assert (places, token) == ("False False\n", "None\n")
 
 
-def test_code_may_print(folder):
-    path = folder / "modeling_seq2seq.py"
-    path.write_text(path.read_text() + "\nimport os\nprint('loaded')\nos.write(1, b'loaded')\n")
-    assert check_folder(folder).task == "translation"
-
-
 @pytest.mark.slow
 def test_code_that_does_not_open_is_refused(folder):
     (folder / "attention.py").write_text("raise RuntimeError('two\\nlines')\n")
@@ -110,15 +102,6 @@ def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
     assert "format_version" in refusal_of(capsys, "check", folder)
 
 
-def test_answers_of_an_image_model(tmp_path, answered_once):
-    save_classifier(tmp_path)
-    task = TASKS["image-classification"]
-    found = compare_in_clean_process(tmp_path, task)
-    assert len(found.answers) == 4
-    write_answers(tmp_path, found.answers)
-    assert compare_in_clean_process(tmp_path, task).is_stored
-
-
 def test_generation_that_does_not_fit_is_refused(folder):
     path = folder / "modeling_seq2seq.py"
     path.write_text(path.read_text() + "\n\ndef find_generation_fault(model):\n    return 'its logits differ'\n")
@@ -153,50 +136,9 @@ def test_whatever_brings_code_is_named_and_not_run(folder, capsys, monkeypatch, 
     assert name in refusal_of(capsys, "check", folder)
 
 
-@pytest.mark.parametrize(
-    "examples", [3, "abc", [None], [{}], [{"source": 3}], [{"source": "\ud800"}], {"source": "a"}]
-)
-def test_examples_of_another_shape_are_left_alone(folder, monkeypatch, examples):
-    given = []
-
-    def answer(task, folder, data):
-        given.append(json.loads(bytes(load(data)["texts"].tolist())))
-        return {"difference": 0.0, "generation_fault": None, "answers": [], "model_class": "a.B"}
-
-    monkeypatch.setattr(check, "answer_in_clean_process", answer)
-    (folder / "results.json").write_text(json.dumps({"examples": examples}))
-    compare_in_clean_process(folder, TASKS["translation"])
-    assert all(text.strip() for text in given[0])
-    release = Release("", "", "v1", "translation", "mit", True, False)
-    assert TASKS["translation"].example in snippet(release, REPO, folder)
-
-
-def test_an_example_longer_than_the_model_takes_is_cut(folder):
-    (folder / "results.json").write_text(json.dumps({"examples": [{"source": "two dogs play in the snow " * 20}]}))
-    (answer,) = compare_in_clean_process(folder, TASKS["translation"]).answers
-    assert len(answer["input_ids"]) == 32
-
-
 def test_weights_that_are_not_finite_are_no_fault_of_the_code(folder, capsys):
     weights = load_file(folder / "model.safetensors")
     name = min(weights)
     weights[name].view(-1)[0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert name in refusal_of(capsys, "check", folder)
-
-
-def test_answers_are_not_written_into_the_cache_and_stay_where_a_check_fails(folder, capsys, monkeypatch):
-    assert "--write is for a folder" in refusal_of(capsys, "check", "acme/toy", "--write")
-    (folder / CHECK_FILE).write_text("[]")
-
-    def fail(*arguments):
-        raise ValueError("does not open")
-
-    monkeypatch.setattr("reluformers.commands.check.compare_in_clean_process", fail)
-    assert "does not open" in refusal_of(capsys, "check", folder, "--write")
-    assert (folder / CHECK_FILE).read_text() == "[]"
-
-
-def test_options_of_a_card_that_is_there_already_are_refused(folder, capsys):
-    (folder / "README.md").write_text(CARD)
-    assert "--licence" in refusal_of(capsys, "push", folder, REPO, "--licence", "cc-by-nc-4.0")

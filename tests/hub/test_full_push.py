@@ -10,7 +10,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from builders.commands import run_command
 from builders.hub_folders import REPO, client
 from reluformers.commands.push import ask
-from reluformers.publish.notebook import write_notebook
 from reluformers.publish.push import push_to_hub
 from reluformers.publish.space import add_to_collection
 from reluformers.translation.decoding import load_translation_model, translate
@@ -72,13 +71,6 @@ def test_held_out_rows_stay_out_of_a_release(folder, hub, unchecked):
     assert json.loads((folder / "results.json").read_text())["examples"] == [row]
 
 
-def test_a_notebook_that_fails_is_left_out(folder, caplog):
-    (folder / "handler.py").write_text("raise RuntimeError('broken')\n")
-    write_notebook(folder, REPO, "v1", "translation")
-    assert "RuntimeError: broken" in caplog.text
-    assert not (folder / "notebook.ipynb").exists()
-
-
 def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
     """As the stock trainer leaves it: no records of ours, and a README.md that says next to nothing."""
     for name in ("recipe.yaml", "results.json", "attention.png"):
@@ -98,14 +90,6 @@ def test_a_tuned_model_is_pushed_with_its_task_and_base(folder, hub, unchecked):
         assert line in card
     assert "It was fine-tuned from [acme/base]" in card
     assert "generated_from_trainer" not in card
-
-
-def test_a_base_model_is_named_in_a_card_that_is_there(folder, hub, unchecked):
-    push_to_hub(folder, REPO, api=client(hub), base_model="acme/base")
-    card = pushed(hub)["README.md"].decode()
-    assert "base_model: acme/base" in card
-    assert card.endswith("![Attention](attention.png)\n")
-    assert "base_model" not in (folder / "README.md").read_text()
 
 
 def test_collections_are_made_once_and_hold_each_model_once(saved, hub, unchecked):
@@ -134,20 +118,6 @@ def test_the_command_passes_its_options_on(monkeypatch):
         run_command("push", "runs/x", REPO, *options)
     assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")
     assert asked["data"].terms == "CC0"
-
-
-@pytest.mark.parametrize("section", ["", "\n## How to load\n\nLike this.\n"], ids=["whole", "sections"])
-def test_a_card_that_is_there_gets_the_link_to_the_space(folder, hub, unchecked, section):
-    card = folder / "README.md"
-    text = f"{card.read_text().rstrip()}\n{section}"
-    card.write_text(text)
-    link = f"https://huggingface.co/spaces/{REPO}-demo"
-    push_to_hub(folder, REPO, api=client(hub), space=f"{REPO}-demo")
-    before, _, after = pushed(hub)["README.md"].decode().partition(link)
-    assert before.startswith(text.partition("## How")[0].rstrip())
-    assert after.rstrip().endswith("Like this." if section else "too.")
-    assert card.read_text() == text
-    assert not push_to_hub(folder, REPO, api=client(hub), space=f"{REPO}-demo").is_new
 
 
 def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):

@@ -118,13 +118,6 @@ def test_download_fine_tune_and_push_as_the_page_says(tmp_path, hub, hub_environ
     assert not [name for name in second if name.endswith((".bin", ".pt"))]
 
 
-def test_a_configuration_that_is_pushed_alone_brings_its_code(tmp_path, hub, hub_environment):
-    code = "from reluformers import ReLUFormerConfig as Config; Config().save_pretrained('toy', push_to_hub=True)"
-    run(["python", "-c", code], tmp_path, hub_environment)
-    assert {"config.json", "modeling_seq2seq.py", "handler.py"} <= set(files_of(hub, "tester/toy"))
-    assert {path.name for path in (tmp_path / "toy").iterdir()} <= set(files_of(hub, "tester/toy"))
-
-
 OPEN_TWO = """
     import json
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
@@ -166,26 +159,3 @@ def test_a_release_removes_the_files_of_an_older_one(tmp_path, hub, hub_environm
     run(f"reluformers push new {NAME}".split(), tmp_path, hub_environment)
     new = {path.name for path in (tmp_path / "new").glob("*.py")}
     assert {name for name in files_of(hub, NAME) if name.endswith(".py")} == new | {"train.py"}
-
-
-def test_a_cold_load_asks_little_of_the_hub(tmp_path, hub, hub_environment):
-    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
-    released = tmp_path / "released"
-    build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(released)
-    tokenizer.save_pretrained(released)
-    run(f"hf upload {NAME} released".split(), tmp_path, hub_environment)
-    hub.log.clear()
-    code = """
-        import contextlib, io
-
-        warnings = io.StringIO()
-        with contextlib.redirect_stderr(warnings):
-            from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-            AutoModelForSeq2SeqLM.from_pretrained("acme/toy", trust_remote_code=True)
-            AutoTokenizer.from_pretrained("acme/toy", trust_remote_code=True)
-        print(warnings.getvalue().count("A new version of the following files"))
-    """
-    warnings = run_clean(code, tmp_path, **hub_environment)
-    assert len(hub.log) <= 40, hub.log
-    assert 1 <= int(warnings) <= 5

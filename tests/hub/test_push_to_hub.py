@@ -1,6 +1,5 @@
 """Pushing to a Hub: what goes up and what stays at home, releases, their cards, repetition."""
 
-import ast
 import json
 import re
 import shutil
@@ -9,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
@@ -17,12 +15,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from builders.commands import refusal_of
 from builders.hub_folders import CARD, CHECKED, PRIVATE, REPO, client, environment
 from builders.hub_server import Hub
-from builders.saved_models import save_classifier, save_translator
 from reluformers.publish import push
-from reluformers.publish.push import Release, push_to_hub, snippet
-from reluformers.publish.release import foreign_code, select_files
+from reluformers.publish.push import push_to_hub
+from reluformers.publish.release import select_files
 from reluformers.saved_code.registry import save_payload
-from reluformers.tasks import TASKS
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -55,15 +51,6 @@ def test_a_stranger_uses_what_the_command_has_pushed(saved, hub, tmp_path):
     )
     assert stranger.returncode == 0, stranger.stderr
     assert "translation_text" in stranger.stdout
-
-
-@pytest.mark.parametrize("source", ["in 5 days", 'He said "no"\\', None])
-def test_snippet_asks_what_the_model_has_got_right(tmp_path, source):
-    examples = [{"source": source, "reference": "x", "output": "x"}, {"source": "y", "reference": "x", "output": "z"}]
-    (tmp_path / "results.json").write_text(json.dumps({"bleu": 1} if source is None else {"examples": examples}))
-    release = Release("url", "commit", "v1", "translation", "mit", True, False)
-    asked = re.search(r"print\(pipe\((.*)\)\)", snippet(release, REPO, tmp_path))[1]
-    assert ast.literal_eval(asked) == (source or TASKS["translation"].example)
 
 
 def test_release_is_one_commit_of_what_belongs_to_the_model(saved, hub, unchecked):
@@ -214,11 +201,6 @@ def test_code_that_is_not_ours_is_named_and_not_run(folder, hub, unchecked, monk
     assert name in lines[0]
 
 
-@pytest.mark.parametrize("save", [save_translator, save_classifier])
-def test_code_that_was_just_saved_is_ours(tmp_path, save):
-    assert foreign_code(save(tmp_path)) == []
-
-
 def _with_other_weights(path):
     save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
 
@@ -230,14 +212,6 @@ def test_weights_that_change_meanwhile_are_not_pushed(folder, hub, unchecked, mo
     with pytest.raises((ValueError, OSError)):
         push_to_hub(folder, REPO, api=client(hub))
     assert not hub.repos
-
-
-def test_names_that_are_taken(saved, hub, unchecked):
-    api = client(hub)
-    api.create_repo("acme/bert", private=False)
-    api.upload_file(repo_id="acme/bert", path_in_repo="config.json", path_or_fileobj=b'{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="acme/bert"):
-        push_to_hub(saved, "acme/bert", api=api)
 
 
 def test_somebody_else_commits_meanwhile(saved, hub, unchecked, monkeypatch):
@@ -257,8 +231,3 @@ def test_what_the_hub_refuses_is_one_line(saved, hub, unchecked, monkeypatch, ca
     monkeypatch.setattr(push, "HfApi", lambda: client(hub, token))
     assert refusal_of(capsys, "push", saved, REPO)
     assert not hub.repos
-
-
-def test_no_network_is_one_line(saved, hub, unchecked, monkeypatch, capsys):
-    monkeypatch.setattr(push, "HfApi", lambda: HfApi("http://127.0.0.1:9", token="hf_writer"))
-    assert refusal_of(capsys, "push", saved, REPO)

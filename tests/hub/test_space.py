@@ -1,7 +1,6 @@
 """The demo Space of a release."""
 
 import pytest
-from huggingface_hub.errors import HTTPError
 
 from builders.hub_folders import REPO, client
 from builders.saved_models import save_classifier
@@ -33,18 +32,6 @@ def test_a_space_of_somebody_is_not_overwritten(hub, card):
         push_space(REPO, "v1", api=api)
     repo = hub.repos["spaces", f"{REPO}-demo"]
     assert repo.commits[repo.branches["main"]]["app.py"] == b"mine"
-
-
-@pytest.mark.parametrize("after", range(1, 5))
-def test_a_space_that_was_cut_off_is_pushed_again(hub, after):
-    hub.cut(after)
-    with pytest.raises(HTTPError):
-        push_space(REPO, "v1", api=client(hub))
-    hub.mend()
-    assert all(repo.private for repo in hub.repos.values())
-    push_space(REPO, "v1", api=client(hub))
-    repo = hub.repos["spaces", f"{REPO}-demo"]
-    assert "app.py" in repo.commits[repo.branches["main"]]
 
 
 @pytest.mark.slow

@@ -53,12 +53,6 @@ def test_bad_input_ends_with_one_line_and_code_2(recipe_file, tmp_path, monkeypa
     assert message in refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *arguments)
 
 
-def test_a_part_without_rows_is_named_by_its_key(recipe_file, tmp_path, capsys):
-    options = [f"data.path={tmp_path}", "data.train=train[500:]", "data.validation=validation"]
-    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
-    assert line.startswith("error: data.train: ")
-
-
 def test_broken_images_are_found_before_training(recipe_file, tmp_path, capsys):
     rows = Dataset.from_parquet(str(tmp_path / "train.parquet")).cast_column("image", Image(decode=False)).to_list()
     rows[50]["image"]["bytes"] = rows[50]["image"]["bytes"][:-40]
@@ -68,13 +62,6 @@ def test_broken_images_are_found_before_training(recipe_file, tmp_path, capsys):
     line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
     assert line.startswith("error: data.train: row 51: ")
     assert not list((tmp_path / "out").rglob("model.safetensors"))
-
-
-def test_one_class_is_refused_at_once(recipe_file, tmp_path, capsys):
-    files = {name: write_images(tmp_path, f"{name}_of_one", 8, ["cat"]) for name in ("train", "validation")}
-    options = [f"data.{name}={file}" for name, file in files.items()]
-    line = refusal_of(capsys, "train", recipe_file, "--output_dir", tmp_path / "out", *options)
-    assert "data.train has one class, 'cat'" in line
 
 
 @pytest.mark.slow

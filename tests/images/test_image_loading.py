@@ -1,7 +1,6 @@
 """Loading labelled images: every layout, and one clear line for every fault."""
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,22 +76,6 @@ def test_parquet(tmp_path, form):
     assert class_names(dataset) == CLASSES
 
 
-def test_parts_are_joined_in_order(tmp_path):
-    for part in range(2):
-        write_set(tmp_path / f"train-0000{part}-of-00002.parquet", {"label": [part] * 6})
-    write_set(tmp_path / "train-extra.parquet")
-    assert load_image_split(tmp_path, "train")["label"][:] == [0] * 6 + [1] * 6
-
-
-def test_slices(tmp_path):
-    path = write_set(tmp_path / "train.parquet")
-    dataset = load_image_split(path, "train[2:4]")
-    assert dataset["label"][:] == LABELS[2:4]
-    assert len(load_image_split(path, "train[:50%]")) == 3
-    for split in ("train[6:]", "train[:x]", "train[:110%]", "train["):
-        fault(path, split)
-
-
 def test_folders_of_splits(tmp_path):
     write_folders(tmp_path / "train", dog=4, cat=3)
     write_folders(tmp_path / "test", dog=1, cat=2)
@@ -112,17 +95,6 @@ def test_folders_of_splits(tmp_path):
     fault(tmp_path, "dev")
 
 
-def test_folders_of_classes_alone_are_the_training_split(tmp_path):
-    write_folders(tmp_path, cat=20, dog=20)
-    parts = [load_image_split(tmp_path, split) for split in ("train[:75%]", "train[75%:]")]
-    assert [len(part) for part in parts] == [30, 10]
-    assert all(set(part["label"]) == {0, 1} for part in parts)
-    paths = [row["path"] for part in parts for row in part["image"]]
-    assert len(set(paths)) == 40
-    assert [row["path"] for row in load_image_split(tmp_path, "train")["image"]] == paths
-    fault(tmp_path, "test")
-
-
 @pytest.mark.parametrize(
     ("values", "names", "numbers"),
     [
@@ -137,13 +109,6 @@ def test_plain_values_become_classes(tmp_path, values, names, numbers):
     dataset = load_image_split(write_plain(tmp_path / "x.parquet", label=values), "train")
     assert class_names(dataset) == names
     assert dataset["label"][:] == numbers
-
-
-def test_images_may_be_plain_bytes(tmp_path):
-    path = write_plain(tmp_path / "x.parquet", image=[image["bytes"] for image in images()])
-    assert [image["bytes"] for image in load_image_split(path, "train")["image"]] == [
-        image["bytes"] for image in images()
-    ]
 
 
 def test_columns_are_found_by_type_or_named(tmp_path):
@@ -183,15 +148,6 @@ def test_faults_of_values_are_named(tmp_path, columns, part):
     assert part in fault(write_plain(tmp_path / "x.parquet", **columns))
 
 
-@pytest.mark.parametrize("label", [-1, 3])
-def test_labels_out_of_range_are_named(tmp_path, label):
-    path = write_set(tmp_path / "x.parquet")
-    table = pq.read_table(path)
-    wrong = pa.array([*LABELS[:4], label, 0], pa.int64())
-    pq.write_table(table.set_column(table.column_names.index("label"), table.field("label"), wrong), path)
-    assert "row 5" in fault(path)
-
-
 def test_labels_are_numbered_by_the_names_that_are_given(tmp_path):
     path = write_set(tmp_path / "x.parquet")
     dataset = load_image_split(path, "train", classes=["eel", "ant", "cat", "dog"])
@@ -201,56 +157,3 @@ def test_labels_are_numbered_by_the_names_that_are_given(tmp_path):
     # a class that is only declared does no harm
     path = write_set(tmp_path / "y.parquet", {"label": [0, 1] * 3})
     assert labels_of(load_image_split(path, "train", classes=["dog", "cat"])) == ["cat", "dog"] * 3
-
-
-def test_class_folders_that_a_split_lacks(tmp_path):
-    write_folders(tmp_path / "train", cat=2, dog=2, eel=2)
-    write_folders(tmp_path / "validation", cat=1, eel=1)
-    write_folders(tmp_path / "test", cat=1, fox=1)
-    train = load_image_split(tmp_path, "train")
-    validation = load_image_split(tmp_path, "validation", classes=class_names(train))
-    assert class_names(validation) == ["cat", "dog", "eel"]
-    assert sorted(labels_of(validation)) == ["cat", "eel"]
-    assert "'fox'" in fault(tmp_path, "test", classes=class_names(train))
-
-
-def test_faulty_folders_are_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bare" / "train").mkdir(parents=True)
-    write_folders(tmp_path / "flat", train=3)
-    write_folders(tmp_path / "hole" / "train", cat=1, dog=0)
-    write_folders(tmp_path / "deep" / "train" / "animals", cat=1)
-    for name in ("empty", "bare", "flat", "hole", "deep"):
-        assert str(tmp_path / name) in fault(tmp_path / name)
-
-
-def test_missing_and_damaged_files_are_named(tmp_path):
-    path = write_set(tmp_path / "train.parquet")
-    (tmp_path / "x.csv").write_text("image,label\n")
-    (tmp_path / "x.parquet").write_bytes(b"nothing of the kind")
-    (tmp_path / "y.parquet").write_bytes(b"")
-    write_plain(tmp_path / "z.parquet", image=[], label=[])
-    for name in ("absent.parquet", "absent", "x.csv", "x.parquet", "y.parquet", "z.parquet"):
-        fault(str(tmp_path / name))
-    assert "some/where" in fault("some/where")
-    assert "dev" in fault({"train": path}, "dev")
-    assert "config" in fault({"path": path, "config": "x"})
-
-
-def test_hub_sets_are_asked_for_with_their_options(monkeypatch):
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
-    hub = datasets.Dataset.from_dict({"img": images(), "label": LABELS}, features=features)
-    calls = []
-    monkeypatch.setattr(
-        "reluformers.data.sources.load_dataset", lambda *args, **options: calls.append((args, options)) or hub
-    )
-    dataset = load_image_split({"path": "uoft-cs/cifar10", "name": "plain_text", "revision": "abc"}, "test[:6]")
-    assert calls == [(("uoft-cs/cifar10",), {"split": "test[:6]", "name": "plain_text", "revision": "abc"})]
-    assert dataset.column_names == ["image", "label"]
-    np.testing.assert_array_equal(dataset["label"][:], LABELS)
-
-
-def test_classes_that_are_text_stay_so(tmp_path):
-    names = ["007", "1.0", "NA", "True", "1e3", "null"]
-    path = write_plain(tmp_path / "a.parquet", label=names)
-    assert load_image_split(path, "train").features["label"].names == sorted(names)

@@ -7,8 +7,6 @@ from PIL import Image, ImageOps
 from transformers import AutoModelForImageClassification, pipeline
 
 # its home: the short name asks for torchvision in some supported versions
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
-
 from builders.pictures import encode, picture
 from reluformers import vision_config
 from reluformers.app import models as app
@@ -121,68 +119,12 @@ def test_collator_does_what_the_processor_does(size, image_size):
     assert actual.abs().max() <= 1
 
 
-@pytest.mark.parametrize("image_size", [32, 224])
-def test_saved_processor_takes_grey_images(tmp_path, image_size):
-    build_image_processor(vision_config("softmax", image_size=image_size, patch_size=8)).save_pretrained(tmp_path)
-    processor = AutoImageProcessor.from_pretrained(tmp_path)
-    grey = picture(40, 56).convert("L")
-    values = [processor(image, return_tensors="pt")["pixel_values"] for image in (grey, grey.convert("RGB"))]
-    torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
-
-
-def test_processor_centres_big_images_only():
-    def processor(**fields):
-        return build_image_processor(vision_config("softmax", patch_size=8, **fields))
-
-    assert dict(processor(image_size=32).size) == {"height": 32, "width": 32}
-    assert not processor(image_size=32).do_center_crop
-    assert dict(processor(image_size=224).size) == {"shortest_edge": 256}
-    assert dict(processor(image_size=224).crop_size) == {"height": 224, "width": 224}
-    assert dict(processor(image_size=384).size) == {"shortest_edge": 439}
-    with pytest.raises(ValueError, match="num_channels is 1"):
-        processor(image_size=32, num_channels=1)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_grey_of_16_bits_keeps_its_high_byte(kind):
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
     image = Image.fromarray(grey * 256 + 77)
     decoded = np.asarray(decode_image(encode(image, kind)))
     np.testing.assert_array_equal(decoded, np.stack([grey] * 3, -1))
-
-
-def test_orientation_is_followed():
-    image = picture(8, 16)
-    decoded = decode_image(encode(image, exif=exif(6)))
-    assert decoded.size == (8, 16)
-    assert decoded.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
-    assert not decoded.getexif()
-
-
-def faults() -> dict[str, bytes]:
-    whole = {"png": encode(picture(64, 64)), "jpg": encode(picture(64, 64), "JPEG")}
-    flipped = bytearray(whole["png"])
-    flipped[60] ^= 0xFF
-    floats = Image.fromarray(np.ones((4, 4), np.float32))
-    integers = Image.fromarray(np.full((4, 4), 70_000, np.int32))
-    return {
-        "zero.png": b"",
-        "text.png": b"not a picture\n",
-        "page.jpg": b"<html>404</html>",
-        "cut.png": whole["png"][:-200],
-        "cut.jpg": whole["jpg"][: len(whole["jpg"]) // 2],
-        "head.jpg": whole["jpg"][:20],
-        "flipped.png": bytes(flipped),
-        "floats.tiff": encode(floats, "TIFF"),
-        "integers.tiff": encode(integers, "TIFF"),
-        "script.eps": encode(picture(8, 12), "EPS"),
-    }
-
-
-@pytest.mark.parametrize("name", faults())
-def test_faults_are_named_by_their_file(name):
-    with pytest.raises(ValueError, match=name):
-        decode_image(faults()[name], name)
 
 
 def test_too_big_images_are_refused(monkeypatch):

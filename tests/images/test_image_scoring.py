@@ -1,9 +1,7 @@
 """Classifying images, the scores, and the command line that scores a classifier."""
 
 import json
-import math
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,8 @@ from PIL import Image
 from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
 
 from builders.commands import run_command
-from reluformers import tasks, vision_config
-from reluformers.evaluation.results import Evaluation, checksum
+from reluformers import vision_config
+from reluformers.evaluation.results import checksum
 from reluformers.images.loading import load_image_split
 from reluformers.images.processing import build_image_processor
 from reluformers.images.scoring import (
@@ -26,7 +24,6 @@ from reluformers.images.scoring import (
     load_image_model,
     model_classes,
     predict,
-    top_classes,
 )
 
 CLASSES = ["red", "green", "blue", "cyan", "magenta", "yellow", "white"]
@@ -71,11 +68,6 @@ def folder(tmp_path_factory) -> Path:
     model.save_pretrained(folder)
     build_image_processor(model.config).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def copy(folder, tmp_path) -> Path:
-    return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
 def one_by_one(model, processor, dataset) -> torch.Tensor:
@@ -127,22 +119,6 @@ def test_a_stock_model_is_evaluated_too(split, folder):
     assert torch.equal(predictions.logits, predict(model, batches).logits)
 
 
-def test_broken_logits_are_refused():
-    model = build()
-    batch = {"pixel_values": torch.zeros(3, 3, 8, 8), "labels": torch.zeros(3, dtype=torch.long)}
-    batch["pixel_values"][1] = math.nan
-    with pytest.raises(ValueError, match="NaN or infinite logits for 1 of 3 images"):
-        predict(model.train(), [batch])
-    assert model.training
-
-
-def test_top_classes_also_of_equal_logits_and_of_nan():
-    logits = torch.randint(0, 4, (200, 7)).float()
-    order = [sorted(range(7), key=lambda number: (-row[number], number)) for row in logits.tolist()]
-    assert top_classes(logits, 5).tolist() == [row[:5] for row in order]
-    assert top_classes(torch.tensor([[math.nan, 1.0], [0.0, 1.0]]), 2).tolist() == [[-1, -1], [1, 0]]
-
-
 def test_scores_by_hand():
     logits = torch.eye(7)[[0, 0, 1, 2, 2, 2]]
     labels = torch.tensor([0, 0, 0, 2, 2, 6])
@@ -163,35 +139,6 @@ def test_scores_by_hand():
     precisions = [row["precision"] for row in classes.values()]
     assert precisions == [1.0, 0.0, pytest.approx(2 / 3), None, None, None, None]
     assert list(classes["red"]["predicted_as"].items()) == [("red", 2), ("green", 1)]
-
-
-def without_processor(folder):
-    (folder / "preprocessor_config.json").unlink()
-
-
-def with_broken_processor(folder):
-    (folder / "preprocessor_config.json").write_text('{"size": ')
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (without_processor, "the image processor cannot be loaded: .*preprocessor_config.json"),
-        (with_broken_processor, "the image processor cannot be loaded"),
-    ],
-)
-def test_unusable_folders_are_named_in_one_line(copy, damage, message):
-    damage(copy)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_image_model(copy)
-    assert "\n" not in str(caught.value)
-    assert str(copy) in str(caught.value)
-
-
-def test_two_classes_of_one_name_are_refused():
-    config = ViTConfig(id2label={0: "crane", 1: "cat", 2: "crane"}, label2id={"crane": 2, "cat": 1})
-    with pytest.raises(ValueError, match="several classes 'crane'"):
-        model_classes(config)
 
 
 def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
@@ -220,74 +167,3 @@ def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
         assert text in printed
     assert not re.search("yellow", printed)  # has no images
     assert "magenta" in picture.read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
-        (["num_workers=-1"], "num_workers must be at least 0, got -1"),
-        (["--confusion_matrix", "matrix.jpg"], "matrix.jpg must end in"),
-        (["--output", "."], "is a folder"),
-        (["--output", "a.png", "--confusion_matrix", "a.png"], "choose two paths"),
-    ],
-)
-def test_command_line_refuses_options_before_any_work(folder, capsys, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    # no data are there, so that only an early check can give the message
-    with pytest.raises(SystemExit) as caught:
-        run_command("evaluate", folder, "--data", "./data", *options)
-    assert caught.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not list(tmp_path.iterdir())
-
-
-def with_class_that_the_model_lacks(data):
-    (data / "test" / "red").rename(data / "test" / "orange")
-    return "the class 'orange' is none of"
-
-
-def with_broken_image(data):
-    (data / "test" / "blue" / "1.png").write_bytes(b"\x89PNG nothing")
-    return "1.png"
-
-
-def without_split(data):
-    shutil.rmtree(data / "test")
-    return "test"
-
-
-def test_the_function_is_the_command(folder, data, tmp_path):
-    options = {"batch_size": 5, "attention_report": True}
-    measured = tasks.evaluate(folder, str(data), split="test", **options, output=tmp_path / "new" / "results.json")
-    run_command(
-        *("evaluate", folder, "--data", data, "--batch_size", 5, "--attention_report"),
-        *("--output", tmp_path / "results.json"),
-    )
-    written = [Evaluation.load(path / "results.json") for path in (tmp_path, tmp_path / "new")]
-    assert written[0].scores == written[1].scores == measured.scores
-    assert written[0].attention == written[1].attention == measured.attention
-    with pytest.raises(ValueError, match="num_workers"):
-        tasks.evaluate(folder, str(data), num_workers=-1)
-    with pytest.raises(TypeError, match="num_beams"):
-        tasks.evaluate(folder, str(data), num_beams=3)
-
-
-@pytest.mark.parametrize(
-    ("damage", "workers"),
-    [(with_class_that_the_model_lacks, 0), (with_broken_image, 0), (with_broken_image, 1), (without_split, 0)],
-)
-def test_command_line_ends_with_one_line_on_bad_data(folder, data, capsys, tmp_path, damage, workers):
-    damaged = Path(shutil.copytree(data, tmp_path / "data"))
-    message = damage(damaged)
-    with pytest.raises(SystemExit) as caught:
-        run_command(
-            "evaluate", folder, "--data", damaged, f"num_workers={workers}", "--output", tmp_path / "results.json"
-        )
-    assert caught.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert "Traceback" not in line
-    assert not (tmp_path / "results.json").exists()

@@ -1,20 +1,17 @@
 """Image classifiers from recipes: learning, saving, random changes, evaluation, and what is refused."""
 
 import json
-from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from safetensors.torch import load_file
 
 from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, write_images
 from builders.translation_runs import training_logs
 from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.images.run import load_splits
-from reluformers.images.trainer import Classified, count_images
 from test_payload import run_clean
 
 
@@ -67,13 +64,6 @@ def test_the_model_learns_and_the_log_says_what_happened(finished):
     assert lines[-1] == f"test: accuracy {results['test_accuracy']:.2%}, loss {results['test_loss']:.3f}"
 
 
-def test_the_rate_follows_a_cosine(finished):
-    rates = [entry["learning_rate"] for entry in training_logs(finished[0])]
-    assert rates[:4] == pytest.approx([0, 1.25e-3, 2.5e-3, 3.75e-3])
-    assert rates[34] == pytest.approx(2.5e-3)
-    assert rates[-1] < 1e-4
-
-
 def test_the_folder_holds_all_that_belongs_to_it(finished):
     folder, results, _ = finished
     names = {path.name for path in folder.iterdir()}
@@ -111,23 +101,6 @@ def test_the_folder_classifies_where_nothing_of_this_library_is(finished, files,
     labels = run_clean(code, folder, str(folder), str(len(pictures))).split()
     right = sum(label == CLASSES[row["label"]] for label, row in zip(labels, splits["test"], strict=True))
     assert right / len(pictures) == pytest.approx(results["test_accuracy"])
-
-
-def test_weight_decay_is_for_maps_alone(splits, tmp_path):
-    model = {"preset": "qknorm", "position_embedding_type": "learned", "pooling": "attention"}
-    model["attention"] = {"preset": "qknorm", "output_norm": "gated_rms_norm", "output_gate": "silu"}
-    trainer = make_image_trainer(splits, tmp_path, model=model, weight_decay=0.1)
-    decayed, others = (
-        {id(parameter) for parameter in group["params"]} for group in trainer.create_optimizer().param_groups
-    )
-    names = {"weight of maps": set(), "others": set()}
-    for name, parameter in trainer.model.named_parameters():
-        assert (id(parameter) in decayed) != (id(parameter) in others)
-        is_map = parameter.dim() > 1 and name.endswith(".weight")
-        assert (id(parameter) in decayed) == is_map, name
-        names["weight of maps" if is_map else "others"].add(name.rpartition(".")[2])
-    assert names["weight of maps"] == {"weight"}
-    assert {"scale", "bias", "weight", "gate", "probe"} <= names["others"]
 
 
 def test_evaluation_sees_each_image_once(splits, tmp_path):
@@ -180,29 +153,6 @@ def test_logits_that_are_not_finite_are_wrong_everywhere(splits, tmp_path):
     assert not trainer.classified.confusion_matrix(len(CLASSES)).any()
 
 
-def test_scores_of_what_was_classified():
-    top = np.array([[0, 1], [1, 0], [-1, -1], [0, 1]])
-    classified = Classified(loss=1.0, top=top, labels=np.array([0, 0, 0, 2]))
-    assert classified.accuracy() == 0.25
-    assert classified.accuracy(2) == 0.5
-    assert classified.confusion_matrix(3).tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 0]]
-
-
-def test_few_classes_have_no_five_best(tmp_path):
-    files = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "test")}
-    results = train_image_classification(make_image_recipe(files, max_steps=1), tmp_path / "run")
-    assert "test_top5_accuracy" not in results
-    assert "validation_accuracy" not in results
-
-
-def test_a_run_without_evaluation(files, tmp_path):
-    recipe = make_image_recipe({"train": files["train"]}, max_steps=1)
-    results = train_image_classification(recipe, tmp_path / "run")
-    circumstances = {"device", "torch", "transformers", "reluformers", "seed", "training_seconds"}
-    assert results.keys() - {"commit", "processor"} == {"parameters", "steps", "images_per_second", *circumstances}
-    assert not (tmp_path / "run" / "confusion_matrix.png").exists()
-
-
 def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
     logs, weights = [], []
     for batch_size, accumulation in ((8, 1), (4, 2)):
@@ -222,17 +172,6 @@ def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
         assert entry["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-5)
-
-
-def test_images_are_counted_where_they_are():
-    count = count_images({"pixel_values": torch.empty(3, 3, 8, 8, dtype=torch.bfloat16, device="meta")})
-    assert count["images"].device.type == "meta"
-    assert count_images({"pixel_values": torch.empty(301, 1, 1, 1, dtype=torch.bfloat16)})["images"] == 301
-
-
-def test_operations_are_counted_by_patches(splits, tmp_path):
-    pixels = torch.empty(3, 3, 8, 12, device="meta")  # 18 patches
-    assert make_image_trainer(splits, tmp_path).floating_point_ops({"pixel_values": pixels}) == 6 * 18 * 5464
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -278,13 +217,6 @@ def test_random_changes_depend_on_the_batch_alone(splits, tmp_path):
     assert sum(len(batch["labels"]) for batch in epochs[0]) == 60
 
 
-def test_data_on_a_device_keep_their_seed(splits, tmp_path, monkeypatch):
-    loader, seeded = make_image_trainer(splits, tmp_path, augmentation=AUGMENTED).get_train_dataloader(), []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    next(iter(loader))
-    assert not seeded
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_broken_image_is_named(splits, tmp_path, workers, split):
@@ -294,44 +226,6 @@ def test_a_broken_image_is_named(splits, tmp_path, workers, split):
     trainer = make_image_trainer(splits, tmp_path, train=broken, dataloader_num_workers=workers)
     with pytest.raises(ValueError, match=r"train-1\.png"):
         trainer.train() if split == "train" else trainer.evaluate(broken)
-
-
-def test_bf16_and_any_size_of_image(tmp_path, files):
-    folder = tmp_path / "pictures"
-    for name, size in (("flat", (31, 9)), ("tall", (8, 40))):
-        (folder / name).mkdir(parents=True)
-        for number in range(4):
-            buffer = BytesIO()
-            Image.new("L", size, number * 40).save(buffer, "PNG")
-            (folder / name / f"{number}.png").write_bytes(buffer.getvalue())
-    recipe = make_image_recipe(
-        {"path": str(folder), "train": "train[:6]", "validation": "train[6:]"}, bf16=True, max_steps=2
-    )
-    results = train_image_classification(recipe, tmp_path / "run")
-    assert 0 <= results["validation_accuracy"] <= 1
-    weights = load_file(tmp_path / "run" / "model.safetensors")
-    assert {weight.dtype for weight in weights.values()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("data", "training", "message"),
-    [
-        ({"train": None}, {}, "data.train is not given; add data.train=FILE_OR_FOLDER"),
-        ({"train": "gone.parquet"}, {}, "gone.parquet"),
-        ({"label_column": "class"}, {}, "label_column"),
-        (
-            {"validation": None},
-            {"eval_strategy": "epoch"},
-            "eval_strategy is 'epoch', but there is no data.validation",
-        ),
-        ({}, {"metric_for_best_model": "bleu"}, "metric_for_best_model is bleu"),
-        ({}, {"per_device_train_batch_size": 61, "dataloader_drop_last": True}, "60 rows make no batch of 61 rows"),
-    ],
-)
-def test_what_cannot_be_trained_is_a_user_error(files, tmp_path, data, training, message):
-    with pytest.raises(ValueError, match=message):
-        train_image_classification(make_image_recipe({**files, **data}, **training), tmp_path / "run")
-    assert not list(tmp_path.glob("run/*.safetensors"))
 
 
 def test_classes_that_training_lacks_are_refused(files, tmp_path):

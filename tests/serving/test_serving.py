@@ -19,7 +19,6 @@ import pytest
 import uvicorn
 from huggingface_hub import InferenceClient
 
-from builders.commands import refusal_of
 from builders.pictures import encode, picture
 from builders.saved_models import save_classifier, save_translator
 from reluformers.serving import server
@@ -74,16 +73,6 @@ def test_the_client_of_the_hub_asks_it(translator, address, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     found = InferenceClient(address).translation("old dog", generate_parameters={"num_beams": 2}).translation_text
     assert found == translator[1]({"inputs": "old dog", "parameters": {"num_beams": 2}})[0]["translation_text"]
-
-
-def test_the_page_describes_the_bounds_of_the_handler(address):
-    _, described = ask(f"{address}/openapi.json")
-    schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    properties = schema["properties"]["parameters"]["properties"]
-    assert properties["num_beams"] == {"type": "integer", "minimum": 1, "maximum": 8}
-    assert properties["early_stopping"] == {"enum": [True, False]}
-    with urllib.request.urlopen(f"{address}/docs", timeout=60) as page:
-        assert b"openapi.json" in page.read()
 
 
 @pytest.mark.parametrize(
@@ -191,18 +180,6 @@ def test_a_bad_request_spoils_no_other_and_none_is_computed_for_nobody():
     assert "ef" not in str(calls)
 
 
-def test_a_request_that_cannot_be_compared_ends_no_other():
-    bodies = [{"inputs": "ab"}, {"inputs": "cd", "parameters": {"num_beams": object()}}, {"inputs": "ef"}]
-    answers, calls = batched(bodies)
-    assert [answers[0], type(answers[1]), answers[2]] == [["ba"], TypeError, ["fe"]]
-    assert [call["inputs"] for call in calls] == ["ef"]
-
-
-def test_what_is_refused_alone_is_refused_in_company():
-    bodies = [{"inputs": "ab"}, {"inputs": []}, {"inputs": "cd"}, {"inputs": "ef", "parameters": []}]
-    assert [call["inputs"] for call in batched(bodies)[1]] == [[], "cd", "ef"]
-
-
 def test_too_many_requests_are_asked_to_come_again(monkeypatch):
     monkeypatch.setattr(server, "MAX_REQUESTS", 2)
     handler = Counting()
@@ -222,18 +199,6 @@ def test_too_many_requests_are_asked_to_come_again(monkeypatch):
         assert ask(f"{address}/health")[0] == 200
         handler.may_go_on.set()
         assert [one.result() for one in first] == [(200, ["ba"])] * 2
-
-
-def test_refusals_of_the_command(capsys, tmp_path):
-    assert "has no config.json" in refusal_of(capsys, "serve", tmp_path)
-    folder = save_translator(tmp_path / "model")
-    taken = server.bind("127.0.0.1", 0)
-    port = taken.getsockname()[1]
-    assert f"cannot listen on 127.0.0.1, port {port}" in refusal_of(capsys, "serve", folder, "--port", port)
-    assert "must be from 0 to 65535" in refusal_of(capsys, "serve", folder, "--port", 65536)
-    os.remove(os.path.join(folder, "handler.py"))
-    with pytest.raises(ValueError, match=r"has no handler\.py"):
-        server.load_handler(folder)
 
 
 def connected(address: str, sent: bytes) -> socket.socket:
