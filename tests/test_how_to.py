@@ -94,6 +94,7 @@ def test_int8(opened):
     assert names["translate"]("in 5 days")[0]["translation_text"]
 
 
+@pytest.mark.slow
 def test_onnx_and_int8(opened):
     pytest.importorskip("onnxruntime")
     record = run_piece("export to ONNX", opened)["record"]

@@ -56,7 +56,10 @@ def test_a_stranger_classifies_a_digit(tmp_path):
     assert run_clean(OPEN_DIGITS, tmp_path, str(folder), str(picture)).strip() in [str(digit) for digit in range(10)]
 
 
-@pytest.mark.parametrize(("name", "other"), [("tatoeba-en-de", "tatoeba-de-en"), ("tatoeba-de-en", "tatoeba-en-de")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("tatoeba-en-de", "tatoeba-de-en"), pytest.param("tatoeba-de-en", "tatoeba-en-de", marks=pytest.mark.slow)],
+)
 def test_a_stranger_translates_a_sentence(tmp_path, name, other):
     folder = next(folder for folder in MODELS if folder.name == name)
     assert run_clean(OPEN_TRANSLATOR, tmp_path, str(folder), SENTENCES[name]).strip() == SENTENCES[other]

@@ -11,15 +11,16 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from builders.clean_processes import run_clean
-from builders.models import KINDS, MODELS, build_model, draw_pairs
+from builders.models import FAMILY_MODELS, KINDS, MODELS, build_model, draw_pairs
 from builders.saved_models import write_old_payload
 from reluformers import ReLUFormerConfig
 from reluformers.families import FAMILIES
 from reluformers.saved_code.payload import payload_files
 
 
-def test_every_preset_opens_in_a_clean_process_with_equal_logits(tmp_path):
-    for kind, preset in MODELS:
+@pytest.mark.parametrize("models", [FAMILY_MODELS, pytest.param(MODELS, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_every_preset_opens_in_a_clean_process_with_equal_logits(tmp_path, models):
+    for kind, preset in models:
         folder = tmp_path / f"{kind}-{preset}"
         model, batch = build_model(preset, kind), KINDS[kind].draw()
         model.save_pretrained(folder)
@@ -42,7 +43,7 @@ def test_every_preset_opens_in_a_clean_process_with_equal_logits(tmp_path):
             print(type(model).__name__, AutoConfig.from_pretrained(path, trust_remote_code=True).model_type)
         assert not {"reluformers", "reluformers_kernels"} & set(sys.modules)
     """
-    output = run_clean(code, tmp_path, *(str(tmp_path / f"{kind}-{preset}") for kind, preset in MODELS))
+    output = run_clean(code, tmp_path, *(str(tmp_path / f"{kind}-{preset}") for kind, preset in models))
     assert set(output.split()[1::2]) == {config_class.model_type for config_class in FAMILIES}
 
 
