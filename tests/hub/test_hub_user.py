@@ -12,7 +12,6 @@ import pytest
 from builders.clean_processes import run_clean
 from builders.hub_server import serve_hub
 from builders.models import build_model
-from builders.saved_models import write_old_payload
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "hub.md"
@@ -144,18 +143,3 @@ def test_the_target_tokenizer_is_of_the_revision_of_the_model(tmp_path, hub, hub
     run(f"hf upload {NAME} later target_tokenizer".split(), tmp_path, hub_environment)
     output = run_clean(OPEN_TWO, tmp_path, NAME, **hub_environment)
     assert json.loads(output.splitlines()[-1]) == [len(target), len(later), len(target)]
-
-
-@pytest.mark.slow
-def test_a_release_removes_the_files_of_an_older_one(tmp_path, hub, hub_environment):
-    tokenizer = train_tokenizer(LINES, vocab_size=60, min_frequency=1)
-    for name in ("old", "new"):
-        build_model("reluformer", vocab_size=len(tokenizer)).save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    old = write_old_payload(tmp_path / "old", "seq2seq")
-    (tmp_path / "old/train.py").write_text("LIMIT = 1\n")  # the owner's
-    run(f"hf upload {NAME} old".split(), tmp_path, hub_environment)
-    assert old <= set(files_of(hub, NAME))
-    run(f"reluformers push new {NAME}".split(), tmp_path, hub_environment)
-    new = {path.name for path in (tmp_path / "new").glob("*.py")}
-    assert {name for name in files_of(hub, NAME) if name.endswith(".py")} == new | {"train.py"}
