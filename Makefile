@@ -83,7 +83,7 @@ docs: $(SETUP)  ## build the documentation site into site/
 	@rm -rf build research/build
 	@$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
 	@$(VENV)/bin/python -m pip install --quiet --no-deps --target build/documented . ./research
-	$(VENV)/bin/python -m mkdocs build --quiet --strict
+	$(VENV)/bin/python -m mkdocs build --strict
 	$(VENV)/bin/reluformers export models/tatoeba-en-de models/digits-relu-vit --to page --output site/try
 
 notebooks: $(SETUP)  ## execute docs/notebooks with the folder that `make demo` saved
