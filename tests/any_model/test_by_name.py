@@ -23,12 +23,14 @@ from transformers.masking_utils import (
     sliding_window_bidirectional_overlay,
 )
 
+from builders.covering import covering
 from reluformers import exchange_attention
 from reluformers.attentions import ATTENTIONS, register_attention
 from reluformers.configuration.configuration_attention import ACTIVATIONS
 
 from .written_out import register_written_out
 
+PADDINGS = ("left", "right", "none")
 TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
 LLAMA = {**TEXT, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SEQ2SEQ = {
@@ -134,9 +136,10 @@ def outcome(name, attention, padding, dtype):
     return output.detach(), {key: part.grad for key, part in model.named_parameters() if part.grad is not None}
 
 
-@pytest.mark.parametrize("padding", ["left", "right", "none"])
-@pytest.mark.parametrize("attention", WRITTEN)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "attention", "padding"),
+    [tuple(case.values()) for case in covering(name=tuple(MODELS), attention=tuple(WRITTEN), padding=PADDINGS)],
+)
 def test_a_model_computes_the_written_out_form(name, attention, padding):
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-4)):
         output, gradients = outcome(name, attention, padding, dtype)
@@ -213,8 +216,11 @@ def pack(texts, first_position=0):
     return batch
 
 
-@pytest.mark.parametrize("attention", FAMILIES)
-@pytest.mark.parametrize("name", PACKED)
+# every attention in two models, every model with a third of the attentions
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [(PACKED[(number + shift) % len(PACKED)], name) for number, name in enumerate(FAMILIES) for shift in (0, 3)],
+)
 def test_texts_of_a_packed_row_are_as_each_alone(name, attention):
     """Values and gradients of float64."""
     generator = torch.Generator().manual_seed(1)
@@ -286,9 +292,17 @@ def test_what_changes_nothing_about_attention_passes():
     assert torch.equal(model.generate(**batch, max_new_tokens=3, **names), expected)
 
 
-@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
-@pytest.mark.parametrize("attention", ["relu_attention", "relu_sum_attention", "softmax_attention"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "attention", "cache"),
+    [
+        tuple(case.values())
+        for case in covering(
+            name=tuple(DECODERS),
+            attention=("relu_attention", "relu_sum_attention", "softmax_attention"),
+            cache=(DynamicCache, StaticCache),
+        )
+    ],
+)
 def test_generation_with_a_cache_gives_the_tokens_of_the_whole(name, attention, cache):
     model, batch = build(name, attention), inputs(name, "left")
     written = build(name, WRITTEN[attention])

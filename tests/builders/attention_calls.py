@@ -1,6 +1,4 @@
-"""Calls of `rectified_attention` as other models make them, with groups of heads, and the same in float64."""
-
-import random
+"""Calls of `rectified_attention` as models make them, with groups of heads and windows, and the same in float64."""
 
 import torch
 from torch import Tensor
@@ -8,124 +6,162 @@ from torch import Tensor
 import reference
 from reluformers import rectified_attention
 from reluformers_kernels import SPARSE_DISTRIBUTIONS
+from reluformers_kernels.activations import NOT_NEGATIVE
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # of the norm
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the norm
+# what calls differ in; a computation takes the values that it has
+FACTORS = {
+    "lengths": ((1, 17), (5, 1), (17, 40), (40, 17)),  # of queries and keys
+    "heads": ((1, 1), (2, 1), (2, 2), (1, 7)),  # of keys, and how many of queries share one
+    "widths": ((3, 3), (8, 10), (33, 33), (2, 1)),  # of keys and values
+    "layout": ("heads first", "length first", "transposed", "sliced"),
+    "scale": (None, 0.7, -0.3, "learned"),
+    "threshold": (0.0, 0.2, 1.5, "learned"),
+    "length_exponent": (0.0, 0.5, 1.0, "learned"),
+    "length_coefficient": (1.0, 0.7),
+    "padding": ("none", "right", "left", "random"),
+    "causal_offset": ("none", None, 0, 7, -3, -(2**31), 2**31),
+    "first_keys": ("none", "window", "chunks"),
+    "last_keys": ("none", "window", "chunks"),
+    "normalizer": ("none", "sum"),
+    "has_statistics": (False, True),
+    "threads": (1, 2),
+}
 
 
-def draw_call(
-    seed: int, dtype: torch.dtype, activations: tuple[str, ...], lengths: tuple[int, ...] = (1, 5, 17, 97)
-) -> tuple[list[Tensor], dict]:
-    """Query, key and value of any shape and layout, and options."""
-    rng = random.Random(seed)
-    batch, key_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2]), rng.choice([1, 2, 3, 7])
-    query_len, key_len = rng.choice(lengths), rng.choice(lengths)
-    width = rng.choice([3, 8, 33])
-
-    def states(length: int, heads: int) -> Tensor:
-        made = torch.randn(batch, length, heads, width, dtype=torch.float64).to(dtype).transpose(1, 2)
-        return rng.choice([made, made.contiguous()]).requires_grad_()
-
-    ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
-    options = {
-        "activation": rng.choice(activations),
-        "scale": rng.choice([None, 0.7]),
-        "threshold": rng.choice([0.0, 0.2, torch.tensor([0.1], dtype=torch.float64).requires_grad_()]),
-        "length_exponent": rng.choice([0.0, 0.5, torch.tensor([0.5], dtype=torch.float64).requires_grad_()]),
-        "key_padding_mask": rng.choice([None, ragged, ragged.flip(1), torch.rand(batch, key_len) > 0.4]),
-        "is_causal": rng.choice([True, True, False]),
-        "causal_offset": rng.choice([None, 0, 7, -3]),
+def lay_out(layout: str, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Numbers [batch, heads, length, width] that lie in memory in another order."""
+    make = {
+        "heads first": lambda: torch.randn(batch, heads, length, width),
+        "length first": lambda: torch.randn(batch, length, heads, width).transpose(1, 2),
+        "transposed": lambda: torch.randn(batch, heads, width, length).mT,
+        "sliced": lambda: torch.randn(batch, heads, 2 * length, width)[:, :, ::2],
     }
-    steps = torch.randint(-3, 6, (rng.choice([1, batch]), query_len))  # windows, and pieces of every length
-    options["first_keys"] = rng.choice([None, steps + torch.arange(query_len) - 9, steps * 9])
-    if options["first_keys"] is not None:
-        options["first_keys"] = options["first_keys"].cummax(-1).values
-    options["last_keys"] = rng.choice([None, (steps[:1] + torch.arange(query_len)).cummax(-1).values, steps[:1] * 9])
-    if options["last_keys"] is not None:
-        options["last_keys"] = options["last_keys"].cummax(-1).values
-    if options["activation"] in SPARSE_DISTRIBUTIONS:
+    return make[layout]().to(dtype).requires_grad_()
+
+
+def draw_call(case: dict) -> tuple[list[Tensor], dict]:
+    """Query, key and value, and the options of a case of `FACTORS`, its `activation` and `dtype`."""
+    (query_len, key_len), (key_heads, group), (width, value_width) = case["lengths"], case["heads"], case["widths"]
+    batch, activation, dtype = 2, case["activation"], case["dtype"]
+    shapes = ((key_heads * group, query_len, width), (key_heads, key_len, width), (key_heads, key_len, value_width))
+    states = [lay_out(case["layout"], batch, *shape, dtype) for shape in shapes]
+    ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
+    paddings = {"none": None, "right": ragged, "left": ragged.flip(1), "random": torch.rand(batch, key_len) > 0.4}
+    learned = {"scale": 0.6, "threshold": 0.1, "length_exponent": 0.5}
+    numbers = {
+        name: torch.tensor([start], dtype=torch.float64).requires_grad_() if case[name] == "learned" else case[name]
+        for name, start in learned.items()
+    }
+    steps = torch.randint(-3, 6, (batch, query_len))  # windows, and pieces of every length
+
+    def bounds(kind: str, shift: int, steps: Tensor) -> Tensor | None:
+        kinds = {"none": None, "window": steps + torch.arange(query_len) - shift, "chunks": steps * 9}
+        return None if kinds[kind] is None else kinds[kind].cummax(-1).values
+
+    options = {
+        **numbers,
+        "activation": activation,
+        "length_coefficient": case["length_coefficient"],
+        "key_padding_mask": paddings[case["padding"]],
+        "is_causal": case["causal_offset"] != "none",
+        "causal_offset": None if case["causal_offset"] == "none" else case["causal_offset"],
+        "first_keys": bounds(case["first_keys"], 9, steps),
+        "last_keys": bounds(case["last_keys"], 0, steps[:1]),
+        "normalizer": case["normalizer"] if activation in NOT_NEGATIVE else "none",
+    }
+    if activation in SPARSE_DISTRIBUTIONS:
         options["threshold"] = 0.0
-    if options["activation"] == "relu_power":
-        powers = [0.5, 1.5, 2, 3.0] if dtype == torch.float64 else [1, 2, 1.5]
-        options |= {"power": rng.choice(powers), "normalizer": rng.choice(["none", "sum"])}
-    if options["activation"] in ("relu", "relu2", "relu6", "softplus", "sigmoid"):
-        options["normalizer"] = rng.choice(["none", "sum"])
-    return [states(query_len, key_heads * group), states(key_len, key_heads), states(key_len, key_heads)], options
+    if activation == "relu_power":
+        options["power"] = 1.5
+    return states, options
 
 
 def visible_pairs(query: Tensor, key: Tensor, options: dict) -> Tensor:
     """Bool [batch, 1, query_len, key_len]."""
     query_len, key_len = query.shape[2], key.shape[2]
-    visible = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool)
-    if options["is_causal"]:
-        offset = key_len - query_len if options["causal_offset"] is None else options["causal_offset"]
-        visible = visible.tril(offset)
-    if options["first_keys"] is not None:
-        visible = visible & (torch.arange(key_len) >= options["first_keys"][:, None, :, None])
+    visible, places = torch.ones(len(query), 1, query_len, key_len, dtype=torch.bool), torch.arange(key_len)
+    if options.get("is_causal"):
+        offset = key_len - query_len if options.get("causal_offset") is None else options["causal_offset"]
+        visible = visible & (places <= torch.arange(query_len)[:, None] + offset)
+    if options.get("first_keys") is not None:
+        visible = visible & (places >= options["first_keys"][:, None, :, None])
     if options.get("last_keys") is not None:
-        visible = visible & (torch.arange(key_len) <= options["last_keys"][:, None, :, None])
-    if options["key_padding_mask"] is not None:
+        visible = visible & (places <= options["last_keys"][:, None, :, None])
+    if options.get("key_padding_mask") is not None:
         visible = visible & options["key_padding_mask"][:, None, None]
     return visible
 
 
 def naive(query: Tensor, key: Tensor, value: Tensor, options: dict) -> tuple[Tensor, Tensor]:
     """Output and weights, all of them, with keys and values repeated."""
-    group = query.shape[1] // key.shape[1]
-    key, value = (states.repeat_interleave(group, 1) for states in (key, value))
-    scale = query.shape[-1] ** -0.5 if options["scale"] is None else options["scale"]
+    key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     visible = visible_pairs(query, key, options).expand(-1, query.shape[1], -1, -1)
-    scores = scale * query @ key.mT - options["threshold"]
-    if options["activation"] in SPARSE_DISTRIBUTIONS:
-        weights = torch.zeros_like(scores)
-        for place in visible.any(-1).nonzero().tolist():
-            seen = visible[tuple(place)]
-            row = reference.ACTIVATIONS[options["activation"]](scores[tuple(place)][seen])
-            weights = weights.index_put((*map(torch.tensor, place), seen.nonzero().flatten()), row)
-    elif options["activation"] == "relu_power":
+    scores, activation = scale * (query @ key.mT) - options.get("threshold", 0.0), options["activation"]
+    if activation in SPARSE_DISTRIBUTIONS:
+        rows = []
+        for row, seen in zip(scores.flatten(0, 2), visible.flatten(0, 2), strict=True):
+            places = seen.nonzero().flatten()
+            found = reference.ACTIVATIONS[activation](row[places]) if len(places) else row[places]
+            rows.append(torch.zeros_like(row).index_put((places,), found))
+        weights = torch.stack(rows).view_as(scores)
+    elif activation == "relu_power":
         weights = torch.where((scores > 0) & visible, torch.where(scores > 0, scores, 1.0) ** options["power"], 0.0)
     else:
-        weights = reference.ACTIVATIONS[options["activation"]](scores).masked_fill(~visible, 0.0)
-    weights = weights / visible.sum(-1, keepdim=True).clamp_min(1).double() ** options["length_exponent"]
+        weights = reference.ACTIVATIONS[activation](scores).masked_fill(~visible, 0.0)
+    counts = visible.sum(-1, keepdim=True).clamp_min(1).double()
+    weights = weights / (options.get("length_coefficient", 1.0) * counts ** options.get("length_exponent", 0.0))
     if options.get("normalizer") == "sum":
         sums = weights.sum(-1, keepdim=True)
-        weights = weights / sums.masked_fill(sums == 0, 1.0)
+        weights = torch.where(sums == 0, 0.0, weights / torch.where(sums == 0, 1.0, sums))
     return weights @ value, weights
 
 
-def check_call(states: list[Tensor], options: dict) -> None:
+def check_call(states: list[Tensor], options: dict, has_statistics: bool = False) -> None:
     """Compare output, statistics and gradients."""
-    tolerance = TOLERANCES[states[0].dtype]
+    dtype = states[0].dtype
+    tolerance = TOLERANCES[dtype]
     trained = [*states, *(given for given in options.values() if isinstance(given, Tensor) and given.requires_grad)]
     exact = {id(part): part.detach().double().requires_grad_() for part in trained}
     expected, weights = naive(
         *(exact[id(part)] for part in states), {name: exact.get(id(part), part) for name, part in options.items()}
     )
-    direction, other = torch.randn_like(expected), torch.randn_like(expected[..., 0])
-    is_sparse = options["activation"] in SPARSE_DISTRIBUTIONS
-    for has_statistics in (False,) if is_sparse else (False, True):
+    is_sparse = options["activation"] in SPARSE_DISTRIBUTIONS  # whose statistics have no gradients
+    with torch.set_grad_enabled(not (has_statistics and is_sparse)):
         found = rectified_attention(*states, **options, return_stats=has_statistics)
-        output, wanted = found, (expected * direction).sum()
-        if has_statistics:
-            output, statistics = found
-            wanted = wanted + (weights.sum(-1) * other).sum()
-            near(statistics.row_sums, weights.sum(-1), tolerance, "row sums")
-            if (weights >= 0).all():
-                near(statistics.weighted_logs, torch.special.xlogy(weights, weights).sum(-1), tolerance, "logs")
-            if options["activation"].startswith("relu"):  # others fade away earlier in float32
-                assert ((statistics.nonzeros - (weights != 0).sum(-1)).abs() <= 0.02 * weights.shape[-1] + 1).all()
-        assert output.dtype == states[0].dtype
-        assert output.transpose(1, 2).is_contiguous()
-        near(output, expected, tolerance, "output")
-        total = (output * direction).sum()
-        if has_statistics:
-            total = total + (statistics.row_sums * other).sum()
-        got = torch.autograd.grad(total, trained, materialize_grads=True, retain_graph=True)
-        right = torch.autograd.grad(wanted, list(exact.values()), materialize_grads=True, retain_graph=True)
-        for part, gradient, exact_gradient in zip(trained, got, right, strict=True):
-            # one sum of numbers of both signs, or what cancels out but for 1 / sum of the row
-            is_delicate = part.numel() == 1 or options.get("normalizer") == "sum"
-            allowed = (20 if is_delicate else 2) * tolerance
-            near(gradient, exact_gradient, allowed, f"gradient {list(part.shape)}")
+    outputs, wanted = [found], [expected]
+    if has_statistics:
+        outputs, statistics = [found[0]], found[1]
+        near(statistics.row_sums, weights.sum(-1), tolerance, "row sums")
+        if statistics.row_sums.requires_grad:  # those of weights that sum to 1 have none
+            outputs.append(statistics.row_sums)
+            wanted.append(weights.sum(-1))
+        logs = weights * torch.where(weights > 0, weights, 1.0).log()
+        if (weights >= 0).all():
+            near(statistics.weighted_logs, logs.sum(-1), tolerance, "logs")
+            if (
+                dtype == torch.float64 and statistics.weighted_logs.requires_grad
+            ):  # the derivative 1 + log w has no bound at w = 0
+                outputs.append(statistics.weighted_logs)
+                wanted.append(logs.sum(-1))
+        if options["activation"].startswith("relu"):  # others fade away earlier in float32
+            allowed = 0 if dtype == torch.float64 else 0.02 * weights.shape[-1] + 1
+            assert ((statistics.nonzeros - (weights != 0).sum(-1)).abs() <= allowed).all()
+    assert outputs[0].dtype == dtype
+    assert outputs[0].transpose(1, 2).is_contiguous()
+    near(outputs[0], expected, tolerance, "output")
+    if not outputs[0].requires_grad:
+        return
+    directions = [torch.randn_like(part) for part in wanted]
+    got = torch.autograd.grad(outputs, trained, [d.to(o) for d, o in zip(directions, outputs, strict=True)],
+                              materialize_grads=True)  # fmt: skip
+    right = torch.autograd.grad(wanted, list(exact.values()), directions, materialize_grads=True)
+    for part, gradient, exact_gradient in zip(trained, got, right, strict=True):
+        assert gradient.dtype == part.dtype
+        # one sum of numbers of both signs, or what cancels out but for 1 / sum of the row
+        is_delicate = part.numel() == 1 or options.get("normalizer") == "sum"
+        near(gradient, exact_gradient, (20 if is_delicate else 2) * tolerance, f"gradient {list(part.shape)}")
 
 
 def near(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:

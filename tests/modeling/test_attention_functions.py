@@ -7,7 +7,6 @@ import reference
 from reluformers.configuration.configuration_attention import ACTIVATIONS, SIGNED_ACTIVATIONS
 from reluformers.modeling.attention_functions import ATTENTION_ACTIVATIONS
 
-DISTRIBUTIONS = ("softmax", "sparsemax", "entmax15")
 SIZES = [(1, 1), (1, 33), (7, 7), (33, 5)]
 all_activations = pytest.mark.parametrize("name", ATTENTION_ACTIVATIONS)
 
@@ -80,26 +79,6 @@ def test_no_mask_means_everything_is_visible(name):
 
 
 @all_activations
-def test_mask_of_keys_alone_serves_every_query(name):
-    scores, mask = draw(5, 7)
-    keys = mask[:, :, :1]
-    function = ATTENTION_ACTIVATIONS[name]
-    assert torch.equal(function(scores, keys), function(scores, keys.expand(2, 3, 5, 7)))
-
-
-@all_activations
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_stays_near_and_keeps_its_type(name, dtype):
-    scores, mask = draw(7, 33, dtype)
-    weights = ATTENTION_ACTIVATIONS[name](scores, mask)
-    assert weights.dtype == dtype
-    # one rounding of what is computed in fp32
-    tolerance = torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1)
-    expected = naive(name, scores.double(), mask)
-    torch.testing.assert_close(weights.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-@all_activations
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, 1e8), (torch.bfloat16, 1e8), (torch.float16, 6e4)], ids=str
 )
@@ -114,17 +93,7 @@ def test_extreme_scores_stay_finite(name, dtype, size):
     assert torch.autograd.grad(weights.float().sum(), scores)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions_sum_to_one_and_ignore_a_shift(name):
-    scores, mask = draw(7, 33)
-    function = ATTENTION_ACTIVATIONS[name]
-    weights = function(scores, mask)
-    sees_something = mask.any(-1).expand(2, 3, 7)
-    torch.testing.assert_close(weights.sum(-1), sees_something.double())
-    torch.testing.assert_close(function(scores + 5, mask), weights)
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
 @pytest.mark.parametrize(("dtype", "lowest"), [(torch.float32, -1e30), (torch.bfloat16, -1e30), (torch.float16, -6e4)])
 def test_low_scores_keep_their_weight_beside_masked_ones(name, dtype, lowest):
     scores = torch.full((1, 1, 2, 4), lowest, dtype=dtype)
@@ -138,28 +107,6 @@ def test_sparse_forms_give_exact_zeros_to_visible_keys(name):
     scores, mask = draw(7, 33)
     share = (ATTENTION_ACTIVATIONS[name](scores, mask)[mask.expand_as(scores)] == 0).double().mean()
     assert 0.2 < share < 1
-
-
-@pytest.mark.parametrize("name", ["relu", "relu2", "relu6"])
-def test_null_rows_send_no_gradient(name):
-    scores = torch.tensor([[[[-1.0, 0.0, -2.0]]]], requires_grad=True)
-    weights = ATTENTION_ACTIVATIONS[name](scores, None)
-    assert not weights.any()
-    assert not torch.autograd.grad(weights.sum(), scores)[0].any()
-
-
-def test_hand_computed_weights():
-    scores = torch.tensor([[[[1.0, 0.5, -7.0]]]], dtype=torch.float64)
-    # sparsemax: τ = (1 + ½ − 1) / 2 = ¼, the third score stays below it
-    assert ATTENTION_ACTIVATIONS["sparsemax"](scores, None).flatten().tolist() == pytest.approx([0.75, 0.25, 0])
-    # 1.5-entmax of halves ½, ¼: mean ⅜, spread 2·(⅛)² = 1/32, τ = ⅜ − √((1 − 1/32)/2)
-    threshold = 3 / 8 - (31 / 64) ** 0.5
-    expected = [(0.5 - threshold) ** 2, (0.25 - threshold) ** 2, 0]
-    assert ATTENTION_ACTIVATIONS["entmax15"](scores, None).flatten().tolist() == pytest.approx(expected)
-    assert sum(expected) == pytest.approx(1)
-    assert ATTENTION_ACTIVATIONS["leaky_relu"](scores, None).flatten().tolist() == pytest.approx([1, 0.5, -0.07])
-    assert ATTENTION_ACTIVATIONS["relu2"](scores, None).flatten().tolist() == [1, 0.25, 0]
-    assert ATTENTION_ACTIVATIONS["relu6"](9 * scores, None).flatten().tolist() == [6, 4.5, 0]
 
 
 def bisected(scores: list[float], power: int) -> list[float]:

@@ -6,39 +6,20 @@ import sys
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import reluformers_kernels
 from builders.models import FAMILY_MODELS, KINDS, build_model, draw_pairs
-from reluformers.configuration.configuration_attention import ACTIVATIONS
-from reluformers.configuration.configuration_attention import SHIFT_INVARIANT_ACTIVATIONS as CANCELS
 from reluformers.modeling import attention, normalization
 from reluformers.modeling import kernels as door
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.masks import AttentionMask
-from reluformers.modeling.regularization import tensors_of
 
-VARIANTS = {
-    **{
-        name: {"activation": name, "length_exponent": 0.3, "threshold": 0.2 * (name not in CANCELS)}
-        for name in ACTIVATIONS
-    },
-    "learned": {
-        **{"preset": "rela-g", "threshold": 0.1, "learned_threshold": True, "learned_scale": True},
-        **{"length_exponent": 0.5, "learned_length_exponent": True, "threshold_form": "log_length"},
-    },
-}
+from .test_fused_attention import LargestTensor
+
 QUERIES, KEYS, WIDTH = 7, 9, 8
 REAL = torch.arange(KEYS) < torch.tensor([[KEYS], [5]])
-GIVEN = torch.rand(2, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(0)) > 0.3
-MASKS = {
-    "none": AttentionMask(QUERIES, KEYS, torch.device("cpu")),
-    "causal": AttentionMask(QUERIES, KEYS, torch.device("cpu"), causal_offset=1),
-    "padded": AttentionMask(QUERIES, KEYS, torch.device("cpu"), REAL, 2),
-    "static": AttentionMask(QUERIES, KEYS, torch.device("cpu"), causal_offset=torch.tensor(1)),
-    "given": AttentionMask(QUERIES, KEYS, torch.device("cpu"), given=GIVEN),
-}
+PADDED = AttentionMask(QUERIES, KEYS, torch.device("cpu"), REAL, 2)
 
 
 @pytest.fixture
@@ -51,53 +32,18 @@ def no_library(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK_WEIGHTS", 2 * 2 * 3 * KEYS)
 
 
-def answers(module, mask, backend, states, **options):
-    """Output, row statistics and gradients."""
-    module.zero_grad()
-    states = [part.detach().requires_grad_() for part in states]
-    output, _, rows = module(*states, mask, attn_implementation=backend, **options)
-    rows = tensors_of(rows)
-    (output.square().sum() + sum(part.sin().sum() for part in rows)).backward()
-    return output, *rows, *(part.grad for part in [*states, *module.parameters()])
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.usefixtures("no_library")
-def test_blocks_of_queries_give_what_all_at_once_give(variant, mask):
-    torch.manual_seed(0)
-    module = MultiHeadAttention(WIDTH, 2, VARIANTS[variant]).double()
-    states = [torch.randn(2, length, WIDTH, dtype=torch.float64) for length in (QUERIES, KEYS)]
-    signed = variant in ("leaky_relu", "gelu", "identity")
-    for options in ({}, {"statistics": "sums"}, {} if signed else {"statistics": "all"}):
-        found, expected = (answers(module, mask, backend, states, **options) for backend in ("fused", "eager"))
-        for part, right in zip(found, expected, strict=True):
-            assert_close(part, right)
-
-
 @pytest.mark.usefixtures("no_library")
 def test_the_backward_pass_drops_the_weights_that_the_forward_pass_dropped():
     module = MultiHeadAttention(WIDTH, 2, "relu", dropout=0.5)
     states = torch.randn(2, QUERIES, WIDTH), torch.randn(2, KEYS, WIDTH, requires_grad=True)
     torch.manual_seed(3)
-    output, *_ = module(*states, MASKS["padded"], attn_implementation="fused")
+    output, *_ = module(*states, PADDED, attn_implementation="fused")
     (gradient,) = torch.autograd.grad(output.sum(), module.v_proj.weight)
     torch.manual_seed(3)
     with torch.no_grad():
         module.v_proj.weight += 0.1
-    changed, *_ = module(*states, MASKS["padded"], attn_implementation="fused")
+    changed, *_ = module(*states, PADDED, attn_implementation="fused")
     assert_close(changed.sum() - output.sum(), 0.1 * gradient.sum(), rtol=1e-3, atol=1e-4)  # linear in the values
-
-
-class LargestTensor(TorchDispatchMode):
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 @pytest.mark.parametrize("activation", ["relu", "entmax15", "softpick"])

@@ -1,6 +1,5 @@
-"""The compiled attention against float64: shapes, strides, masks, dtypes, φ, dropout, threads, instruction sets."""
+"""The compiled attention beside the matrix: statistics, dropout, threads, hidden numbers, instruction sets."""
 
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from builders.attention_calls import check_call, draw_call
 from builders.triton_inputs import SHARE, TOLERANCES, compare, draw, draw_options, pass_options
 from reluformers.modeling.normalization import wide_dtype
 from reluformers_kernels import fused_attention as fused
 from reluformers_kernels.activations import PassOptions
 from reluformers_kernels.compiled import native
+
+from .test_attention_matrix import draw_cases
 
 if native is None:
     pytest.skip("needs the package reluformers_native", allow_module_level=True)
@@ -30,61 +32,6 @@ def instruction_set(request, monkeypatch) -> str:
     return request.param
 
 
-def draw_anything(seed: int) -> tuple[list[torch.Tensor], dict]:
-    """Inputs of any shape and layout, and options."""
-    rng = random.Random(seed)
-    batch, heads, width = rng.choice([1, 2, 3]), rng.choice([1, 2, 4]), rng.choice([1, 3, 8, 33, 64, 80])
-    value_width = rng.choice([width, width + 2])
-    query_len, key_len = rng.choice([1, 5, 17, 97, 260]), rng.choice([1, 5, 40, 131, 300])
-
-    def states(length: int, width: int) -> torch.Tensor:
-        made = torch.randn(batch, length, heads, width).transpose(1, 2)
-        doubled = torch.randn(batch, heads, 2 * length, width)
-        return rng.choice([made, made.contiguous(), made.mT.contiguous().mT, doubled[:, :, ::2]])
-
-    ragged = torch.arange(key_len) < torch.randint(0, key_len + 1, (batch, 1))
-    options = {
-        "activation": rng.choice(native.ACTIVATIONS),
-        "scale": rng.choice([width**-0.5, -0.3]),
-        "threshold": rng.choice([0.0, 0.2, torch.tensor(0.1)]),
-        "row_factors": rng.choice([None, torch.rand(1, query_len), torch.rand(batch, query_len)]),
-        "key_padding_mask": rng.choice([None, ragged, ragged.flip(1), torch.rand(batch, key_len) > 0.4]),
-        "causal_offset": rng.choice([None, 0, key_len - query_len, 7, -3, -(2**31), 2**31]),
-    }
-    shapes = ((query_len, width), (key_len, width), (key_len, value_width), (query_len, value_width))
-    return [states(*shape) for shape in shapes], options
-
-
-@needs_code
-@pytest.mark.parametrize("seed", range(24))
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_the_formula(seed, dtype, instruction_set, threads):
-    threads((1, 2, 5)[seed % 3])
-    states, options = draw_anything(seed)
-    states = [tensor.to(dtype) for tensor in states]  # which keeps strides
-    compare(states, tolerance=max(1e-5, TOLERANCES[dtype]), passes=PASSES, **options)
-
-
-@needs_code
-@pytest.mark.parametrize("threshold", [1.0, torch.tensor(1.6), 50.0])
-@pytest.mark.parametrize("width", [8, 200])
-@pytest.mark.parametrize("is_masked", [False, True])
-@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-def test_few_weights_that_are_not_zero(threshold, width, is_masked, dtype, instruction_set, threads):
-    threads(2)
-    states = draw(2, 2, 300, 260, width, dtype)  # several blocks: the first one shows how few they are
-    ragged = torch.arange(260) < torch.tensor([[260], [131]])
-    options = {
-        "scale": width**-0.5,
-        "threshold": threshold,
-        "causal_offset": 3 if is_masked else None,
-        "key_padding_mask": ragged if is_masked else None,
-        "row_factors": torch.rand(2, 300),
-    }
-    # its derivative is continuous, so that no score near θ falls on either side of a step
-    compare(states, tolerance=max(1e-5, TOLERANCES[dtype]), passes=PASSES, activation="relu2", **options)
-
-
 @needs_code
 @pytest.mark.parametrize("activation", native.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
@@ -97,13 +44,6 @@ def test_statistics_and_their_gradients(activation, dtype, instruction_set):
     only = native.forward(*states[:3], pass_options(**{**options, "needed_statistics": "sums"}))
     assert torch.equal(only[1], row_sums)
     assert only[2:] == (None, None)
-
-
-@needs_code
-@pytest.mark.parametrize("activation", native.ACTIVATIONS)
-def test_bfloat16(activation, instruction_set):
-    states = draw(1, 2, 300, 1100, 24, torch.bfloat16)  # few heads, which several tasks share
-    compare(states, activation=activation, scale=0.2, causal_offset=800, passes=PASSES)
 
 
 def draw_kept(seed: int, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -190,13 +130,12 @@ def test_the_environment_chooses(monkeypatch):
 
 
 @needs_code
-@pytest.mark.parametrize("needed", ["all", "sums", "none"])
-@pytest.mark.parametrize("key_len", [7, 600])  # of which several tasks share a head
+@pytest.mark.parametrize("needed", ["all", "none"])
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-def test_fake_tensors_are_laid_out_like_the_true_ones(needed, key_len, dtype, instruction_set, threads):
+def test_fake_tensors_are_laid_out_like_the_true_ones(needed, dtype, instruction_set, threads):
     threads(2)
-    query, key, value, grad_output = draw(2, 3, 5, key_len, 8, dtype)
-    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, key_len) < 0.8, torch.tensor(3))
+    query, key, value, grad_output = draw(2, 3, 5, 600, 8, dtype)  # of which several tasks share a head
+    tensors = (torch.tensor([0.1]), torch.rand(2, 5), torch.rand(2, 600) < 0.8, torch.tensor(3))
     options = PassOptions(*tensors, scale=0.3, causal_offset=1, dropout=0.25, needed_statistics=needed)
     inputs = (query, key, value, "native", *options)
     torch.library.opcheck(fused._operator, inputs, test_utils=("test_schema", "test_faketensor"))
@@ -215,9 +154,9 @@ def test_tiles_of_avx512_on_any_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "_file", lambda name: library)
     monkeypatch.setattr(native, "_library", native._library.__wrapped__)
     monkeypatch.setattr(native, "instruction_set", lambda: "avx512")
-    for seed in range(40, 52):
-        states, options = draw_anything(seed)
-        compare(states, tolerance=1e-5, passes=PASSES, **options)
+    for case in draw_cases("avx512")[::6]:
+        if case["dtype"] == torch.float32 and max(case["lengths"]) < 100:
+            check_call(*draw_call(case), case["has_statistics"])
     states = draw(2, 2, 40, 37, 10)
     compare(states, tolerance=1e-4, passes=PASSES, activation="relu6", **draw_options(*states[:2]))
 

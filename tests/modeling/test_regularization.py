@@ -64,13 +64,6 @@ def test_every_query_counts_without_a_query_mask():
     assert sums[3] == 2 * 3 * LENGTH
 
 
-def test_one_mask_may_be_that_of_all_rows():
-    scores, visible, tokens = draw()
-    weights, counts = weigh(scores, visible)
-    sums = [regularizer_sums(weights, counts, mask, 0.7) for mask in (tokens[1:], tokens[1:].expand(2, -1))]
-    assert torch.equal(*sums)
-
-
 def test_padding_of_the_target_is_no_null_row():
     model = build_model("rela", vocab_size=40)
     source = torch.arange(4, 10)[None].expand(2, -1)
@@ -108,31 +101,6 @@ def test_rows_by_hand():
     assert sums.tolist() == pytest.approx([2 * math.log(2), 0.3 * math.log(4), 1, 3])
 
 
-def test_two_tokens_by_hand():
-    # one head, causal, relu scores (4) and (1, 3): n = 1 and 2, so s = 4/√½ = 4√2 and (1, 3)
-    scores = torch.tensor([[[[4.0, 9.0], [1.0, 3.0]]]])
-    visible = torch.ones(2, 2).tril().bool()[None]
-    weights, counts = weigh(scores, visible)
-    assert weights.flatten().tolist() == pytest.approx([4 * math.sqrt(2), 0, 1, 3])
-    entropy = math.log(4) - 0.75 * math.log(3)  # of (1/4, 3/4), 0.562, above 0.7·log 2 = 0.485
-    expected = [math.log(4 * math.sqrt(2)) + math.log(4), entropy - 0.7 * math.log(2), 0, 2]
-    assert regularizer_sums(weights, counts, None, 0.7).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_distribution_pays_for_its_entropy_alone():
-    weights = torch.full((1, 1, 1, 8), 1 / 8)
-    sums = regularizer_sums(weights, torch.tensor(8), None, 0.7)
-    assert sums.tolist() == pytest.approx([0, 0.3 * math.log(8), 0, 1], abs=1e-6)
-
-
-def test_batches_add_up():
-    scores, visible, tokens = draw()
-    weights, counts = weigh(scores, visible)
-    whole = regularizer_sums(weights, counts, tokens, 0.7)
-    parts = [regularizer_sums(weights[i : i + 1], counts[i : i + 1], tokens[i : i + 1], 0.7) for i in range(2)]
-    torch.testing.assert_close(parts[0] + parts[1], whole)
-
-
 def test_null_rows_are_finite_and_send_no_gradient():
     scores = -torch.rand(1, 2, 3, 3).add(0.1).requires_grad_()
     weights = torch.relu(scores)
@@ -156,14 +124,6 @@ def test_low_precision_weights_are_summed_in_float32(dtype):
     expected = reference.regularization(weights.double(), visible, queries, 0.7)
     assert sums.dtype == torch.float32
     assert sums.tolist() == pytest.approx(numbers(expected), rel=1e-4)
-
-
-def test_without_a_bound_rows_are_counted_only():
-    scores, visible, tokens = draw()
-    weights, counts = weigh(scores, visible)
-    counted = regularizer_sums(weights, counts, tokens, None)
-    assert counted[:2].tolist() == [0, 0]
-    assert torch.equal(counted[2:], regularizer_sums(weights, counts, tokens, 0.7)[2:])
 
 
 def test_model_takes_the_mean_over_real_queries_heads_layers_and_sites():

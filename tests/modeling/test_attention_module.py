@@ -1,0 +1,280 @@
+"""`MultiHeadAttention` beside the matrix: caches, own values, fields, learned scalars, dropout, autocast, masks."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+from reluformers.configuration.configuration_attention import ACTIVATIONS, ATTENTION_PRESETS, AttentionConfig
+from reluformers.configuration.configuration_seq2seq import Seq2SeqTransformerConfig
+from reluformers.modeling import attention as attention_code
+from reluformers.modeling.attention import ATTENTION_BACKENDS, MultiHeadAttention
+from reluformers.modeling.masks import AttentionMask
+from reluformers_kernels import computation, fused_attention
+
+WIDTH, HEADS, LENGTH = 10, 2, 7
+CPU = torch.device("cpu")
+few_presets = pytest.mark.parametrize("preset", ["softmax", "qknorm", "reluformer", "rela-g"])
+all_backends = pytest.mark.parametrize("backend", ATTENTION_BACKENDS)
+REAL = torch.arange(LENGTH) >= torch.tensor([[0], [2]])  # the second sequence is padded on the left
+CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool() & REAL[:, None, None]
+# field → a setting in which it matters, and the value it is changed to from its default
+CHANGES = {
+    "score": ({}, "cosine"),
+    "scale": ({}, 2.0),
+    "learned_scale": ({}, True),
+    "scale_form": ({"scale": 2.0}, "log_length"),
+    "scale_length": ({"score": "cosine"}, 20),
+    "query_key_norm": ({}, "layer_norm"),
+    "value_norm": ({}, "l2"),
+    "activation": ({}, "relu"),
+    "length_coefficient": ({}, 2.0),
+    "length_exponent": ({}, 0.5),
+    "learned_length_exponent": ({}, True),
+    "threshold": ({"activation": "relu"}, 0.1),
+    "learned_threshold": ({"activation": "relu"}, True),
+    "threshold_form": ({"activation": "relu", "threshold": 0.1}, "log_length"),
+    "threshold_per_head": ({"activation": "softmax1", "learned_threshold": True}, True),
+    "normalizer": ({"activation": "relu"}, "sum"),
+    "exclusive_output": ({}, True),
+    "output_norm": ({}, "rms_norm"),
+    "output_norm_init": ({"output_norm": "gated_rms_norm"}, "uniform"),
+    "output_norm_eps": ({"output_norm": "rms_norm"}, 1.0),
+    "output_gate": ({}, "silu"),
+}
+
+
+def build(attention, **options) -> MultiHeadAttention:
+    return MultiHeadAttention(WIDTH, HEADS, attention, layer_idx=0, **options).double().eval()
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return 2 * torch.randn(*(shape or (2, LENGTH, WIDTH)), dtype=torch.float64)
+
+
+def static_cache(places: int) -> StaticCache:
+    return StaticCache(Seq2SeqTransformerConfig(vocab_size=9, decoder_layers=1), max_cache_len=places)
+
+
+@pytest.mark.parametrize("places", [LENGTH, LENGTH + 5], ids="{}places".format)
+@few_presets
+def test_static_cache_gives_the_same(preset, places):
+    module, hidden = build(preset), draw()
+    expected = module(hidden, attention_mask=CAUSAL)[0]
+    cache = EncoderDecoderCache(static_cache(places), static_cache(4))
+    mask = torch.nn.functional.pad(CAUSAL, (0, places - LENGTH))  # False where no token is yet
+    outputs = [
+        module(hidden[:, start:stop], attention_mask=mask[:, :, start:stop], past_key_values=cache)[0]
+        for start, stop in [(0, 3), *((stop - 1, stop) for stop in range(4, LENGTH + 1))]
+    ]
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_exclusive_output_reads_a_static_cache():
+    module, hidden, cache, outputs = build({"exclusive_output": True}), draw(), static_cache(9), []
+    for step in range(LENGTH):
+        mask = AttentionMask(1, 9, CPU, causal_offset=torch.tensor(step))
+        outputs.append(module(hidden[:, step : step + 1], attention_mask=mask, past_key_values=cache)[0])
+    expected = module(hidden, attention_mask=torch.ones(LENGTH, LENGTH).tril().bool())[0]
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@few_presets
+def test_cross_attention_reads_its_cache(preset, kind):
+    module, hidden, source = build(preset), draw(), draw(2, 4, WIDTH)
+    mask = torch.arange(4) < torch.tensor([[4], [2]])[:, None, None]
+    make = {"dynamic": lambda _: DynamicCache(), "static": static_cache}[kind]
+    cache = EncoderDecoderCache(make(LENGTH), make(6))
+    first = module(hidden[:, :1], source, mask, past_key_values=cache)[0]
+    assert cache.is_updated[0]
+    # the states of the encoder are not projected again, so other ones change nothing
+    rest = module(hidden[:, 1:], source + 1, mask, past_key_values=cache)[0]
+    assert cache.self_attention_cache.get_seq_length() == 0
+    torch.testing.assert_close(torch.cat([first, rest], 1), module(hidden, source, mask)[0], rtol=1e-9, atol=1e-9)
+
+
+@few_presets
+@all_backends
+def test_hidden_keys_are_not_read(preset, backend):
+    module, hidden = build(preset), draw()
+    changed = hidden.masked_fill(~REAL[..., None], 1e3)
+    one, other = (
+        module(states, attention_mask=CAUSAL, attn_implementation=backend)[0][REAL] for states in (hidden, changed)
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@few_presets
+def test_a_query_of_its_own_token_alone_has_nothing_exclusive(preset, dtype):
+    """Not the rounding, which an output norm would make as large as any output."""
+    module = build({"preset": preset, "exclusive_output": True}, bias=False).to(dtype)
+    mask = AttentionMask(LENGTH, LENGTH, CPU, causal_offset=0)
+    found = module(draw().to(dtype), attention_mask=mask, attn_implementation="fused")[0]
+    assert not found[:, 0].any()
+    assert found[:, 1:].any()
+
+
+def test_dropout_leaves_the_returned_weights_alone():
+    module, hidden = build("reluformer", dropout=0.5), draw()
+    (plain, weights, _), (dropped, same, _) = module(hidden), module.train()(hidden)
+    torch.testing.assert_close(same, weights)
+    assert not torch.allclose(dropped, plain)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # nn.RMSNorm, which then computes the same unfused
+@all_backends
+@pytest.mark.parametrize("preset", ATTENTION_PRESETS)
+def test_autocast_is_finite_and_near(preset, backend):
+    module, hidden = build(preset).float().train(), draw().float().requires_grad_()
+    expected, _, _ = module(hidden, attention_mask=CAUSAL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _, rows = module(hidden, None, CAUSAL, statistics="all", attn_implementation=backend)
+    error = (output - expected)[REAL].norm(dim=-1) / expected[REAL].norm(dim=-1)
+    assert error.median() < 0.03
+    total = output.float().square().sum() + rows.row_sums.sin().sum() + rows.weighted_logs.sin().sum()
+    found = torch.autograd.grad(total, [hidden, *module.parameters()], materialize_grads=True)
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+@few_presets
+def test_backend_of_softmax_alone_is_not_taken_for_another_formula(preset):
+    with pytest.raises(ValueError, match="sdpa"):
+        build(preset)(draw(), attn_implementation="sdpa")
+
+
+def test_module_is_built_from_any_form_of_its_configuration():
+    config, hidden, outputs = AttentionConfig.parse("rela-g"), draw(), []
+    for form in ("rela-g", config, config.to_dict(), {"preset": "rela-g"}):
+        torch.manual_seed(1)
+        outputs.append(build(form)(hidden)[0])
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize("preset", ["relu-vit", "softmax", "sparsemax"])
+@pytest.mark.parametrize(
+    "shape", [(7,), (7, 7), (1, 1, 7), (2, 1, 7, 1), (2, 3, 1, 7), (1, 3, 7, 7), (2, 1, 1, 7)], ids=str
+)
+def test_masks_broadcast(preset, shape, monkeypatch):
+    layer, states, mask = MultiHeadAttention(12, 3, preset), torch.randn(2, 7, 12), torch.rand(shape) < 0.7
+    expected, _, _ = layer(states, attention_mask=mask.expand(2, 3, 7, 7))
+    monkeypatch.setattr(attention_code, "BLOCK_WEIGHTS", 8)
+    for backend in ATTENTION_BACKENDS:
+        torch.testing.assert_close(layer(states, attention_mask=mask, attn_implementation=backend)[0], expected)
+
+
+def outcome(fields):
+    """Parameters and output of a module that is always drawn from the same seed, θ of each head too."""
+    torch.manual_seed(0)
+    hidden, module = torch.randn(2, 7, 10), MultiHeadAttention(10, 2, fields)
+    if fields.get("threshold_per_head"):
+        module.threshold.data = torch.tensor([0.5, -0.5])
+    output, _, _ = module(hidden, attention_mask=torch.ones(7, 7).tril().bool()[None, None])
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}, output
+
+
+def differ(first, second):
+    return first[0].keys() != second[0].keys() or not torch.allclose(first[1], second[1], rtol=1e-3, atol=1e-3)
+
+
+def test_every_field_matters():
+    assert set(CHANGES) == {field.name for field in dataclasses.fields(AttentionConfig)}
+    for name, (setting, value) in CHANGES.items():
+        assert getattr(AttentionConfig(**setting), name) != value
+        assert differ(outcome(setting), outcome({**setting, name: value})), name
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("activation", ACTIVATIONS),
+        ("output_norm", ("none", "rms_norm", "gated_rms_norm", "layer_norm", "gated_layer_norm")),
+        ("output_gate", ("none", "linear", "silu", "sigmoid")),
+    ],
+)
+def test_choices_of_a_field_differ(field, values):
+    outputs = [outcome({"scale": 3.0, field: value})[1] for value in values]
+    assert all(not torch.allclose(a, b, atol=1e-4) for a, b in itertools.combinations(outputs, 2))
+
+
+@pytest.mark.parametrize("activation", ["relu", "softplus"])
+@pytest.mark.parametrize("name", ["scale", "length_exponent", "threshold"])
+def test_learned_scalar_starts_where_the_fixed_one_is_and_is_trained(name, activation):
+    setting = {"activation": activation, "scale": 2, "length_exponent": 1, "threshold": 1}  # integers, as in a recipe
+    fixed, learned = outcome(setting), outcome({**setting, f"learned_{name}": True})
+    torch.testing.assert_close(learned[1], fixed[1])
+    assert learned[0].keys() - fixed[0].keys() == {name}
+    assert learned[0][name].shape == (1,)
+    module = MultiHeadAttention(10, 2, {**setting, f"learned_{name}": True})
+    module(torch.randn(2, 7, 10))[0].square().sum().backward()
+    assert getattr(module, name).grad.abs() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("setting", "shapes"),
+    [
+        ({"value_norm": "l2", "score": "cosine"}, {}),
+        ({"query_key_norm": "layer_norm"}, {"query_norm.weight": (5,), "key_norm.weight": (5,)}),
+        ({"output_norm": "layer_norm"}, {"output_norm.weight": (10,)}),
+        ({"output_norm": "gated_rms_norm"}, {"output_norm.weight": (10,), "output_norm.gate": (10,)}),
+        ({"learned_scale": True}, {"scale": (1,)}),
+        ({"output_gate": "linear"}, {"gate_proj.weight": (10, 10), "gate_proj.bias": (10,)}),
+    ],
+    ids=str,
+)
+def test_parameter_names_are_the_public_ones(setting, shapes):
+    projections = {f"{p}_proj.{kind}" for p in ("q", "k", "v", "out") for kind in ("weight", "bias")}
+    parameters = outcome(setting)[0]
+    assert set(parameters) == projections | shapes.keys()
+    assert all(parameters[name].shape == shape for name, shape in shapes.items())
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("num_heads", lambda: MultiHeadAttention(10, 3)),
+        ("EncoderDecoderCache", lambda: build("relu")(draw(), draw(2, 5, WIDTH), past_key_values=DynamicCache())),
+        ("mask", lambda: build("relu")(draw(), attention_mask=torch.ones(1, 1, 1, LENGTH))),
+        # which of the values are the query's own?
+        ("exclusive_output", lambda: attention_code.without_own_values(
+            torch.zeros(2, 1, 2, 5), torch.zeros(2, 2, 4, 5), AttentionMask(1, 4, CPU))),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(field, call):
+    with pytest.raises(ValueError, match=field):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("preset", "dtype", "stays"),
+    [
+        ("relu-vit", torch.float32, True),
+        ("relu-vit", torch.float16, False),  # no processor multiplies it
+        ("softmax", torch.float32, False),
+        ("softmax", torch.bfloat16, True),
+    ],
+)
+def test_few_keys_stay_eager_on_a_processor_without_compiled_code(preset, dtype, stays, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(computation, "native", None)
+    for module in (attention_code, computation):
+        monkeypatch.setattr(module, "SHORT_KEYS", 9)
+    lengths, eager = [], attention_code.eager_attention
+    record = lambda *call: lengths.append(call[2].shape[2]) or eager(*call)  # noqa: E731
+    monkeypatch.setattr(attention_code, "eager_attention", record)
+    layer = MultiHeadAttention(12, 3, preset).to(dtype)
+    for length in (9, 10):
+        layer(torch.randn(2, length, 12, dtype=dtype), attn_implementation="fused")
+    assert lengths == ([9] if stays else [])
+
+
+def test_a_learned_threshold_costs_no_channel(monkeypatch):
+    seen, choose = [], fused_attention.choose_computation
+    record = lambda query, *others, **options: seen.append(query.shape[-1]) or choose(query, *others, **options)  # noqa: E731
+    monkeypatch.setattr(fused_attention, "choose_computation", record)
+    module = MultiHeadAttention(16, 2, {"activation": "relu", "threshold": 0.1, "learned_threshold": True})
+    module(torch.randn(1, 150, 16), attn_implementation="fused")
+    assert set(seen) == {8}

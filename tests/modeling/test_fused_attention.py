@@ -1,0 +1,385 @@
+"""`rectified_attention` beside the matrix: long windows, dropout, memory, compilers, `torch.func` and refusals."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from builders.attention_calls import check_call
+from reluformers import MultiHeadAttention, rectified_attention
+from reluformers_kernels import SPARSE_DISTRIBUTIONS, blockwise_attention, computation
+from reluformers_kernels.activations import PassOptions
+
+from .test_attention_matrix import COMPUTATIONS, compute_by
+
+
+@pytest.fixture(params=COMPUTATIONS)
+def computed_by(request, monkeypatch, threads) -> str:
+    """Blocks in PyTorch, or compiled code of each instruction set."""
+    threads(1)
+    compute_by(request.param, monkeypatch)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", ["causal window", "window", "chunks", "packed", "beyond", "texts", "short"])
+@pytest.mark.parametrize("threshold", [1.5])  # few weights that are not 0 are multiplied alone
+def test_keys_from_a_first_one_on(kind, threshold, computed_by):
+    length = 97 if computed_by == "blocks" else 520  # several tasks of a head, and several blocks of keys
+    places, window = torch.arange(length)[None], 40
+    pieces = torch.tensor([0, 3, 50, length - 30])
+    first_keys = {
+        "causal window": places - window + 1,
+        "window": places - window,
+        "chunks": places // window * window,
+        "packed": torch.stack([pieces[torch.searchsorted(pieces, places[0], right=True) - 1], places[0] * 0]),
+        "beyond": places + 30,
+        "texts": pieces[torch.searchsorted(pieces, places, right=True) - 1],
+        "short": None,
+    }[kind]
+    ends = torch.cat([pieces[1:], torch.tensor([length])]) - 1
+    last_keys = {
+        "texts": torch.stack([ends[torch.searchsorted(pieces, places[0], right=True) - 1], places[0] + length]),
+        "short": places // 3 - 4,
+    }.get(kind)
+    states = [torch.randn(2, heads, length, 16).requires_grad_() for heads in (2, 1, 1)]
+    options = {
+        "activation": "relu2",
+        "scale": 0.25,
+        "threshold": threshold,
+        "length_exponent": 0.5,
+        "key_padding_mask": torch.arange(length) >= torch.tensor([[0], [17]]) if kind == "packed" else None,
+        "is_causal": kind not in ("texts", "short"),
+        "causal_offset": window if kind in ("window", "beyond") else 0,
+        "first_keys": first_keys,
+        "last_keys": last_keys,
+    }
+    check_call(states, options)
+
+
+def test_a_single_query_sees_its_window(computed_by):
+    query, key, value = torch.randn(2, 6, 1, 8), torch.randn(2, 2, 30, 8), torch.randn(2, 2, 30, 8)
+    options = {"is_causal": True, "length_exponent": 1.0}
+    output = rectified_attention(query, key, value, first_keys=torch.tensor([[20], [3]]), **options)
+    for row, first in enumerate((20, 3)):
+        part = [states[row : row + 1] for states in (query, key[:, :, first:], value[:, :, first:])]
+        torch.testing.assert_close(output[row : row + 1], rectified_attention(*part, **options))
+
+
+@pytest.mark.parametrize("activation", SPARSE_DISTRIBUTIONS)
+@pytest.mark.parametrize("size", [0.0, 100.0])
+def test_sparse_rows_sum_to_1(activation, size, computed_by):
+    """Weights of a row add up, of uniform rows too, and of large scores."""
+    length = 97 if computed_by == "blocks" else 520
+    query, key, value = (torch.randn(2, 2, length, 16) for _ in range(3))
+    ones = torch.ones_like(value)
+    options = {"activation": activation, "is_causal": True, "key_padding_mask": torch.rand(2, length) > 0.3}
+    output, statistics = rectified_attention(query * size, key, ones, **options, return_stats=True)
+    is_seen = options["key_padding_mask"].cumsum(-1)[:, None] > 0
+    torch.testing.assert_close(output[..., 0], is_seen.expand(2, 2, -1).float(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(statistics.row_sums, output[..., 0])
+    if size == 0:
+        counts = options["key_padding_mask"].cumsum(-1)[:, None].expand(2, 2, -1)
+        assert torch.equal(statistics.nonzeros.long(), counts)
+
+
+def test_half_precision_holds_sums():
+    states = [torch.full((1, 1, length, 4), number).half() for length, number in ((2, 9.0), (4096, 3.0), (4096, 1.0))]
+    output = rectified_attention(*states, activation="relu2", normalizer="sum")
+    torch.testing.assert_close(output, torch.ones_like(output))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_repeated_keys_give_the_same(dropout, computed_by):
+    """Dropout is read off the output with the unit matrix for values, and its backward pass by linearity."""
+    query, key = torch.randn(2, 6, 40, 8), torch.randn(2, 2, 40, 8)
+    value = torch.eye(40).expand(2, 2, 40, 40).clone().requires_grad_()
+    plain = rectified_attention(query, *(states.repeat_interleave(3, 1) for states in (key, value)), is_causal=True)
+    output = rectified_attention(query, key, value, is_causal=True, dropout=dropout)
+    if dropout == 0:
+        torch.testing.assert_close(output, plain)
+        return
+    kept = (output / plain)[plain > 1e-3]
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 0.7))
+    assert abs((kept == 0).double().mean() - 0.3) < 0.04
+    direction = torch.randn_like(output)
+    (gradient,) = torch.autograd.grad(output, value, direction)
+    # output i = Σ_j w_ij v_j and the values are unit vectors: the output is w itself
+    torch.testing.assert_close(gradient, (output.mT @ direction).unflatten(1, (2, 3)).sum(2))
+
+
+@pytest.mark.parametrize("threshold", [0.3, torch.full((1, 6, 1, 1), 0.3), torch.linspace(0, 1, 5).view(1, 1, 5, 1)])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_thresholds_and_divisors_of_each_query(threshold, queries, computed_by):
+    from reluformers_kernels import attention
+
+    query, key, value = torch.randn(2, 6, queries, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    if isinstance(threshold, torch.Tensor):
+        threshold = threshold[:, :, :queries]
+    options = {
+        "activation": "relu",
+        "scale": 0.4,
+        "threshold": threshold,
+        "divisor": torch.rand(2, 1, queries, 1) + 0.5,
+        "key_padding_mask": torch.arange(9) < torch.tensor([[9], [6]]),
+        "causal_offset": 4,
+    }
+    repeated = [states.repeat_interleave(2, 1) for states in (key, value)]
+    for found, right in zip(
+        attention(query, key, value, **options), attention(query, *repeated, **options), strict=True
+    ):
+        if found is not None:
+            torch.testing.assert_close(found, right)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout": 0.1},
+        {"activation": "gelu"},
+        {"needed_statistics": "all"},
+        {"learned_threshold": torch.tensor(0.1)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("causal_offset", [0, None])
+def test_no_tensor_grows_with_the_square_of_the_length(options, causal_offset, monkeypatch):
+    monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
+    monkeypatch.setattr(computation, "native", None)  # whose threads have scratch memory of a fixed size
+    largest = {}
+    for length in (512, 1024):
+        query, key, value, gradient = (torch.randn(1, length, 2, 4).transpose(1, 2) for _ in range(4))
+        mask = torch.rand(1, length) > 0.2 if causal_offset is None else None
+        everything = PassOptions(
+            scale=0.5, seed=torch.tensor(1), key_padding_mask=mask, causal_offset=causal_offset
+        )._replace(**options)
+        with LargestTensor() as mode:  # the passes themselves
+            blockwise_attention.blockwise_forward(query, key, value, everything)
+            sums = torch.ones(1, 2, length) if everything.needed_statistics == "all" else None
+            blockwise_attention.blockwise_backward(gradient, sums, sums, query, key, value, everything)
+        with mode:  # and what is around them
+            inputs = [states.requires_grad_() for states in (query, key, value)]
+            rectified_attention(*inputs, key_padding_mask=mask, is_causal=True).sum().backward()
+        largest[length] = mode.elements
+    assert largest[1024] <= 1024 * 2 * 4 * 2  # inputs of that length, or a block
+    assert largest[1024] <= 2 * largest[512]
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1, 1)])
+def test_scalars_may_be_tensors_of_any_shape_with_and_without_gradients(shape, is_trained):
+    query, key, value = (torch.randn(2, 3, 9, 4) for _ in range(3))
+    numbers = {"scale": 0.4, "threshold": 0.1, "length_exponent": 0.7}
+    expected = rectified_attention(query, key, value, **numbers)
+    scalars = {name: torch.full(shape, value, requires_grad=is_trained) for name, value in numbers.items()}
+    torch.testing.assert_close(rectified_attention(query, key, value, **scalars), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(rectified_attention(query, key, value, **scalars), expected)
+
+
+def test_half_precision_holds_what_is_divided():
+    query, key, value = (
+        torch.full((1, 1, length, 4), number) for length, number in ((2, 4.0), (4096, 3.0), (4096, 1.0))
+    )
+    states = [tensor.half() for tensor in (query, key, value)]
+    for exponent in (1.0, torch.ones(1, requires_grad=True)):
+        for queries in (2, 1):
+            output = rectified_attention(states[0][:, :, :queries], *states[1:], length_exponent=exponent)
+            torch.testing.assert_close(output, torch.full_like(output, 24.0))
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_without_keys_the_output_is_zero(queries):
+    query, key, value = (torch.randn(2, 3, length, 4) for length in (queries, 0, 0))
+    assert (rectified_attention(query, key, value, length_exponent=1.0) == 0).all()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_both_passes_drop_the_same_weights(is_causal, monkeypatch):
+    monkeypatch.setattr(blockwise_attention, "_ELEMENTS", 2**12)
+    query, key, value, gradient, change = (torch.randn(2, 3, 70, 4, dtype=torch.float64) for _ in range(5))
+    value.requires_grad_()
+    torch.manual_seed(3)
+    output = rectified_attention(query, key, value, dropout=0.4, is_causal=is_causal)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    try:
+        output.backward(gradient)
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+    torch.manual_seed(3)
+    changed = rectified_attention(query, key, change, dropout=0.4, is_causal=is_causal)
+    # the output is linear in the values: ⟨g, A·v′⟩ = ⟨Aᵀ·g, v′⟩ for the same dropped weights A
+    torch.testing.assert_close((value.grad * change).sum(), (gradient * changed).sum())
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_compiles_as_one_graph_without_a_break(dynamic):
+    torch.compiler.reset()
+    layer = nn.Linear(8, 24)
+
+    def step(states):
+        query, key, value = layer(states).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return rectified_attention(query, key, value, is_causal=True, length_exponent=0.5).square().sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for length in (7, 9):
+        states = torch.randn(2, length, 8)
+        expected, actual = step(states), compiled(states)
+        torch.testing.assert_close(actual, expected)
+        wanted = torch.autograd.grad(expected, layer.weight)[0]
+        torch.testing.assert_close(torch.autograd.grad(actual, layer.weight)[0], wanted)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_gradients_of_gradients_are_refused(power):
+    query = torch.randn(1, 2, 9, 4, requires_grad=True)
+    loss = rectified_attention(query, query, query).pow(power).sum() + query.pow(3).sum()
+    (gradient,) = torch.autograd.grad(loss, query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        torch.autograd.grad(gradient.sum(), query)
+
+
+def test_gradients_may_be_batched():
+    query = torch.randn(1, 2, 9, 4, requires_grad=True)
+    output = rectified_attention(query, query, query)
+    gradients = torch.randn(3, *output.shape)
+    (batched,) = torch.autograd.grad(output, query, gradients, is_grads_batched=True, retain_graph=True)
+    for gradient, expected in zip(gradients, batched, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(output, query, gradient, retain_graph=True)[0], expected)
+
+
+def test_modes_see_an_operator():
+    query = torch.randn(1, 2, 9, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(rectified_attention(query, query, query), FakeTensor)
+    traced = make_fx(lambda query: rectified_attention(query, query, query))(query)
+    torch.testing.assert_close(traced(query + 1), rectified_attention(*[query + 1] * 3))
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "threshold", "length_exponent"])
+def test_forward_mode_derivatives_are_refused(name):
+    states = {name: torch.randn(1, 2, 9, 4) for name in ("query", "key", "value")}
+    states |= {"threshold": torch.tensor(0.1), "length_exponent": torch.tensor(0.5)}
+    with forward_ad.dual_level():
+        states[name] = forward_ad.make_dual(states[name], torch.ones_like(states[name]))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            rectified_attention(**states)
+
+
+def test_autocast_computes_in_its_dtype():
+    query, key, value = (torch.randn(2, 3, 9, 4) for _ in range(3))
+    expected = rectified_attention(query, key, value)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = rectified_attention(query, key, value.bfloat16())
+        exact = rectified_attention(query.double(), key.double(), value.double())
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(exact.float(), expected)  # autocast leaves float64 alone
+
+
+@pytest.mark.parametrize("normalizer", ["none", "sum"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_one_query_has_gradients_of_any_power(heads, normalizer):
+    query = torch.randn(1, heads, 1, 4, dtype=torch.float64, requires_grad=True)
+    keys = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    options = {"activation": "relu_power", "power": 1.7, "normalizer": normalizer}
+    torch.autograd.gradcheck(lambda query: rectified_attention(query, keys, keys, **options), query)
+
+
+@pytest.mark.parametrize("activation", ["relu", "entmax15", "softplus"])
+def test_the_meta_device_has_shapes_alone(activation):
+    states = torch.empty(2, 3, 200, 8, device="meta", requires_grad=True)
+    output = rectified_attention(states, states[:, :, :, :], states, activation=activation)
+    assert (output.shape, output.device.type) == (states.shape, "meta")
+
+
+def test_torch_func_differentiates_a_module_by_the_reference():
+    module = MultiHeadAttention(8, 2, "reluformer").eval()
+    states = torch.randn(1, 5, 8)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters, backend):
+        return torch.func.functional_call(module, parameters, (states,), {"attn_implementation": backend})[0].sum()
+
+    fused, eager = (torch.func.grad(loss)(parameters, backend) for backend in ("fused", "eager"))
+    torch.testing.assert_close(fused, eager)
+    with pytest.raises(NotImplementedError, match=r"torch\.func cannot differentiate fused attention"):
+        torch.func.grad(lambda states: rectified_attention(states, states, states).sum())(torch.randn(1, 2, 8, 16))
+
+
+def test_one_program_serves_all_lengths():
+    counter = CompileCounter()
+    attend = lambda states: rectified_attention(states, states, states, length_exponent=1.0)  # noqa: E731
+    compiled = torch.compile(attend, backend=counter)
+    for length in range(5, 14):
+        states = torch.randn(1, 2, length, 8)
+        wanted = rectified_attention(states, states, states, length_exponent=1.0)
+        torch.testing.assert_close(compiled(states), wanted)
+    assert counter.frame_count <= 2
+
+
+def test_compiled_code_of_another_machine_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "foreign.so").write_bytes(b"no library")
+    native_code = pytest.importorskip("reluformers_native")
+    monkeypatch.setattr(native_code, "_file", lambda name: tmp_path / "foreign.so")
+    assert not native_code._is_built("generic")
+
+
+STATES, TRAINED = torch.zeros(2, 3, 9, 4), torch.zeros(2, 3, 9, 4, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("activation", {"activation": "softmax"}),
+        ("dropout", {"dropout": 1.0}),
+        ("length_coefficient", {"length_coefficient": 0}),
+        ("threshold", {"threshold": torch.zeros(2)}),
+        ("scale", {"scale": torch.ones(4)}),
+        ("length_exponent", {"length_exponent": torch.ones(1, 2)}),
+        ("power", {"activation": "relu_power", "power": 0.0}),
+        ("power", {"activation": "relu", "power": 3.0}),
+        ("normalizer", {"activation": "gelu", "normalizer": "sum"}),
+        ("normalizer", {"normalizer": "mean"}),
+        ("sparsemax", {"activation": "sparsemax", "threshold": 0.1}),
+        ("sparsemax", {"activation": "sparsemax", "normalizer": "sum"}),
+        ("sparsemax", {"activation": "sparsemax", "return_stats": True, "query": TRAINED}),
+        # compiled code reads memory by these shapes, types and devices
+        ("key", {"key": torch.zeros(2, 3, 9, 5)}),
+        ("value", {"value": torch.zeros(2, 3, 8, 4)}),
+        ("query", {"query": torch.zeros(2, 2, 9, 4)}),
+        ("query", {"query": torch.zeros(2, 9, 4)}),
+        ("query", {"query": torch.zeros(2, 3, 9, 4, dtype=torch.long)}),
+        ("heads", {"query": torch.zeros(2, 4, 9, 4)}),
+        ("key", {"key": torch.zeros(2, 3, 9, 4, device="meta")}),
+        ("key_padding_mask", {"key_padding_mask": torch.ones(2, 8, dtype=torch.bool)}),
+        ("key_padding_mask", {"key_padding_mask": torch.ones(2, 9)}),
+        ("key_padding_mask", {"key_padding_mask": torch.ones(2, 9, dtype=torch.bool, device="meta")}),
+        ("first_keys", {"first_keys": torch.zeros(9)}),
+        ("first_keys", {"first_keys": torch.zeros(2, 8).int()}),
+        ("first_keys", {"first_keys": torch.zeros(3, 9).int()}),
+        ("last_keys", {"last_keys": torch.zeros(2, 9)}),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(field, change):
+    with pytest.raises(ValueError, match=field):
+        rectified_attention(**{"query": STATES, "key": STATES, "value": STATES, **change})
