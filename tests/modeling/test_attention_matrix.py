@@ -210,6 +210,7 @@ def attend(
         outputs.append(output)
         if part is not None:
             weights.append(torch.nn.functional.pad(part, (0, sequences.visible.shape[-1] - part.shape[-1])))
+        assert (rows is None) == (case["statistics"] == "none")
         if rows is not None:
             config, numbers = module.attention, ()
             if module.length_exponent is None and config.normalizer != "sum":
