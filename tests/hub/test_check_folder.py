@@ -102,6 +102,7 @@ def test_answers_are_stored_and_come_out_again(folder, capsys, answered_once):
     assert "format_version" in refusal_of(capsys, "check", folder)
 
 
+@pytest.mark.slow
 def test_generation_that_does_not_fit_is_refused(folder):
     path = folder / "modeling_seq2seq.py"
     path.write_text(path.read_text() + "\n\ndef find_generation_fault(model):\n    return 'its logits differ'\n")
@@ -109,6 +110,7 @@ def test_generation_that_does_not_fit_is_refused(folder):
         check_folder(folder)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_checked_by_its_id(folder, hub, unchecked, capsys, monkeypatch, tmp_path):
     push_to_hub(folder, REPO, api=client(hub))
     monkeypatch.setattr("reluformers.commands.check.HfApi", lambda: client(hub))

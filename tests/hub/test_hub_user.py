@@ -132,6 +132,7 @@ OPEN_TWO = """
 """
 
 
+@pytest.mark.slow
 def test_the_target_tokenizer_is_of_the_revision_of_the_model(tmp_path, hub, hub_environment):
     source, target, later = (train_tokenizer(LINES, vocab_size=size, min_frequency=1) for size in (60, 50, 40))
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "tying": "none"}

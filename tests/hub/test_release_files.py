@@ -37,8 +37,14 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize(("name", "content"), SPOILT.values(), ids=SPOILT)
-def test_folders_that_are_not_fit(folder, hub, name, content):
+FOUND_BY_OPENING = ("no weights", "no tokenizer", "a card of another task")
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_folders_that_are_not_fit(folder, hub, request, fault):
+    name, content = SPOILT[fault]
+    if fault not in FOUND_BY_OPENING:
+        request.getfixturevalue("unchecked")
     if content is None:
         (folder / name).unlink()
     else:
