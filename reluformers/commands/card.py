@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from reluformers.publish.card import write_card
-from reluformers.publish.data_words import DataWords
 from reluformers.training.checkpoints import check_model
 
 from .terminal import silence_transformers
@@ -57,7 +56,7 @@ def card_options(options: argparse.Namespace) -> dict[str, Any]:
         "licence": options.licence,
         "base_model": options.base_model,
         "dataset": options.dataset,
-        "data": DataWords(options.data_name, options.data_domain, options.data_terms),
+        **{name: getattr(options, name) for name in ("data_name", "data_domain", "data_terms")},
         "examples": options.example,
         "held_out": not options.no_held_out,
         "hardware": options.hardware,

@@ -61,10 +61,7 @@ def exchange_source(
         check_no_adapter(place)
         model, info = model_class.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True)
     check_weights(place, info)
-    try:
-        exchange_attention(model, preset, sites)
-    except ValueError as error:
-        raise ValueError(f"{place}: {describe_error(error)}") from error
+    exchange_attention(model, preset, sites)
     with atomic_directory(folder, overwrite=overwrite) as unfinished:
         if adapter:
             save_adapter(model, unfinished)

@@ -45,15 +45,12 @@ def fit_attention(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]
         if not calls:  # of a part that these batches do not go through
             continue
         attention = getattr(model.get_submodule(name), SUBMODULE)
-        start, scales = None, [None]
         if attention.scale is not None:
-            start = attention.scale.clone()
-            scales = [start * factor for factor in SCALE_FACTORS]
-        found = []
-        for scale in scales:
-            _set_scale(attention, scale)
-            found.append(_fit_gain(attention, calls))
-        _set_scale(attention, scales[found.index(min(found))])
+            start, found = attention.scale.clone(), []
+            for factor in SCALE_FACTORS:
+                attention.scale.copy_(start * factor)
+                found.append(_fit_gain(attention, calls))
+            attention.scale.copy_(start * SCALE_FACTORS[found.index(min(found))])
         errors[name] = _fit_gain(attention, calls)
     return errors
 
@@ -82,11 +79,6 @@ def _record(model: ExchangedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
     if not count:
         raise ValueError("there is no batch to fit the attention on")
     return calls
-
-
-def _set_scale(attention: InterfaceAttention, scale: Tensor | None) -> None:
-    if scale is not None:
-        attention.scale.copy_(scale)
 
 
 def _fit_gain(attention: InterfaceAttention, calls: list[tuple]) -> float:

@@ -32,9 +32,7 @@ def read_weights(name_or_path: str | Path) -> State:
     """
     name = str(name_or_path)
     with opening(name, "its weights"):
-        found = next((file for file in _FILES if has_file(name, file)), None)
-        if found is None:
-            raise ValueError(f"{name}: holds none of {', '.join(_FILES)}")
+        found = next((file for file in _FILES if has_file(name, file)), _FILES[0])
         path = Path(cached_file(name, found))
         if not found.endswith(".json"):
             return load_state_dict(path)
@@ -78,14 +76,12 @@ def load_renamed(
         )
     finally:
         logging.set_verbosity(verbosity)
-    missing = [name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))]
-    if missing:
-        raise ValueError(f"{place}: lacks the weight {min(missing)}")
-    if info["unexpected_keys"]:
-        raise ValueError(f"{place}: has the weight {min(info['unexpected_keys'])}, for which there is no place")
-    if info["mismatched_keys"]:
-        key, stored, wanted = min(info["mismatched_keys"])
-        raise ValueError(f"{place}: {key} has the shape {list(stored)} instead of {list(wanted)}")
+    missing = {name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))}
+    faults = [f"lacks the weight {name}" for name in sorted(missing)]
+    faults += [f"has the weight {name}, for which there is no place" for name in sorted(info["unexpected_keys"])]
+    faults += ["{} has the shape {} instead of {}".format(*map(str, found)) for found in info["mismatched_keys"]]
+    if faults:
+        raise ValueError(f"{place}: {faults[0]}")
     return model.eval()
 
 

@@ -1,9 +1,7 @@
 """Where and with what something was measured."""
 
 import platform
-import resource
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -50,13 +48,6 @@ def current_circumstances(device: torch.device, *, processes: int = 1, seed: int
         reluformers=version("reluformers"),
         commit=_commit(),
     )
-
-
-def peak_memory() -> int:
-    """Most memory that was in use so far, in bytes: of the GPU, where there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _processor_name() -> str | None:

@@ -20,7 +20,6 @@ from .attention_statistics import SITE_NAMES, AttentionReport
 # Okabe and Ito 2008: eight colours that colour-blind readers tell apart; without yellow, which is faint on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", (0, (6, 1.5, 1.5, 1.5, 1.5, 1.5)))
-_DOTS = (1.1, 1.1)
 _MARKERS = "osD^vP*X"
 _X_LABELS = {"step": "updates", "epoch": "epochs"}
 _PANELS = {
@@ -30,11 +29,10 @@ _PANELS = {
 }
 _LINE_NAMES = {"loss": "training loss", "eval_loss": "evaluation loss"}
 _ATTENTION_PANELS = {"zeros": "zero weights", "null_rate": "null rows", "entropy": "entropy (nats)"}
-# entries of the log that a point of the smoothed training loss is the mean of, and how many of them have to be there
-_SMOOTHED, _LONG_LOG = 9, 30
-# as many classes have a number in each cell and as many a label each
+# the most classes that have a number in each cell, and a label each
 _NUMBERED_CLASSES, _LABELLED_CLASSES = 20, 120
 _NAME_LENGTH = 24
+_CURVE = {"linewidth": 1.8, "markersize": 5}
 
 LogHistory = Sequence[Mapping[str, float]]
 
@@ -42,9 +40,8 @@ LogHistory = Sequence[Mapping[str, float]]
 def plot_training_curves(runs: Mapping[str, LogHistory] | LogHistory, path: str | Path, *, x: str = "step") -> Path:
     """Draw the losses and, where it was measured, the BLEU or accuracy of one or several runs.
 
-    The training loss is dotted and, of a long log, a running mean of nine entries; the evaluation loss has markers. A
-    run has one colour and one marker in all panels. The training loss of our models holds label smoothing and the
-    regulariser as well, the evaluation loss does not.
+    The training loss is dotted, the evaluation loss has markers; a run has one colour and one marker in all panels.
+    The training loss of our models holds label smoothing and the regulariser as well, the evaluation loss does not.
 
     Args:
         runs: {name: log history} or one log history, as in `trainer.state.log_history`: dicts with `step`, `epoch` and
@@ -106,21 +103,24 @@ def plot_confusion_matrix(
     counts, classes = np.asarray(matrix), len(class_names)
     images = counts.sum(1, keepdims=True)
     shares = np.ma.masked_array(counts / np.maximum(images, 1), mask=np.broadcast_to(images == 0, counts.shape))
-    cell = _cell_size(classes)
+    cell = min(0.5, max(0.13, 8 / classes), 16 / classes)  # inches
     figure = Figure(figsize=(classes * cell + 3, classes * cell + 2), layout="constrained")
     axes = figure.subplots()
     colours = colormaps["Blues"].with_extremes(bad="0.88")
     picture = axes.imshow(shares, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    _label_classes(axes, class_names, font_size=max(6.0, min(10.0, 62 * cell)))
+    ticks = range(0, classes, ceil(classes / _LABELLED_CLASSES))
+    labels = [_shortened(class_names[tick]) for tick in ticks]
+    axes.set_yticks(ticks, labels, fontsize=8)
+    axes.set_xticks(ticks, labels, fontsize=8, rotation=90)
+    axes.set_ylabel("true class")
+    axes.set_xlabel("predicted class")
     if classes <= _NUMBERED_CLASSES:
-        font = {"fontsize": min(10.0, 88 * cell / (1 + len(str(counts.max())))), "ha": "center", "va": "center"}
         for row, column in zip(*np.nonzero(counts), strict=True):
             colour = "white" if shares[row, column] > 0.28 else "0.15"
-            axes.text(column, row, str(counts[row, column]), color=colour, **font)
+            axes.text(column, row, counts[row, column], color=colour, fontsize=8, ha="center", va="center")
     bar = figure.colorbar(picture, ax=axes, shrink=min(1.0, 4 / (classes * cell)), format=PercentFormatter(1.0))
     bar.set_ticks([0, 0.01, 0.05, 0.2, 0.5, 1])
     bar.set_label("share of the true class")
-    bar.outline.set_visible(False)
     if title:
         figure.suptitle(title)
     return save_figure(figure, path)
@@ -136,7 +136,7 @@ def plot_attention_report(report: AttentionReport, path: str | Path) -> Path:
             values = [getattr(row, key) for row in report.sites[site].layers]
             # sites often lie on each other, as where no row is null: the later ones are smaller, so that all show
             size = 5 + 2.5 * (len(sites) - 1 - number)
-            axes.plot(range(1, len(values) + 1), values, **line_style(number), linewidth=1.8, markersize=size)
+            axes.plot(range(1, len(values) + 1), values, **{**line_style(number), **_CURVE, "markersize": size})
         axes.set_title(label, fontsize=11)
         axes.set_xlabel("layer")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -164,21 +164,6 @@ def save_figure(figure: Figure, path: Path) -> Path:
     with atomic_write(path) as temporary, rc_context({"svg.hashsalt": "reluformers"}):
         figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
     return path
-
-
-def smoothed(values: Sequence[float]) -> np.ndarray:
-    """Running mean of nine values, the middle one in its place; of fewer towards both ends, where a curve is steep.
-
-    Values that are not finite are left out of the means and stay gaps. A log of less than 30 entries is returned as it
-    is, since its shape would be lost.
-    """
-    series = np.where(np.isfinite(np.asarray(values, dtype=float)), values, np.nan)
-    if len(series) < _LONG_LOG:
-        return series
-    reaches = [min(place, len(series) - 1 - place, _SMOOTHED // 2) for place in range(len(series))]
-    windows = [series[place - reach : place + reach + 1] for place, reach in enumerate(reaches)]
-    finite = np.isfinite(series)
-    return np.array([np.nanmean(window) if known else np.nan for window, known in zip(windows, finite, strict=True)])
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -209,59 +194,31 @@ def _points(log: LogHistory, key: str, x: str) -> tuple[list[float], list[float]
     return [entry[x] for entry in entries], [entry[key] for entry in entries]
 
 
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+
+
 def _name_lines(figure: Figure, names: Mapping[int, str], columns: int) -> None:
     """Put a legend of curves by their numbers below the panels."""
-    lines = [
-        Line2D([], [], **line_style(number), linewidth=1.8, markersize=5, label=name) for number, name in names.items()
-    ]
+    lines = [Line2D([], [], **line_style(number), **_CURVE, label=name) for number, name in names.items()]
     figure.legend(handles=lines, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _draw_panel(axes: Axes, runs: Mapping[str, LogHistory], keys: Sequence[str], x: str) -> None:
-    """Draw some keys of all runs into one panel: training thin and dotted, evaluations in the run's own style."""
+    """Draw some keys of all runs into one panel."""
     samples = {}
     for number, log in enumerate(runs.values()):
         for key in keys:
             steps, values = _points(log, key, x)
-            if not steps:
-                continue
-            style = {**line_style(number), "linewidth": 1.8, "markersize": 5}
-            sample = {"marker": "o", "markerfacecolor": "none", "label": _LINE_NAMES.get(key)}
-            if key == "loss":
-                # dots of runs that lie on each other fall between each other
-                style |= {"marker": "", "linestyle": (1.1 * number, _DOTS), "linewidth": 1.3}
-                is_long, values = len(values) >= _LONG_LOG, smoothed(values)
-                label = f"{_LINE_NAMES[key]}{', running mean' if is_long else ''}"
-                sample = {"linestyle": (0, _DOTS), "linewidth": 1.3, "label": label}
-            samples[key] = Line2D([], [], color="0.35", **sample)
-            axes.plot(steps, values, **style)
+            if steps:
+                of_training = {"marker": "", "linestyle": ":", "linewidth": 1.3} if key == "loss" else {}
+                (line,) = axes.plot(steps, values, **{**line_style(number), **_CURVE, **of_training})
+                samples.setdefault(_LINE_NAMES.get(key), line)
     if len(keys) > 1:
-        axes.legend(handles=list(samples.values()), frameon=False)
+        axes.legend(samples.values(), samples, frameon=False)
     axes.set_xlabel(_X_LABELS[x])
     axes.set_ylabel(_PANELS[keys])
     if keys == ("eval_accuracy",):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # there is nothing above 100 %
     clear_frame(axes)
-    axes.margins(x=0.02)
-
-
-def _cell_size(classes: int) -> float:
-    """Return the inches of a cell: room for a number, else for a line of text, else what fits a figure of 20."""
-    if classes <= _NUMBERED_CLASSES:
-        return 0.9 if classes < 5 else 0.5
-    return max(0.13, 8 / classes) if classes <= _LABELLED_CLASSES else 16 / classes
-
-
-def _label_classes(axes: Axes, class_names: Sequence[str], font_size: float) -> None:
-    """Put the names on both axes; of very many classes every n-th."""
-    ticks = range(0, len(class_names), ceil(len(class_names) / _LABELLED_CLASSES))
-    names = [class_names[tick] for tick in ticks]
-    labels = [name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…" for name in names]
-    is_short = len(class_names) < 5 and max(map(len, labels)) <= 8
-    axes.set_yticks(ticks, labels, fontsize=font_size)
-    axes.set_xticks(ticks, labels, fontsize=font_size, rotation=0 if is_short else 90)
-    axes.set_ylabel("true class")
-    axes.set_xlabel("predicted class")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)

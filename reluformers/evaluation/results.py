@@ -179,11 +179,9 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: str | Path) -> "Evaluation":
-        """Read a record; raises a `ValueError` that names the file where it is missing or damaged."""
+        """Read a record; raises an `OSError` where it is missing, a `ValueError` that names it where it is damaged."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise ValueError(f"{path}: no such file; make it with `reluformers evaluate … --output {path}`") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

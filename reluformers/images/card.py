@@ -24,17 +24,6 @@ LARGEST_SIDE = 512
 SHOWN_CLASSES = 5
 SHOWN_EXAMPLES = 3
 MEASURED_IMAGES = 500
-# of the notebook of a release: {model} is where it is, {inputs} a list of examples, {file} where one is
-NOTEBOOK_CELLS = [
-    """from huggingface_hub import hf_hub_download
-from transformers import pipeline
-
-classify = pipeline("image-classification", model={model}, trust_remote_code=True)
-for name in {inputs}:
-    answers = classify(hf_hub_download({file}))
-    print(name, "→", ", ".join(f"{{answer['label']}} {{answer['score']:.1%}}" for answer in answers[:3]))""",
-]
-INPUTS_ARE_FILES = True
 # pictures that a run draws beside its curves
 RUN_PICTURES = (CONFUSION_FILE,)
 

@@ -21,11 +21,10 @@ from reluformers.evaluation.plotting import plot_attention_report, plot_training
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.files import check_output_files, read_json, write_text
 from reluformers.papers import attention_source, formula
-from reluformers.training.run import CURVES_FILE, RECIPE_FILE
+from reluformers.training.run import CURVES_FILE
 
 from .card_tables import result_table, statistics_rows, training_words
-from .data_words import NOTHING_SAID, DataWords, data_words
-from .finished_run import FinishedRun, read_finished_run, read_recipe, read_results
+from .finished_run import FinishedRun, read_finished_run, read_results
 from .markdown import Markup, code, escape, paragraph, row
 
 CARD_FILE = "README.md"
@@ -48,7 +47,7 @@ class CardOptions:
 
     Args:
         evaluation: results of `reluformers evaluate`; None for evaluation.json of the folder.
-        baseline: such results of a softmax model on the same split; a recipe.yaml beside them is compared.
+        baseline: such results of a softmax model on the same split.
         licence: of weights and code, as the Hub spells it; None for that of the folder's README.md, where the trainer
             puts the one of the base model, else apache-2.0.
         dataset: Hub id of the data set that the model was trained and scored on; None for that of the recipe, if it
@@ -58,7 +57,7 @@ class CardOptions:
         notes: further sentences on the results.
         base_model: Hub id of the model that it was fine-tuned from; None for what the folder says of it.
         space: id of its demo.
-        data: name, domain and terms of the training data; what is missing is looked for beside them.
+        data_name, data_domain, data_terms: what the training data are called, are about, and their licence, in words.
         held_out: whether rows of the test or validation set, if they lie on this machine, may be shown as examples and
             measured where `evaluation` lacks the statistics of the attention.
     """
@@ -72,7 +71,9 @@ class CardOptions:
     notes: Sequence[str] = ()
     base_model: str | None = None
     space: str | None = None
-    data: DataWords = NOTHING_SAID
+    data_name: str | None = None
+    data_domain: str | None = None
+    data_terms: str | None = None
     held_out: bool = True
 
 
@@ -212,10 +213,10 @@ def _scored_data(run: FinishedRun, dataset: str | None) -> str | None:
 
 def _described(run: FinishedRun, dataset: str | None, given: CardOptions) -> dict[str, Any]:
     """What config.json says, and what the data are."""
-    config, words = run.config, data_words(run.section("data"), given.data)
+    config = run.config
     attentions = _attentions(config)
     weights = {"normalization": config.normalization_loss_weight, "entropy": config.entropy_loss_weight}
-    sentence = ": ".join(part for part in (words.name, words.domain) if part)
+    sentence = ": ".join(part for part in (given.data_name, given.data_domain) if part)
     return {
         "attentions": attentions,
         "papers": list(dict.fromkeys([*(site["paper"] for site in attentions), run.task.architecture])),
@@ -223,7 +224,7 @@ def _described(run: FinishedRun, dataset: str | None, given: CardOptions) -> dic
         "dataset": dataset,
         "dataset_link": Markup(f"[{dataset}](https://huggingface.co/datasets/{dataset})"),
         "data_words": f"The data are {sentence.rstrip('.')}." if sentence else None,
-        "data_terms": words.terms and words.terms.rstrip("."),
+        "data_terms": given.data_terms and given.data_terms.rstrip("."),
         "parameters": f"{run.results['parameters']:,}" if run.results.get("parameters") else None,
         **run.task.card.template_values(config, run.languages),
     }
@@ -234,16 +235,12 @@ def _measured(run: FinishedRun, repo_id: str, dataset: str | None, given: CardOp
     trained_on = (
         dataset or source_name(run.section("data").get("path")) or source_name(run.section("data").get("train"))
     )
-    baseline, recipe = None, {}
-    if given.baseline:
-        baseline = Evaluation.load(given.baseline)
-        recipe = read_recipe(Path(given.baseline).with_name(RECIPE_FILE))
-    name = repo_id.rpartition("/")[2]
+    baseline = Evaluation.load(given.baseline) if given.baseline else None
     return {
         "trained_on": trained_on,
         "hardware": given.hardware or run.results.get("device"),
         **training_words(run),
-        "results": result_table(run, name, baseline, recipe),
+        "results": result_table(run, repo_id.rpartition("/")[2], baseline),
         "scored": run.evaluation,
         "scored_data": _scored_data(run, dataset),
         "searched": defaultdict(lambda: None, run.evaluation.decoding if run.evaluation else {}),

@@ -1,18 +1,14 @@
 """The tables of a model card: how the model was trained, what it scored, what its attention is like."""
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from reluformers.data.names import source_name
 from reluformers.evaluation.attention_statistics import MISSING, SITE_NAMES, AttentionReport
-from reluformers.evaluation.results import Evaluation, listed
+from reluformers.evaluation.results import Evaluation
 
 from .finished_run import FinishedRun
 from .markdown import Markup, code, escape
-
-# in a recipe, but no part of how a model is trained
-_INCIDENTAL = {"disable_tqdm", "logging_steps", "use_cpu", "save_total_limit"}
 
 
 class ResultTable(NamedTuple):
@@ -23,16 +19,13 @@ class ResultTable(NamedTuple):
     remarks: list[Markup]
 
 
-def result_table(
-    run: FinishedRun, name: str, baseline: Evaluation | None, baseline_recipe: Mapping[str, Any]
-) -> ResultTable | None:
+def result_table(run: FinishedRun, name: str, baseline: Evaluation | None) -> ResultTable | None:
     """Put the scores into a table.
 
     Args:
         run: of the model.
         name: of the model.
         baseline: evaluation of the softmax model; None for none.
-        baseline_recipe: its recipe; empty if unknown.
 
     Returns:
         The table; None if nothing was measured.
@@ -45,12 +38,10 @@ def result_table(
         return None
     cells = _cells(measured)
     rows = [[Markup(f"**{escape(name)}**"), *cells.values()]]
-    remarks = _signatures(measured)
     if baseline is not None:
         measured.check_comparable(baseline)
         rows.append(["softmax baseline", *(_cells(baseline).get(header, MISSING) for header in cells)])
-        remarks += _recipe_difference(run.recipe, baseline_recipe)
-    return ResultTable(list(cells), rows, remarks)
+    return ResultTable(list(cells), rows, _signatures(measured))
 
 
 def statistics_rows(report: AttentionReport) -> list[list[str]]:
@@ -98,25 +89,6 @@ def _signatures(evaluation: Evaluation) -> list[Markup]:
         for title, signature in evaluation.signatures().items()
     ]
     return [Markup(", ".join(found) + " (sacreBLEU).")] if found else []
-
-
-def _recipe_difference(recipe: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[Markup]:
-    if not recipe or not baseline:
-        return []
-    keys = {
-        f"{section}.{key}"
-        for section in recipe.keys() | baseline.keys()
-        for key in (recipe.get(section) or {}).keys() | (baseline.get(section) or {}).keys()
-        if key not in _INCIDENTAL and _value(recipe, section, key) != _value(baseline, section, key)
-    }
-    if not keys:
-        return [Markup("Both were trained by the same recipe.")]
-    return [Markup(f"The recipes of the two differ in {listed([code(key) for key in sorted(keys)])} alone.")]
-
-
-def _value(recipe: Mapping[str, Any], section: str, key: str) -> Any:
-    value = (recipe.get(section) or {}).get(key)
-    return source_name(value) if section == "data" and isinstance(value, str) else value
 
 
 def _regularization(run: FinishedRun) -> list[str]:

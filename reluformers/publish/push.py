@@ -20,9 +20,7 @@ from reluformers.tasks import TASKS
 from .card import CARD_FILE, MARK, write_card
 from .finished_run import read_results
 from .folder_check import check_folder, write_answers
-from .notebook import write_notebook
 from .release import (
-    NOTEBOOK,
     REMOVED,
     read_config,
     refuse_foreign_code,
@@ -92,7 +90,7 @@ def push_to_hub(
         stage_files(folder, staging, card_options.get("held_out", True))
         stamps = {path: _stamp(path) for path in staging.rglob("*") if path.is_symlink()}
         refuse_foreign_code(staging, trust_code, report, shown_as=folder)
-        card, notebook = staging / CARD_FILE, staging / NOTEBOOK
+        card = staging / CARD_FILE
         pinned = _adopt_card(card, repo_id, card_options.get("base_model"))
         if revision and pinned and revision != pinned:
             raise ValueError(f"{card}: loads revision {pinned}, but {revision} is pushed; correct it, or delete it")
@@ -107,12 +105,11 @@ def push_to_hub(
         check = check_folder(staging)
         if not check.is_stored:
             write_answers(staging, check.answers)
-        write_notebook(staging, repo_id, name, check.task)
         refuse_tokens(staging)
         if named is None and name != hub.next_tag and hub.changes(staging):
             name = hub.next_tag
-            for path in [notebook, *([card] if is_written else [])]:
-                _pin(path, name)
+            if is_written:
+                _pin(card, name)
         if any(_stamp(path) != before for path, before in stamps.items()):
             raise ValueError(f"{folder}: was changed while it was checked; push again when nothing writes to it")
         is_new = hub.release(staging, name, private, report, confirm)
@@ -254,11 +251,10 @@ def _add_to_card(card: Path, revision: str | None, options: dict[str, Any]) -> N
         card.write_text(f"{before.rstrip()}\n\n{link}{heading}{after}", encoding="utf-8")
 
 
-def _pin(path: Path, revision: str) -> None:
-    """Write a revision into the examples of a card, or of a notebook, whose quotation marks JSON escapes."""
-    if path.is_file():
-        text = re.sub(r"(revision=\\?[\"'])[^\"'\\]+", rf"\g<1>{revision}", path.read_text(encoding="utf-8"))
-        path.write_text(text, encoding="utf-8")
+def _pin(card: Path, revision: str) -> None:
+    """Write a revision into the examples of a card."""
+    text = re.sub(r"(revision=[\"'])[^\"']+", rf"\g<1>{revision}", card.read_text(encoding="utf-8"))
+    card.write_text(text, encoding="utf-8")
 
 
 def _is_same(remote: Any, path: Path) -> bool:

@@ -27,7 +27,6 @@ from reluformers.translation.tokenization import TARGET_FOLDER
 from .card import CARD_FILE, PICTURES, pictures
 
 CHECK_FILE = "check.json"
-NOTEBOOK = "notebook.ipynb"
 # what a run writes about itself: paths in it become names
 RECORDS = (RECIPE_FILE, LOG_FILE, RESULTS_FILE, EVALUATION_FILE)
 # in records, what names no path and is said word by word
@@ -46,8 +45,8 @@ _ALLOWED = (
     CHECK_FILE,
     CARD_FILE,
 )
-# a release removes these of the one before it; other files of a repository are its owner's
-REMOVED = (WEIGHTS, INDEX, _SHARDS, *_TOKENIZERS, *RECORDS, CHECK_FILE, NOTEBOOK, *payload_names())
+# a release removes these of the one before it, which may have a notebook; other files of a repository are its owner's
+REMOVED = (WEIGHTS, INDEX, _SHARDS, *_TOKENIZERS, *RECORDS, CHECK_FILE, "notebook.ipynb", *payload_names())
 _TRAINERS_MARKS = (
     "\n- generated_from_trainer\n",
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub.",

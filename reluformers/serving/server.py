@@ -46,10 +46,7 @@ def load_handler(folder: str | Path, **options: Any) -> tuple[ModuleType, Any]:
     Raises:
         ValueError: there is no handler.py, or the model cannot be opened.
     """
-    path = Path(folder, HANDLER)
-    if not path.is_file():
-        raise ValueError(f"{folder}: has no {HANDLER}; `save_pretrained` of a model of this library writes it")
-    spec = importlib.util.spec_from_file_location("handler", path)
+    spec = importlib.util.spec_from_file_location("handler", Path(folder, HANDLER))
     module = importlib.util.module_from_spec(spec)
     with opening(folder, "its handler"):
         spec.loader.exec_module(module)
@@ -182,18 +179,16 @@ def bind(host: str, port: int) -> socket.socket:
     """Reserve an address, before a model is loaded for it.
 
     Raises:
-        ValueError: it is taken, or none of this machine.
+        OSError: it is taken, or none of this machine.
+        ValueError: there is no such port.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"the port is {port}, but must be from 0 to 65535")
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen()  # without it a second server may have the address too
-    except OSError as error:
-        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}; name another --port") from error
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(address)
+    bound.listen()  # without it a second server may have the address too
     return bound
 
 

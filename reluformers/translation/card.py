@@ -21,25 +21,6 @@ from .tokenization import TARGET_FOLDER
 SHOWN_EXAMPLES = 3
 # pairs of a held-out set that examples are chosen from, and those that the attention is measured on
 TRANSLATED_PAIRS, MEASURED_PAIRS = 16, 200
-# of the notebook of a release: {model} is where it is, {inputs} a list of examples
-NOTEBOOK_CELLS = [
-    """from transformers import pipeline
-
-translate = pipeline("translation", model={model}, trust_remote_code=True)
-texts = {inputs}
-for text in texts:
-    print(text, "→", translate(text)[0]["translation_text"])""",
-    """import torch
-
-model, tokenizer = translate.model, translate.tokenizer
-inputs = tokenizer(texts[0], return_tensors="pt")
-answer = model.generate(**inputs)
-with torch.no_grad():
-    weights = model(**inputs, decoder_input_ids=answer, output_attentions=True).cross_attentions
-for layer, shares in enumerate(weights, start=1):
-    print(f"cross-attention, layer {{layer}}: {{(shares == 0).float().mean():.1%}} of the weights are zero")""",
-]
-INPUTS_ARE_FILES = False
 # pictures that a run draws beside its curves
 RUN_PICTURES: tuple[str, ...] = ()
 _PARTS = ("source", "reference", "output")

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from reluformers.data.batches import IGNORED_LABEL
 from reluformers.data.names import source_name
 from reluformers.data.sources import check_apart, check_files
 from reluformers.errors import DivergenceError, run_main
-from reluformers.evaluation.circumstances import peak_memory
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.files import write_json
 from reluformers.saved_models import to_accelerator
@@ -65,6 +65,13 @@ class Job:
     def save(self, path: Path) -> None:
         """Write it for the process."""
         write_json(path, asdict(self))
+
+
+def peak_memory() -> int:
+    """Most memory that was in use so far, in bytes: of the GPU, where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def run_job(path: str | Path) -> None:

@@ -12,7 +12,6 @@ from reluformers.evaluation.examples import Example
 from reluformers.images import card as image_card
 from reluformers.publish import card
 from reluformers.publish.card import write_card
-from reluformers.publish.data_words import DataWords
 from reluformers.publish.markdown import code, escape, paragraph
 from reluformers.translation import card as translation_card
 
@@ -69,9 +68,8 @@ def write_translation_card(folder: Path, text: str, monkeypatch) -> Path:
     baseline = folder / "baseline"
     baseline.mkdir()
     (baseline / "evaluation.json").write_text(json.dumps(evaluation))
-    (baseline / "recipe.yaml").write_text(yaml.safe_dump(recipe("softmax")))
-    said = DataWords(text, text, text)
-    return write_card(run, "someone/name", notes=[text, text], data=said, baseline=baseline / "evaluation.json")
+    said = dict.fromkeys(("data_name", "data_domain", "data_terms"), text)
+    return write_card(run, "someone/name", notes=[text, text], **said, baseline=baseline / "evaluation.json")
 
 
 def write_image_card(folder: Path, text: str, monkeypatch) -> Path:

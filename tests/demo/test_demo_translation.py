@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub import DatasetCard
 
 from demo.corpus import DemoCorpus, Row, build_corpus
 from demo.digits import write_digits
@@ -14,7 +15,6 @@ from demo.translation import (
     write_corpus,
 )
 from reluformers import ReLUFormerConfig, ReLUFormerForConditionalGeneration
-from reluformers.publish.data_words import data_words
 from reluformers.translation.loading import load_translation_split
 from reluformers.translation.tokenization import train_tokenizer
 
@@ -53,9 +53,9 @@ def test_corpus_is_written_as_translation_data(tmp_path):
     for split, rows in (("train", corpus.train), ("validation", corpus.held_out)):
         loaded = load_translation_split({split: str(files[split])}, split, source_lang="en", target_lang="de")
         assert [(row["source"], row["target"]) for row in loaded] == [(row.source, row.target) for row in rows]
-    words = data_words({"train": str(files["train"])})
-    assert "CLDR" in words.name
-    assert words.terms == "Unicode-3.0"
+    card = DatasetCard.load(files["train"].with_name("README.md"))
+    assert "CLDR" in card.data.pretty_name
+    assert card.data.license == "Unicode-3.0"
 
 
 @pytest.mark.parametrize("write", [write_digits, lambda folder: write_corpus(DemoCorpus([], []), folder)])

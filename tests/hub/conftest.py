@@ -41,4 +41,3 @@ def hub(monkeypatch):
 def unchecked(monkeypatch):
     """Leaves the clean process out, which takes seconds and has tests of its own."""
     monkeypatch.setattr(push, "check_folder", lambda folder: CHECKED)
-    monkeypatch.setattr(push, "write_notebook", lambda *arguments: False)

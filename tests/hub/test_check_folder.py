@@ -50,16 +50,20 @@ def test_code_of_a_folder_gets_no_token(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "home/token"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path / "home")
-    cells = [
-        "import json, os; print(json.dumps(dict(os.environ)))",
-        "from pathlib import Path; print(Path('token').exists(), Path('~/token').expanduser().exists())",
-        "from huggingface_hub import get_token; print(get_token())",
-    ]
-    environment, places, token = answer_in_clean_process("cells", folder, json.dumps(cells).encode())["outputs"]
-    assert "hf_secret" not in environment
-    assert str(tmp_path / "home") not in environment
-    assert json.loads(environment)["OMP_NUM_THREADS"] == "1"
-    assert (places, token) == ("False False\n", "None\n")
+    seen = tmp_path / "seen.json"
+    with (folder / "modeling_seq2seq.py").open("a") as code:
+        code.write(f"""
+import json, os, pathlib, huggingface_hub
+places = [pathlib.Path("token").exists(), pathlib.Path("~/token").expanduser().exists()]
+found = [dict(os.environ), places, huggingface_hub.get_token()]
+pathlib.Path({str(seen)!r}).write_text(json.dumps(found))
+""")
+    answer_in_clean_process("translation", folder, b"two dogs")
+    environment, places, token = json.loads(seen.read_text())
+    assert "hf_secret" not in environment.values()
+    assert str(tmp_path / "home") not in json.dumps(environment)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert (places, token) == ([False, False], None)
 
 
 @pytest.mark.slow

@@ -36,11 +36,10 @@ def answer_in_clean_process(task: str, folder: Path, data: bytes) -> dict[str, A
     Args:
         task: a key of `TASKS` in child.py.
         folder: of the model.
-        data: what that task reads: a line of text in UTF-8, a file with an image, tensors, or a JSON list of
-            cells of Python.
+        data: what that task reads: a line of text in UTF-8, a file with an image, or tensors.
 
     Returns:
-        What child.py writes for that task, with `model_class`, which means nothing for cells.
+        What child.py writes for that task, with `model_class`.
 
     Raises:
         ValueError: there is no model.

@@ -1,11 +1,10 @@
 """Opens a saved model as somebody would who has transformers and no reluformers, and uses it once.
 
 Run by its path in a process of its own (`answer_in_clean_process`): `python -I child.py TASK FOLDER`, a text, an
-image, tensors or cells on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else
+image or tensors on stdin, JSON on stdout. It imports nothing of this library and makes sure that nobody else
 can.
 """
 
-import contextlib
 import importlib.util
 import io
 import json
@@ -86,17 +85,7 @@ def summary_of(logits: torch.Tensor) -> dict[str, float]:
     return {name: float(f"{number:.5g}") for name, number in numbers.items()}
 
 
-def run_cells(folder: str, data: bytes) -> tuple[object, dict]:
-    """What each of some cells of Python prints, one after the other."""
-    outputs, names = [], {}
-    for cell in json.loads(data):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(cell, "<cell>", "exec"), names)
-        outputs.append(printed.getvalue())
-    return None, {"outputs": outputs}
-
-
-TASKS = {"translation": translate, "image-classification": classify, "compare": compare, "cells": run_cells}
+TASKS = {"translation": translate, "image-classification": classify, "compare": compare}
 
 
 def main() -> None:
