@@ -79,7 +79,7 @@ def load_renamed(
     missing = {name for name in info["missing_keys"] if not (allowed_missing and allowed_missing.match(name))}
     faults = [f"lacks the weight {name}" for name in sorted(missing)]
     faults += [f"has the weight {name}, for which there is no place" for name in sorted(info["unexpected_keys"])]
-    faults += ["{} has the shape {} instead of {}".format(*map(str, found)) for found in info["mismatched_keys"]]
+    faults += [f"{key} has the shape {list(a)} instead of {list(b)}" for key, a, b in info["mismatched_keys"]]
     if faults:
         raise ValueError(f"{place}: {faults[0]}")
     return model.eval()
