@@ -92,7 +92,7 @@ def test_the_command_passes_its_options_on(monkeypatch):
     with pytest.raises(SystemExit):
         run_command("push", "runs/x", REPO, *options)
     assert (asked["base_model"], asked["held_out"], asked["space"]) == ("acme/base", False, f"{REPO}-demo")
-    assert asked["data"].terms == "CC0"
+    assert asked["data_terms"] == "CC0"
 
 
 def test_who_will_see_it_is_said_before_anything_is_uploaded(folder, hub, unchecked):
