@@ -199,6 +199,7 @@ class TransformerPreTrainedModel(PreTrainedModel):
         config.validate()  # fields may have been set since it was built
         super().__init__(config)
         self._folder_with_code: PurePath | None = None
+        self._attentions = {site: config.attention_for(site) for site in config.sites}  # a compiler cannot make them
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         """Initialise modules without a parameter too, which transformers passes over in code from outside."""
@@ -317,12 +318,12 @@ class TransformerPreTrainedModel(PreTrainedModel):
         }
 
     def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
-        """Add up the row statistics of all layers of one site, in one place: a layer each would take as many calls."""
+        """Add up the row statistics of all layers of one site at once, which takes few operations."""
         bound = self.config.entropy_bound if self.is_regularized else None
         rows = RowStatistics.stack(layers)
         if rows is None:
             return None
-        config = self.config.attention_for(site)  # which a compiler cannot follow
+        config = self._attentions[site]  # which a compiler cannot follow
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
