@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset, Features, IterableDataset, ReadInstruction, Value, load_dataset
 from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetsError
@@ -197,13 +199,15 @@ def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | Iter
     """Load the rows of parquet files.
 
     Raises:
-        ValueError: one cannot be read.
+        ValueError: one cannot be read, or a column is text in one file and numbers in another.
     """
     names = [glob.escape(file) for file in files]
     try:
+        # `datasets` would cast them to the first file's types, in silence: "007" would become 7
+        pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
         with _quiet():
             return load_dataset("parquet", data_files={"data": names}, split="data", streaming=streaming)
-    except (ValueError, OSError, DatasetsError) as error:
+    except (ValueError, OSError, DatasetsError, pa.ArrowException) as error:
         raise ValueError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
 
 

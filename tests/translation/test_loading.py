@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from reluformers.data.sources import read_hub
+from reluformers.data.sources import read_hub, read_parquet
 from reluformers.translation.loading import load_translation_split, stream_translation_split
 from reluformers_research.analysis.parallel_text import ParallelText
 
@@ -375,3 +375,13 @@ def test_tables_on_the_hub_are_text_to_the_letter(tmp_path, streaming):
     write_cells(tmp_path, "csv", cells)
     dataset = read_hub(str(tmp_path), "train", {"streaming": streaming})
     assert [row["de"] for row in dataset] == cells
+
+
+def test_parquet_files_with_text_and_numbers_in_one_column_are_refused(tmp_path):
+    files = [str(tmp_path / f"{name}.parquet") for name in ("numbers", "text", "wide")]
+    columns = pa.array([7], pa.int32()), pa.array(["007"]), pa.array([8], pa.int64())
+    for file, values in zip(files, columns, strict=True):
+        pq.write_table(pa.table({"label": values}), file)
+    assert read_parquet([files[0], files[2]])["label"][:] == [7, 8]
+    with pytest.raises(ValueError, match="label"):
+        read_parquet(files[:2])
