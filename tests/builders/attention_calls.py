@@ -15,7 +15,7 @@ FACTORS = {
     "heads": ((1, 1), (2, 1), (2, 2), (1, 7)),  # of keys, and how many of queries share one
     "widths": ((3, 3), (8, 10), (33, 33), (2, 1)),  # of keys and values
     "layout": ("heads first", "length first", "transposed", "sliced"),
-    "scale": (None, 0.7, -0.3, "learned"),
+    "scale": (None, 2.0, -0.3, "learned"),  # 2: some scores are above the 6 of relu6
     "threshold": (0.0, 0.2, 1.5, "learned"),
     "length_exponent": (0.0, 0.5, 1.0, "learned"),
     "length_coefficient": (1.0, 0.7),

@@ -61,7 +61,7 @@ def draw_cases(name: str) -> list[dict]:
             "widths": (*FACTORS["widths"], (80, 80), (200, 64)),
         }
     few = {"lengths": ((1, 17), (5, 3), (17, 30)), "heads": ((2, 1), (1, 3)), "threads": (1,)}
-    few |= {"causal_offset": ("none", 0, 7, -3)}
+    few |= {"causal_offset": ("none", 0, 7, -3), "scale": (None, 0.7, -0.3, "learned")}
     elementwise = covering(activation=activations, dtype=dtypes, **FACTORS | sizes)
     # their naive form goes row by row, and they take neither a threshold nor another divisor
     few |= {"widths": sizes.get("widths", FACTORS["widths"]), "threshold": (0.0,), "normalizer": ("none",)}
