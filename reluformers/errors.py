@@ -52,9 +52,8 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         traceback: Let every error propagate.
 
     Raises:
-        SystemExit: Code 2 after a `ValueError`, `OSError`, `RuntimeError`, a package that is not installed, or a full
-            disk; 130 after Ctrl-C, 143 after SIGTERM; 141, without a line, where the reader of the output has gone,
-            as `head` does.
+        SystemExit: Code 2 after one of `FAULTS`, a package that is not installed, or a full disk; 130 after Ctrl-C,
+            143 after SIGTERM; 141, without a line, where the reader of the output has gone, as `head` does.
     """
     if hasattr(sys.stdout, "reconfigure"):  # not of a notebook, nor where it is closed
         sys.stdout.reconfigure(errors="reluformers.escape")
@@ -78,7 +77,9 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         # one that was raised by hand says what to install; the import system's own has a name
         says_package = type(error) is ImportError and error.name is None
         hub = sys.modules.get("huggingface_hub.errors")  # whose HTTP client has errors of its own, as for no network
-        is_said = isinstance(error, (ValueError, OSError, RuntimeError, *((hub.HTTPError,) if hub else ())))
+        is_said = isinstance(
+            error, (ValueError, ArithmeticError, OSError, RuntimeError, *((hub.HTTPError,) if hub else ()))
+        )
         missing = _missing_package(error)
         if (not is_said and not says_package and not missing and not is_disk_full(error)) or traceback:
             raise

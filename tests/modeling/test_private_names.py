@@ -18,7 +18,7 @@ OWNERS = (PreTrainedModel, GenerationMixin, Pipeline, PreTrainedConfig)
 INSTANCE_NAMES = {"_pad_token_tensor", "_eos_token_tensor", "_is_hf_initialized"}
 
 
-SEARCH = ROOT / "reluformers" / "kernels" / "search.py"
+SEARCH = ROOT / "reluformers_kernels" / "search.py"
 SECTIONS = {"saved code": FILES, "the library's search": [SEARCH]}
 
 
