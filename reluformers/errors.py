@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import requires
 
+FAULTS = (ValueError, ArithmeticError, OSError, RuntimeError)  # of data, settings and the machine
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -77,9 +78,7 @@ def run_main(main: Callable[[], None], traceback: bool = False) -> None:
         # one that was raised by hand says what to install; the import system's own has a name
         says_package = type(error) is ImportError and error.name is None
         hub = sys.modules.get("huggingface_hub.errors")  # whose HTTP client has errors of its own, as for no network
-        is_said = isinstance(
-            error, (ValueError, ArithmeticError, OSError, RuntimeError, *((hub.HTTPError,) if hub else ()))
-        )
+        is_said = isinstance(error, (*FAULTS, *((hub.HTTPError,) if hub else ())))
         missing = _missing_package(error)
         if (not is_said and not says_package and not missing and not is_disk_full(error)) or traceback:
             raise
