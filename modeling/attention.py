@@ -77,6 +77,11 @@ class AttentionFormula:
         numbers = coefficient, self.attention.length_exponent, dtype
         return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
 
+    @property
+    def has_late_statistics(self) -> bool:
+        """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
+        return self.attention.normalizer == "sum" or self.length_exponent is not None
+
     def row_factors(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | None:
         """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
         divisor = None if self.length_exponent is not None else self.length_divisor(mask, dtype)
@@ -100,7 +105,7 @@ def eager_attention(
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the `RowStatistics` of the weights before they are divided by c·n_i^α, or of those that sum to 1.
+        the `RowStatistics`, of weights before they are divided by c·n_i^α unless `formula.has_late_statistics`.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     scores = query @ key.transpose(-1, -2) * formula.scaling
@@ -110,12 +115,13 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    rows = None if formula.attention.normalizer == "sum" else RowStatistics.of(weights, statistics)
+    rows = None if formula.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
+    if formula.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
@@ -165,7 +171,7 @@ def fused_attention(
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
-            divide_statistics=False,
+            divide_statistics=formula.has_late_statistics,
             row_factors=formula.row_factors(mask, query.dtype),
         )
         if found is not None:
@@ -231,7 +237,10 @@ def softmax_attention(
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        rows = RowStatistics(is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype)).squeeze(-1))
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
+        if formula.has_late_statistics and divisor is not None:
+            row_sums = row_sums / divisor
+        rows = RowStatistics(row_sums.squeeze(-1))
     return output.transpose(1, 2), None, rows
 
 
@@ -412,11 +421,10 @@ class MultiHeadAttention(AttentionVariant):
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
         # after unit length, a learned scale is the norm's gain
-        is_gain = (
-            self.scale is not None and self.attention.score == "cosine" and self.attention.scale_form == "constant"
-        )
+        is_cosine = self.attention.score == "cosine"
+        is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale.expand(self.head_dim) if is_gain else None
-        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine", gain)
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
@@ -425,8 +433,6 @@ class MultiHeadAttention(AttentionVariant):
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
-        if rows is not None and self.length_exponent is not None:  # else the model divides those of all layers at once
-            rows = rows.divided(formula.length_divisor(mask, query.dtype))
         return self.out_proj(output), weights, rows
 
     def _keys_and_values(

@@ -22,7 +22,7 @@ from .attention import DEFAULT_BACKEND, MultiHeadAttention, attention_backend
 from .feed_forward import FeedForward
 from .masks import AttentionMask
 from .normalization import NormGate, ScaleNorm
-from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, RowStatistics, regularizer_sums
+from .regularization import ENTROPY, NORMALIZATION, NULL_ROWS, ROWS, RowStatistics, RowTensors, regularizer_sums
 
 logger = logging.get_logger(__name__)
 
@@ -168,13 +168,13 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
+    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site at once, which takes few operations."""
         bound = self.config.entropy_bound if self.is_regularized else None
         rows = RowStatistics.stack(layers)
         if rows is None:
             return None
-        config = self._attentions[site]  # which a compiler cannot follow
+        config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)

@@ -130,9 +130,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        found = tensors_of(self_rows), tensors_of(cross_rows)
-        missing = (None,) * max(map(len, found))  # so that halves are sites, where one has another model's attention
-        return hidden_states, *(found[0] or missing), *(found[1] or missing)
+        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -377,8 +375,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         )
         sums = add_regularizer_sums(
             [
-                self.regularizer_sums([part[: len(part) // 2] for part in found], mask, "decoder"),
-                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask, "cross"),
+                self.regularizer_sums([part[:2] for part in found], mask, "decoder"),
+                self.regularizer_sums([part[2:] for part in found], source_mask, "cross"),
             ]
         )
         return Seq2SeqTransformerDecoderOutput(

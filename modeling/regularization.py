@@ -12,6 +12,8 @@ from torch.nn import functional
 from .attention_functions import length_factor
 from .normalization import at_least_float32
 
+# sums of rows and of weighted logs, None where they are not needed
+RowTensors = tuple[Tensor | None, Tensor | None]
 # index of each of the regulariser's sums
 NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
 
@@ -40,26 +42,20 @@ class RowStatistics:
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
-    def divided(self, divisor: Tensor | float | None) -> "RowStatistics":
-        """The same of weights over a divisor: a number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
-        if divisor is None:
-            return self
-        if isinstance(divisor, Tensor):
-            divisor = divisor.squeeze(-1).to(self.row_sums.device, self.row_sums.dtype)
-        row_sums, logs = self.row_sums / divisor, self.weighted_logs
-        if logs is not None:
-            logs = logs / divisor - row_sums * (divisor.log() if isinstance(divisor, Tensor) else math.log(divisor))
-        return RowStatistics(row_sums, logs)
-
     @classmethod
-    def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":
+    def stack(cls, layers: "list[RowTensors]") -> "RowStatistics | None":
         """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
         # a layer may be computed by another model's attention
-        layers = [tensors for tensors in layers if tensors and tensors[0] is not None]
+        layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return None
         device = layers[-1][0].device
-        return cls(*(torch.stack([part.to(device) for part in parts]) for parts in zip(*layers, strict=True)))
+        return cls(
+            *(
+                None if parts[0] is None else torch.stack([part.to(device) for part in parts])
+                for parts in zip(*layers, strict=True)
+            )
+        )
 
     @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
@@ -70,10 +66,9 @@ class RowStatistics:
         return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
-def tensors_of(rows: RowStatistics | None) -> tuple[Tensor, ...]:
-    """The statistics that there are, as layers return them: reentrant checkpoints see flat tuples of tensors."""
-    found = () if rows is None else (rows.row_sums, rows.weighted_logs)
-    return tuple(tensor for tensor in found if tensor is not None)
+def tensors_of(rows: RowStatistics | None) -> RowTensors:
+    """Take statistics apart, as layers return them: reentrant checkpoints see flat tuples of tensors alone."""
+    return (None, None) if rows is None else (rows.row_sums, rows.weighted_logs)
 
 
 def regularizer_sums(

@@ -516,6 +516,8 @@ class AttentionMask:
 # Row statistics of attention weights: the regulariser of ReLUFormer and the null rate of ReLA.
 
 
+# sums of rows and of weighted logs, None where they are not needed
+RowTensors = tuple[Tensor | None, Tensor | None]
 # index of each of the regulariser's sums
 NORMALIZATION, ENTROPY, NULL_ROWS, ROWS = range(4)
 
@@ -544,26 +546,20 @@ class RowStatistics:
         logs = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         return cls(weights.sum(-1), (weights * logs).sum(-1))
 
-    def divided(self, divisor: Tensor | float | None) -> "RowStatistics":
-        """The same of weights over a divisor: a number, or a tensor [batch or 1, heads or 1, query_len or 1, 1]."""
-        if divisor is None:
-            return self
-        if isinstance(divisor, Tensor):
-            divisor = divisor.squeeze(-1).to(self.row_sums.device, self.row_sums.dtype)
-        row_sums, logs = self.row_sums / divisor, self.weighted_logs
-        if logs is not None:
-            logs = logs / divisor - row_sums * (divisor.log() if isinstance(divisor, Tensor) else math.log(divisor))
-        return RowStatistics(row_sums, logs)
-
     @classmethod
-    def stack(cls, layers: "list[tuple[Tensor, ...]]") -> "RowStatistics | None":
+    def stack(cls, layers: "list[RowTensors]") -> "RowStatistics | None":
         """Stack the `tensors_of` all layers [layers, batch, heads, query_len], on the device of the last."""
         # a layer may be computed by another model's attention
-        layers = [tensors for tensors in layers if tensors and tensors[0] is not None]
+        layers = [tensors for tensors in layers if tensors[0] is not None]
         if not layers:
             return None
         device = layers[-1][0].device
-        return cls(*(torch.stack([part.to(device) for part in parts]) for parts in zip(*layers, strict=True)))
+        return cls(
+            *(
+                None if parts[0] is None else torch.stack([part.to(device) for part in parts])
+                for parts in zip(*layers, strict=True)
+            )
+        )
 
     @classmethod
     def join(cls, parts: "list[RowStatistics | None]") -> "RowStatistics | None":
@@ -574,10 +570,9 @@ class RowStatistics:
         return cls(torch.cat(sums, dim=-1), None if logs[0] is None else torch.cat(logs, dim=-1))
 
 
-def tensors_of(rows: RowStatistics | None) -> tuple[Tensor, ...]:
-    """The statistics that there are, as layers return them: reentrant checkpoints see flat tuples of tensors."""
-    found = () if rows is None else (rows.row_sums, rows.weighted_logs)
-    return tuple(tensor for tensor in found if tensor is not None)
+def tensors_of(rows: RowStatistics | None) -> RowTensors:
+    """Take statistics apart, as layers return them: reentrant checkpoints see flat tuples of tensors alone."""
+    return (None, None) if rows is None else (rows.row_sums, rows.weighted_logs)
 
 
 def regularizer_sums(
@@ -689,6 +684,11 @@ class AttentionFormula:
         numbers = coefficient, self.attention.length_exponent, dtype
         return mask.once(numbers, lambda: length_divisor(mask.key_counts, *numbers))
 
+    @property
+    def has_late_statistics(self) -> bool:
+        """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
+        return self.attention.normalizer == "sum" or self.length_exponent is not None
+
     def row_factors(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | None:
         """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
         divisor = None if self.length_exponent is not None else self.length_divisor(mask, dtype)
@@ -712,7 +712,7 @@ def eager_attention(
 
     Returns:
         output [batch, query_len, heads, head_dim], the weights before dropout [batch, heads, query_len, key_len], and
-        the `RowStatistics` of the weights before they are divided by c·n_i^α, or of those that sum to 1.
+        the `RowStatistics`, of weights before they are divided by c·n_i^α unless `formula.has_late_statistics`.
     """
     key, value = repeat_heads(key, query), repeat_heads(value, query)
     scores = query @ key.transpose(-1, -2) * formula.scaling
@@ -722,12 +722,13 @@ def eager_attention(
     if isinstance(threshold, Tensor) or threshold != 0:
         scores = (scores - threshold).to(scores.dtype)
     weights = (formula.activation or ATTENTION_ACTIVATIONS[formula.attention.activation])(scores, mask.dense)
-    rows = None if formula.attention.normalizer == "sum" else RowStatistics.of(weights, statistics)
+    rows = None if formula.has_late_statistics else RowStatistics.of(weights, statistics)
     divisor = formula.length_divisor(mask, weights.dtype)
     if divisor is not None:
         weights = (weights / divisor).to(weights.dtype)
     if formula.attention.normalizer == "sum":
         weights = sum_to_one(weights)
+    if formula.has_late_statistics:
         rows = RowStatistics.of(weights, statistics)
     output = apply_dropout(weights, formula.dropout) @ value
     return output.transpose(1, 2), weights, rows
@@ -777,7 +778,7 @@ def fused_attention(
             dropout=formula.dropout,
             needed_statistics=statistics,
             may_write_out=True,
-            divide_statistics=False,
+            divide_statistics=formula.has_late_statistics,
             row_factors=formula.row_factors(mask, query.dtype),
         )
         if found is not None:
@@ -843,7 +844,10 @@ def softmax_attention(
         output = (output / divisor).to(output.dtype)
     if statistics != "none":
         is_used = torch.as_tensor(mask.key_counts, device=query.device) > 0
-        rows = RowStatistics(is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype)).squeeze(-1))
+        row_sums = is_used.expand(*query.shape[:3], 1).to(wide_dtype(query.dtype))
+        if formula.has_late_statistics and divisor is not None:
+            row_sums = row_sums / divisor
+        rows = RowStatistics(row_sums.squeeze(-1))
     return output.transpose(1, 2), None, rows
 
 
@@ -1024,11 +1028,10 @@ class MultiHeadAttention(AttentionVariant):
             from a backend that keeps none; the `RowStatistics`, not yet divided by c·n_i^α if α is no parameter.
         """
         # after unit length, a learned scale is the norm's gain
-        is_gain = (
-            self.scale is not None and self.attention.score == "cosine" and self.attention.scale_form == "constant"
-        )
+        is_cosine = self.attention.score == "cosine"
+        is_gain = is_cosine and self.scale is not None and self.attention.scale_form == "constant"
         gain = self.scale.expand(self.head_dim) if is_gain else None
-        query = self._heads(self.q_proj(hidden_states), self.query_norm, self.attention.score == "cosine", gain)
+        query = self._heads(self.q_proj(hidden_states), self.query_norm, is_cosine, gain)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         mask = AttentionMask.of(attention_mask, query.shape[2], key.shape[2], query.device)
         formula = self.formula(self.scaling, self.dropout if self.training else 0.0)
@@ -1037,8 +1040,6 @@ class MultiHeadAttention(AttentionVariant):
         )
         if self.gate_proj is not None:
             output = output * OUTPUT_GATES[self.attention.output_gate](self.gate_proj(hidden_states))
-        if rows is not None and self.length_exponent is not None:  # else the model divides those of all layers at once
-            rows = rows.divided(formula.length_divisor(mask, query.dtype))
         return self.out_proj(output), weights, rows
 
     def _keys_and_values(

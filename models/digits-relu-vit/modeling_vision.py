@@ -34,6 +34,7 @@ from .attention import (
     MultiHeadAttention,
     NormGate,
     RowStatistics,
+    RowTensors,
     ScaleNorm,
     add_regularizer_sums,
     apply_dropout,
@@ -317,13 +318,13 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
+    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site at once, which takes few operations."""
         bound = self.config.entropy_bound if self.is_regularized else None
         rows = RowStatistics.stack(layers)
         if rows is None:
             return None
-        config = self._attentions[site]  # which a compiler cannot follow
+        config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
@@ -615,7 +616,7 @@ class VisionTransformerModel(VisionTransformerPreTrainedModel):
 
     def pool(self, hidden_states: Tensor, attention_options: dict) -> tuple[Tensor, ...]:
         """One vector for each image [batch, hidden_size or representation_size], and `RowStatistics` of its site."""
-        rows, patches = (), hidden_states[:, self.config.num_prefix_tokens :]
+        rows, patches = tensors_of(None), hidden_states[:, self.config.num_prefix_tokens :]
         if self.pooler is not None:
             pooled, *rows = self.pooler(patches, attention_options)
         else:

@@ -41,6 +41,7 @@ from .attention import (
     MultiHeadAttention,
     NormGate,
     RowStatistics,
+    RowTensors,
     ScaleNorm,
     UnitLinear,
     add_regularizer_sums,
@@ -447,13 +448,13 @@ class TransformerPreTrainedModel(PreTrainedModel):
             "attn_implementation": "eager" if output_attentions else self.config._attn_implementation,
         }
 
-    def regularizer_sums(self, layers: list[tuple[Tensor, ...]], mask: AttentionMask, site: str) -> Tensor | None:
+    def regularizer_sums(self, layers: list[RowTensors], mask: AttentionMask, site: str) -> Tensor | None:
         """Add up the row statistics of all layers of one site at once, which takes few operations."""
         bound = self.config.entropy_bound if self.is_regularized else None
         rows = RowStatistics.stack(layers)
         if rows is None:
             return None
-        config = self._attentions[site]  # which a compiler cannot follow
+        config = self._attentions[site]
         is_divided = config.normalizer == "sum" or config.learned_length_exponent
         numbers = (1.0, 0.0) if is_divided else (config.length_coefficient, config.length_exponent)
         return regularizer_sums(rows, mask.key_counts, mask.query_mask, bound, *numbers)
@@ -655,9 +656,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.add_branch(self.cross_attn_norm, hidden_states, branch.view_as(queries))
         branch = self.mlp(self.branch_input(self.mlp_norm, hidden_states))
         hidden_states = self.add_branch(self.mlp_norm, hidden_states, branch)
-        found = tensors_of(self_rows), tensors_of(cross_rows)
-        missing = (None,) * max(map(len, found))  # so that halves are sites, where one has another model's attention
-        return hidden_states, *(found[0] or missing), *(found[1] or missing)
+        return hidden_states, *tensors_of(self_rows), *tensors_of(cross_rows)
 
 
 class Seq2SeqTransformerPreTrainedModel(TransformerPreTrainedModel):
@@ -902,8 +901,8 @@ class Seq2SeqTransformerDecoder(TransformerStack):
         )
         sums = add_regularizer_sums(
             [
-                self.regularizer_sums([part[: len(part) // 2] for part in found], mask, "decoder"),
-                self.regularizer_sums([part[len(part) // 2 :] for part in found], source_mask, "cross"),
+                self.regularizer_sums([part[:2] for part in found], mask, "decoder"),
+                self.regularizer_sums([part[2:] for part in found], source_mask, "cross"),
             ]
         )
         return Seq2SeqTransformerDecoderOutput(
