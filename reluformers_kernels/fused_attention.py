@@ -7,7 +7,6 @@ one operator of PyTorch, so that `torch.compile`, `torch.vmap` and dispatch mode
 two passes are called past the dispatch of operators, which takes longer than a small attention.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from .blockwise_attention import blockwise_backward, blockwise_forward, blockwis
 from .compiled import native
 from .computation import choose_computation
 from .tensors import (
+    NAMESPACE,
     at_least_float32,
     empty_heads_inside,
     is_differentiated,
@@ -40,9 +40,6 @@ from .tensors import (
     wide_dtype,
     without_autocast,
 )
-
-# Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
-_NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
 def _passes(computation: str) -> tuple[Callable, Callable]:
@@ -75,7 +72,7 @@ def _run_forward(
 
 
 @torch.library.custom_op(
-    f"{_NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
+    f"{NAMESPACE}::rectified_attention", mutates_args=(), schema=f"({_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}"
 )
 def _operator(query, key, value, computation, *options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the forward pass as an operator; statistics that are not needed are empty."""
@@ -103,7 +100,7 @@ def _find_thresholds(query, key, computation, options) -> Tensor:
 
 
 @torch.library.custom_op(
-    f"{_NAMESPACE}::row_thresholds",
+    f"{NAMESPACE}::row_thresholds",
     mutates_args=(),
     schema=f"(Tensor query, Tensor key, str computation, {_OPTIONS}) -> Tensor",
 )
@@ -133,7 +130,7 @@ def _run_backward(
 
 
 @torch.library.custom_op(
-    f"{_NAMESPACE}::rectified_attention_backward",
+    f"{NAMESPACE}::rectified_attention_backward",
     mutates_args=(),
     schema=f"({_GRADIENTS}, {_INPUTS}, {_OPTIONS}) -> {_OUTPUTS}",
 )

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms of queries, keys and attention outputs, one operation each way: compiled code on CPUs, Triton on GPUs."""
 
-import hashlib
 from collections.abc import Callable
 from types import ModuleType
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .compiled import native
-from .tensors import is_differentiated, is_dispatched, is_watched
+from .tensors import NAMESPACE, is_differentiated, is_dispatched, is_watched
 
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code on a CPU costs more than it saves
-_NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
 def norm(
@@ -74,10 +72,10 @@ def _run_backward(grad_output, states, gain, gate, eps, is_mean) -> tuple[Tensor
 _OPTIONS = "Tensor states, Tensor? gain, Tensor? gate, float eps, bool is_mean"
 # for dispatch modes, which follow operators; other calls go past the dispatch, which takes longer than a small norm
 _forward_operator = torch.library.custom_op(
-    f"{_NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
+    f"{NAMESPACE}::norm", _run_forward, mutates_args=(), schema=f"({_OPTIONS}) -> Tensor"
 )
 _backward_operator = torch.library.custom_op(
-    f"{_NAMESPACE}::norm_backward",
+    f"{NAMESPACE}::norm_backward",
     _run_backward,
     mutates_args=(),
     schema=f"(Tensor grad_output, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",

@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dtypes of sums, memory of outputs, and whether somebody follows PyTorch's operations."""
 
+import hashlib
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+# Two copies of this code, as the repository of `scripts/kernel_repository.py` is one, have operators of their own.
+NAMESPACE = f"reluformers_{hashlib.sha256(__name__.encode()).hexdigest()[:16]}"
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -137,7 +137,7 @@ class LayerAgreement(NamedTuple):
 
     @property
     def layer(self) -> int | None:
-        """That of the largest share, of equal ones the last but one, else the first; None if links are too few."""
+        """Layer of the largest share, of equal ones the last but one, else the first; None if links are too few."""
         if self.links < LEAST_LINKS:
             return None
         best = [layer for layer, share in enumerate(self.shares) if share == max(self.shares)]

@@ -67,7 +67,7 @@ class Difference:
         return float(self.value - half), float(self.value + half)
 
     def widened(self, factor: float) -> "Difference":
-        """The same with so many times the standard error."""
+        """Widen the interval to so many times the standard error."""
         return replace(self, error=factor * self.error)
 
     def chance_below(self, bound: float) -> float:

@@ -143,7 +143,7 @@ class Sequences:
     given: Tensor | None
 
     def mask(self, start: int, stop: int) -> AttentionMask | Tensor | None:
-        """That of some queries, whose sequence ends there if its later tokens are not known yet."""
+        """Take some queries, whose sequence ends there if its later tokens are not known yet."""
         if self.given is not None:
             return self.given
         fields = dict(self.described)
