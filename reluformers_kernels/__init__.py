@@ -11,7 +11,7 @@ good: the caller then computes what it asked for.
 from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS
 from .dropout import dropout
-from .fused_attention import attention, rectified_attention
+from .fused_attention import attention, factors_of_rows, rectified_attention
 from .linear import is_quantized, quantize_int8, store_by_columns
 from .norms import norm
 from .search import SearchMixin
@@ -25,6 +25,7 @@ __all__ = [
     "SearchMixin",
     "attention",
     "dropout",
+    "factors_of_rows",
     "interface",
     "is_quantized",
     "norm",

@@ -464,7 +464,7 @@ def attention(
     if divisor is None:
         row_factors = None
     elif row_factors is None or group > 1 or normalizer == "sum":
-        row_factors = _row_factors(divisor, query)
+        row_factors = factors_of_rows(divisor, query)
     options = PassOptions(
         learned_threshold=threshold if isinstance(threshold, Tensor) else None,
         row_factors=row_factors,
@@ -625,7 +625,7 @@ def _key_counts(
     return counts[:, None, :, None].clamp_min(1).to(wide_dtype(query.dtype))
 
 
-def _row_factors(divisor: float | Tensor, query: Tensor) -> Tensor:
+def factors_of_rows(divisor: float | Tensor, query: Tensor) -> Tensor:
     """1/(c·n_i^α), without its gradient    [batch or 1, query_len]."""
     if not isinstance(divisor, Tensor):
         return query.new_full((1, query.shape[2]), 1 / divisor, dtype=wide_dtype(query.dtype))

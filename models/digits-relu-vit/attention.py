@@ -689,13 +689,13 @@ class AttentionFormula:
         """Whether statistics are of divided weights; else a model divides those of all layers of a site at once."""
         return self.attention.normalizer == "sum" or self.length_exponent is not None
 
-    def row_factors(self, mask: AttentionMask, dtype: torch.dtype) -> Tensor | None:
+    def row_factors(self, mask: AttentionMask, query: Tensor) -> Tensor | None:
         """1/(c·n_i^α) [batch or 1, query_len], once for all layers; None where it is one number, or is trained."""
-        divisor = None if self.length_exponent is not None else self.length_divisor(mask, dtype)
-        if not isinstance(divisor, Tensor) or divisor.shape[1] > 1:
+        divisor = None if self.length_exponent is not None else self.length_divisor(mask, query.dtype)
+        if not isinstance(divisor, Tensor):
             return None
-        numbers = "row_factors", self.attention.length_coefficient, self.attention.length_exponent, dtype
-        return mask.once(numbers, lambda: divisor[:, 0, :, 0].reciprocal().expand(-1, mask.query_len).contiguous())
+        numbers = "row_factors", self.attention.length_coefficient, self.attention.length_exponent, query.dtype
+        return mask.once(numbers, lambda: kernels.factors_of_rows(divisor, query))
 
 
 def eager_attention(
@@ -779,7 +779,7 @@ def fused_attention(
             needed_statistics=statistics,
             may_write_out=True,
             divide_statistics=formula.has_late_statistics,
-            row_factors=formula.row_factors(mask, query.dtype),
+            row_factors=formula.row_factors(mask, query),
         )
         if found is not None:
             output, row_sums, weighted_logs, _ = found
