@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .compiled import native
-from .tensors import NAMESPACE, is_differentiated, is_dispatched, is_watched
+from .tensors import NAMESPACE, is_dispatched, is_traced
 
 FEWEST_NUMBERS = 2**14  # for fewer a call of compiled code on a CPU costs more than it saves
 
@@ -33,7 +33,7 @@ def norm(
 
 def _is_taken(states: Tensor, *vectors: Tensor | None) -> bool:
     """Whether there is code for these rows, and all lies in the memory of their device."""
-    if is_differentiated() or (is_watched() and not is_dispatched()):  # graphs fuse norms by themselves
+    if is_traced():  # graphs fuse norms by themselves
         return False
     if states.device.type == "cpu":
         is_known = native is not None and states.dtype in native.DTYPES and native.is_available()

@@ -36,21 +36,21 @@ def empty_heads_inside(states: Tensor) -> Tensor:
     return torch.empty_like(states.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def is_watched() -> bool:
-    """Whether something follows PyTorch's operations, and would miss what is done past them.
-
-    A compiler, a trace, a transform of `torch.func`, or a dispatch mode such as that of fake tensors.
-    """
+def is_traced() -> bool:
+    """Whether a compiler, a trace or a transform of `torch.func` follows PyTorch's operations."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_dispatched() -> bool:
-    """Whether a dispatch mode follows operators, and nothing else follows operations: an operator is enough for it."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether a dispatch mode, such as that of fake tensors, follows operators, for which an operator is enough."""
+    return torch._C._len_torch_dispatch_stack() > 0 and not is_traced()
+
+
+def is_watched() -> bool:
+    """Whether something follows PyTorch's operations, and would miss what is done past them."""
+    return is_traced() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_differentiated() -> bool:
