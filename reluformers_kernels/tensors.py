@@ -45,7 +45,7 @@ def is_traced() -> bool:
 
 def is_dispatched() -> bool:
     """Whether a dispatch mode, such as that of fake tensors, follows operators, for which an operator is enough."""
-    return torch._C._len_torch_dispatch_stack() > 0 and not is_traced()
+    return not is_traced() and torch._C._len_torch_dispatch_stack() > 0  # in this order: a compiler knows no stack
 
 
 def is_watched() -> bool:
