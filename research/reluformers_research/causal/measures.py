@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from reluformers.modeling.pipeline_translation import returning_weights
 
@@ -176,20 +177,24 @@ def measure_model(model: PreTrainedModel, stream: Tensor, length: int) -> dict[s
     """
     model.eval()
     stream = stream[:TOKENS].to(model.device)
-    found = {
-        f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= len(stream)
-    }
+    longest = min(len(stream), model.config.max_position_embeddings)  # learned positions end there
+    found = {f"loss_{times}": loss_at(model, stream, times * length) for times in LENGTHS if times * length <= longest}
     if f"loss_{(most := LENGTHS[-1])}" in found:
         with slow_rotation(model):
             found |= {f"slow_loss_{times}": loss_at(model, stream, times * length) for times in (1, most)}
         for name in ("", "slow_"):
             found[f"{name}growth_{most}"] = found[f"{name}loss_{most}"] - found[f"{name}loss_1"]
     found |= attention_measures(model, windows(stream, length)[:64])
-    if len(stream) >= 8 * length:
+    if longest >= 8 * length:
         # of the same text
         long = attention_measures(model, windows(stream[: 64 * length], 8 * length))
         found["survivor_growth"] = long["survivors"] / max(found["survivors"], 1e-9)
-    with rounded_to_int8(model):
-        found["loss_int8"] = loss_at(model, stream, length)
-    found |= {f"recall_{far}": recall_at(model, stream, far) for far in DISTANCES if len(stream) > 2 * far}
+    if not any(isinstance(part, Conv1D) for part in model.modules()):  # GPT-2's linear maps
+        with rounded_to_int8(model):
+            found["loss_int8"] = loss_at(model, stream, length)
+    found |= {
+        f"recall_{far}": recall_at(model, stream, far)
+        for far in DISTANCES
+        if len(stream) > 2 * far and far + _SENTENCE < longest
+    }
     return found

@@ -1,11 +1,11 @@
-"""The models of the table: stock `LlamaForCausalLM`, its softmax exchanged for one attention."""
+"""The models of the tables: stock `LlamaForCausalLM` or GPT-2, their softmax exchanged for one attention."""
 
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from reluformers import exchange_attention
 from reluformers.configuration.configuration_attention import AttentionConfig
@@ -33,15 +33,15 @@ def _gated(owner: nn.Module, _module: nn.Module, inputs: tuple[Tensor]) -> tuple
     return (inputs[0] * torch.sigmoid(owner.output_gate(owner.gate_input)),)
 
 
-def build_model(config: LlamaConfig, attention: AttentionConfig) -> PreTrainedModel:
+def build_model(config: PreTrainedConfig, attention: AttentionConfig) -> PreTrainedModel:
     """A fresh model.
 
     Raises:
         ValueError: the attention cannot take the place of softmax, or has a gate beside something else.
     """
     if attention.output_gate != "none":
-        if attention != AttentionConfig(output_gate="sigmoid"):
-            raise ValueError(f"output_gate is {attention.output_gate!r}, but only 'sigmoid' beside softmax is built")
+        if attention != AttentionConfig(output_gate="sigmoid") or config.model_type != "llama":
+            raise ValueError("output_gate is built beside softmax in a Llama alone, and as 'sigmoid'")
         return GatedLlamaForCausalLM(config)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     return model if attention == AttentionConfig() else exchange_attention(model, attention)

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from reluformers.configuration.configuration_attention import AttentionConfig
 from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.recipe import Recipe
 
 from .text import START
+
+_USUAL = {"llama": {}, "gpt2": {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}}
 
 
 @dataclass
@@ -47,7 +49,8 @@ class CausalRecipe(Recipe):
 
     Args:
         model: `attention` (a preset's name or fields of `AttentionConfig`), the weights of ReLUFormer's regulariser
-            (`normalization_loss_weight`, `entropy_loss_weight`, `entropy_bound`), and fields of `LlamaConfig`.
+            (`normalization_loss_weight`, `entropy_loss_weight`, `entropy_bound`), `model_type` ("llama" or "gpt2", the
+            latter without dropout), and the sizes by their names in `LlamaConfig`.
         data: see the section.
         training: fields of `TaskTrainingArguments`, all but `output_dir`.
     """
@@ -59,7 +62,7 @@ class CausalRecipe(Recipe):
         "entropy_loss_weight": 0.0,
         "entropy_bound": 0.7,
     }
-    model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "attention", *regularizer)
+    model_options: ClassVar[tuple[str, ...]] = (*Recipe.model_options, "attention", "model_type", *regularizer)
     decided_fields: ClassVar[dict[str, str]] = {
         "start": "has no meaning here: models start from nothing",
         "vocab_size": "follows from the tokenizer: leave it out",
@@ -70,11 +73,13 @@ class CausalRecipe(Recipe):
     training: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def make_config(preset: str, **fields: Any) -> LlamaConfig:
+    def make_config(preset: str, **fields: Any) -> PreTrainedConfig:
         """Configuration with some fields, whatever the attention."""
         AttentionConfig.parse(fields.pop("attention", preset))
+        model_type = fields.pop("model_type", "llama")
         own = {name: value for name, value in fields.items() if name not in CausalRecipe.regularizer}
-        return LlamaConfig(**{"bos_token_id": START, "eos_token_id": START, **own})
+        usual = {"bos_token_id": START, "eos_token_id": START, **_USUAL[model_type]}
+        return CONFIG_MAPPING[model_type](**{**usual, **own})
 
     @staticmethod
     def metrics(args: TaskTrainingArguments) -> Sequence[str]:

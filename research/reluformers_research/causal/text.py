@@ -1,8 +1,10 @@
 """Makes the text that causal models are compared on: cleaned, without repetitions, held out by document.
 
 python -m reluformers_research.causal.text train.jsonl.gz talks.jsonl.gz … --output runs/causal_text
+python -m reluformers_research.causal.text shakespeare.txt --output runs/shakespeare
 
-A row of the files is `{"translation": {"en": …, "de": …}, "doc_id": …}`, sentence after sentence of each document; any
+A .txt is one text whose characters are the tokens; its last tenth is validation.parquet, as in nanoGPT. Otherwise a
+row of the files is `{"translation": {"en": …, "de": …}, "doc_id": …}`, sentence after sentence of each document; any
 number of languages. Documents of fewer than five sentences, once repetitions are left out, are no text to go on with
 and are left out. Written are train.parquet, validation.parquet and test.parquet with a document a row, the
 byte-level BPE tokenizer.json, and a card.
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset, load_dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from reluformers.errors import run_main
 from reluformers.files import write_text
@@ -121,12 +123,28 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def write_characters(file: Path, output: Path) -> None:
+    """Write a text, its last tenth held out, and the tokenizer of its characters."""
+    text = file.read_text(encoding="utf-8")
+    border = len(text) * 9 // 10
+    for split, part in (("train", text[:border]), ("validation", text[border:])):
+        Dataset.from_list([{"text": part}]).to_parquet(output / f"{split}.parquet")
+    vocabulary = {END: START, **{letter: number for number, letter in enumerate(sorted(set(text)), START + 1)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(output / "tokenizer.json"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="rows of sentence pairs")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="rows of sentence pairs, or one .txt")
     parser.add_argument("--output", type=Path, required=True, help="folder")
     parser.add_argument("--vocab_size", type=int, default=4096)
     options = parser.parse_args()
+    if [Path(file).suffix for file in options.files] == [".txt"]:
+        options.output.mkdir(parents=True, exist_ok=True)
+        return write_characters(Path(options.files[0]), options.output)
     documents = (
         document
         for file in options.files
