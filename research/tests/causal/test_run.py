@@ -39,9 +39,16 @@ def sections(text, **model):
     }
 
 
-@pytest.mark.parametrize("attention", ["rela-g", {"output_gate": "sigmoid"}])
-def test_a_row_is_trained_saved_and_scored(text, tmp_path, attention):
-    recipe = CausalRecipe.from_dict(sections(text, attention=attention))
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"attention": "rela-g"},
+        {"attention": {"output_gate": "sigmoid"}},
+        {"attention": "reluformer", "model_type": "gpt2", "max_position_embeddings": 16},
+    ],
+)
+def test_a_row_is_trained_saved_and_scored(text, tmp_path, model):
+    recipe = CausalRecipe.from_dict(sections(text, **model))
     results = train_causal(recipe, tmp_path / "run", report=print)
     assert results["validation_loss"] < np.log(300)
     scorer = CausalScorer(CausalScoring(model=tmp_path / "run", data={"test": text["test"]}, length=16))

@@ -2,7 +2,15 @@
 
 import pytest
 
-from reluformers_research.causal.text import END, clean, read_documents, split_documents, train_tokenizer
+from reluformers_research.causal.rows import load_stream, load_tokenizer
+from reluformers_research.causal.text import (
+    END,
+    clean,
+    read_documents,
+    split_documents,
+    train_tokenizer,
+    write_characters,
+)
 
 
 def rows(name, count, text="sentence {} of {}"):
@@ -65,3 +73,14 @@ def test_the_end_is_token_0_and_all_bytes_come_back():
     tokenizer = train_tokenizer(["some text", "some more"], 300)
     assert tokenizer.token_to_id(END) == 0
     assert tokenizer.decode(tokenizer.encode("ñ 漢 \x07").ids) == "ñ 漢 \x07"
+
+
+def test_characters_are_the_tokens_of_a_plain_text(tmp_path):
+    text = "To be,\nor not to be\n" * 10
+    (tmp_path / "text.txt").write_text(text)
+    write_characters(tmp_path / "text.txt", tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.get_vocab_size() == len(set(text)) + 1
+    streams = [load_stream(str(tmp_path / f"{name}.parquet"), name, tokenizer) for name in ("train", "validation")]
+    assert [len(stream) - 1 for stream in streams] == [180, 20]
+    assert "".join(tokenizer.decode(stream.tolist()) for stream in streams) == text
