@@ -83,4 +83,4 @@ def test_characters_are_the_tokens_of_a_plain_text(tmp_path):
     assert tokenizer.get_vocab_size() == len(set(text)) + 1
     streams = [load_stream(str(tmp_path / f"{name}.parquet"), name, tokenizer) for name in ("train", "validation")]
     assert [len(stream) - 1 for stream in streams] == [180, 20]
-    assert "".join(tokenizer.decode(stream.tolist()) for stream in streams) == text
+    assert "".join(tokenizer.decode(stream[:-1].tolist()) for stream in streams) == text
