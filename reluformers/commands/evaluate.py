@@ -17,25 +17,26 @@ num_workers, of a data set of the Hub data_config or data_revision.
 """
 
 import argparse
-import dataclasses
 import os
+from typing import Any
 
+from reluformers.data.checked_fields import check_fields
 from reluformers.evaluation.attention_report import format_attention_report
 from reluformers.evaluation.results import METRICS, Evaluation
 from reluformers.evaluation.scorer import ScoringOptions
 from reluformers.saved_models import load_config
 from reluformers.tasks import TASKS, Task, task_of
 from reluformers.training.checkpoints import check_model
-from reluformers_cli import Parser
+from reluformers.training.recipe import read_fields
 
 from . import FIELD_CHANGE, take_changes
 from .options import add_fields
 from .terminal import silence_transformers
 
-# fields of a task's options that are options here; NAME=VALUE sets the others
+# fields of a task's options that are options here; NAME=VALUE sets any
 COMMON = ("split", "attention_report", "output", "trust_remote_code")
 OF_TASK = {
-    "translation": ("source_lang", "target_lang", "num_beams", "max_tokens", "predictions", "dtype", "comet"),
+    "translation": ("source_lang", "target_lang", "num_beams", "max_tokens", "predictions", "dtype"),
     "image-classification": ("batch_size", "confusion_matrix"),
 }
 
@@ -70,15 +71,11 @@ def run(options: argparse.Namespace) -> None:
     silence_transformers()
     take_changes(options, "settings", FIELD_CHANGE, "data")
     check_model(options.model)
-    task = task_of(load_config(options.model, trust_remote_code=options.trust_remote_code))
-    check_options_of_others(options, task)
-    options.data = rows_of(options.data, task)
-    owner = task.scorer.options_class
-    others = {item.name for item in dataclasses.fields(owner)} - {"model", "data", *COMMON, *OF_TASK[task.name]}
-    parser = Parser(prog="reluformers evaluate")
-    add_fields(parser, owner, sorted(others))
-    parser.parse_args([f"--{text}" for text in options.settings], namespace=options)
-    scorer = task.scorer(options_of(options, task))
+    given = vars(options)
+    task = task_of(load_config(options.model, trust_remote_code=given.get("trust_remote_code", False)))
+    given |= read_fields(given.pop("settings"), "NAME=VALUE")
+    given["data"] = given["data"][0] if len(given["data"]) == 1 else two_texts(given["data"])
+    scorer = task.scorer(scoring_options(task, given))
     evaluation = scorer.run()
     for line in [*describe(evaluation), *scorer.further_lines(evaluation)]:
         print(line)
@@ -86,37 +83,16 @@ def run(options: argparse.Namespace) -> None:
         print(format_attention_report(evaluation.attention))
 
 
-def rows_of(data: list[str], task: Task) -> str | dict[str, str]:
-    """The rows as scorers take them: one place, or the two sides of text.
-
-    Raises:
-        ValueError: there are too many.
-    """
-    if len(data) == 1:
-        return data[0]
-    if len(data) > 2 or task.name != "translation":
-        most = "one place, or two text files" if task.name == "translation" else "one place"
-        raise ValueError(f"--data names {len(data)}, {' '.join(data)}, but a model for {task} is scored on {most}")
-    return dict(zip(("source", "target"), data, strict=True))
+def two_texts(paths: list[str]) -> dict[str, str]:
+    """Two files of text as one source of rows."""
+    if len(paths) != 2:
+        raise ValueError(f"{' '.join(paths)}: are {len(paths)} files; give one of rows, or two of text")
+    return dict(zip(("source", "target"), paths, strict=True))
 
 
-def check_options_of_others(options: argparse.Namespace, task: Task) -> None:
-    """Refuse options that only models of another task have.
-
-    Raises:
-        ValueError: one is given; names it.
-    """
-    own = task.scorer.options_class.own_fields()
-    for other in TASKS.values():
-        for name, default in other.scorer.options_class.own_fields().items():
-            if name not in own and vars(options).get(name, default) != default:
-                raise ValueError(f"--{name} is an option of {other}, but {options.model} is a model for {task}")
-
-
-def options_of(options: argparse.Namespace, task: Task) -> ScoringOptions:
-    """Pick the options of the command line that a task's scorer takes."""
-    names = {item.name for item in dataclasses.fields(task.scorer.options_class)}
-    return task.scorer.options_class(**{name: value for name, value in vars(options).items() if name in names})
+def scoring_options(task: Task, given: dict[str, Any]) -> ScoringOptions:
+    """Options of a task's scorer; raises a `ValueError` for what is none of it."""
+    return task.scorer.options_class(**check_fields("evaluate", given, task.scorer.options_class))
 
 
 def describe(evaluation: Evaluation) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def add_fields(group: argparse._ActionsContainer, owner: type, names: Iterable[str]) -> None:
-    """Add an option for each of some fields of a dataclass.
+    """Add an option for each of some fields of a dataclass; those that are not given leave no trace.
 
     Args:
         group: a parser, or a group of its options.
@@ -19,23 +19,21 @@ def add_fields(group: argparse._ActionsContainer, owner: type, names: Iterable[s
     hints = typing.get_type_hints(owner)
     defaults = {item.name: item.default for item in dataclasses.fields(owner)}
     for name in names:
-        hint = hints[name]
-        if type(None) in typing.get_args(hint):
-            hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
-        kinds = typing.get_args(hint) or (hint,)
-        options = {"help": _help_of(owner, name).replace("%", "%%")}
+        hint, default = hints[name], defaults[name]
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
         if hint is bool:
-            options |= {"action": "store_true"}
-        elif typing.get_origin(hint) is typing.Literal:
-            options |= {"choices": list(kinds), "default": defaults[name]}
+            options = {"action": "store_true"}
+        elif typing.get_origin(kinds[0]) is typing.Literal:
+            options = {"choices": typing.get_args(kinds[0])}
         else:
-            options |= {"type": kinds[0], "default": defaults[name]}
-        group.add_argument(f"--{name}", **options)
+            options = {"type": kinds[0]}
+        shown = "" if default in (None, False) else f" (default: {default})"
+        text = f"{_help_of(owner, name)}{shown}".replace("%", "%%")
+        group.add_argument(f"--{name}", help=text, default=argparse.SUPPRESS, **options)
 
 
 def _help_of(owner: type, name: str) -> str:
-    for kind in owner.__mro__:
-        documentation = inspect.cleandoc(kind.__doc__ or "")
-        if found := re.search(rf"^    {name}: (.*?)\.?$(?=\n    \w|\n\n|\Z)", documentation, re.MULTILINE | re.DOTALL):
-            return " ".join(found[1].split())
-    raise ValueError(f"{owner.__name__}.{name} is not documented")
+    pattern = rf"^    {name}: (.*?)\.?$(?=\n    \w|\n\n|\Z)"
+    texts = (inspect.cleandoc(kind.__doc__ or "") for kind in owner.__mro__)
+    found = next(filter(None, (re.search(pattern, text, re.MULTILINE | re.DOTALL) for text in texts)))
+    return " ".join(found[1].split())

@@ -24,16 +24,16 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from reluformers.files import check_output_files
+from reluformers.files import check_output_files, stamp
 from reluformers.saved_models import DTYPES, model_files
 from reluformers.training.checkpoints import check_model
-from reluformers.translation.decoding import Search, load_translation_model, saved_search
+from reluformers.translation.decoding import load_translation_model, saved_search
 from reluformers.translation.lines import align_lines, continued_file, read_texts, translate_lines
 from reluformers.translation.tokenization import Tokenizers
 
 from .terminal import shows_progress, silence_transformers
 
-CLONED_MODEL = Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de"
+CLONED_MODEL = str(Path(__file__).resolve().parents[2] / "models" / "tatoeba-en-de")
 _FILE_NAME = re.compile(r"\S+\.[a-z][a-z0-9]+")  # news.en, and no "U.S." or "3.50"
 WATCHED_LINES = 16  # that are translated together where somebody looks at the lines
 
@@ -41,7 +41,7 @@ WATCHED_LINES = 16  # that are translated together where somebody looks at the l
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument("text", nargs="?", default="-", help="a text, a file, or - for the standard input")
-    parser.add_argument("--model", help="folder of a saved model, or Hub id; models/tatoeba-en-de if missing")
+    parser.add_argument("--model", default=CLONED_MODEL, help="folder of a saved model, or Hub id")
     parser.add_argument("--column", help="of a file .jsonl, .json, .tsv or .csv: key or column of the texts")
     parser.add_argument("--output", help="file for the translations, instead of the standard output")
     parser.add_argument("--num_beams", type=int, help="beams of the search; those that the model was saved with")
@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizers = load(options)
     search = saved_search(model.generation_config)
     search |= {} if options.num_beams is None else {"num_beams": options.num_beams}
-    Search(**search)
     is_typed = source == "-" and sys.stdin.isatty()
     if is_typed:
         sys.stderr.write("type a text and press Enter; Ctrl-D ends\n")
@@ -74,12 +73,12 @@ def run(options: argparse.Namespace) -> None:
     is_watched = options.output is None and sys.stdout.isatty()
     batches = {"max_tokens": options.max_tokens, "batch_size": options.batch_size}
     batches["block_lines"] = 1 if is_typed else WATCHED_LINES if is_watched else None
-    is_hidden = not shows_progress() or is_watched or is_typed or not (is_file or source == "-")
+    is_read = is_file or source == "-" or options.column
+    is_hidden = not shows_progress() or is_watched or is_typed or not is_read
+    translate = align_lines if options.alignments else translate_lines
 
     def translations(start: int) -> Iterator[str]:
-        is_read = is_file or source == "-" or options.column
         texts = read_texts(source, options.column) if is_read else iter(source.splitlines() or [""])
-        translate = align_lines if options.alignments else translate_lines
         with tqdm(unit=" sentences", disable=is_hidden) as bar:
             found = translate(model, tokenizers, islice(texts, start, None), progress=bar.update, **search, **batches)
             for line in found:
@@ -91,36 +90,28 @@ def run(options: argparse.Namespace) -> None:
         return
     with continued_file(options.output, identity_of(options, search)) as (file, done):
         if done and source == "-":
-            raise ValueError(f"{options.output}.part: the standard input cannot be read again; delete it")
+            raise ValueError(f"{options.output}: the standard input cannot be read again; delete what was begun")
         for line in translations(done):
             file.write(f"{line}\n")
     sys.stderr.write(f"{options.output}: done\n")
 
 
 def load(options: argparse.Namespace) -> tuple[Any, Tokenizers]:
-    """Open the model, in PyTorch or in onnxruntime; without --model that of a clone of the repository."""
+    """Open the model, in PyTorch or in onnxruntime."""
     if (options.precision and options.runtime != "onnx") or (options.dtype and options.runtime == "onnx"):
         raise ValueError("--precision is of --runtime onnx, and --dtype of PyTorch")
-    place = options.model or str(CLONED_MODEL)
     if options.runtime == "onnx":
         from reluformers.translation.onnx_runtime import load_onnx_translator  # its packages are an extra
 
-        return load_onnx_translator(place, options.precision)
-    if options.model is None and not CLONED_MODEL.is_dir():
-        raise ValueError("--model is not given, and this is no clone of the repository, which has one in models/")
-    check_model(place)
-    return load_translation_model(place, trust_remote_code=options.trust_remote_code, dtype=options.dtype)
+        return load_onnx_translator(options.model, options.precision)
+    check_model(options.model)
+    return load_translation_model(options.model, trust_remote_code=options.trust_remote_code, dtype=options.dtype)
 
 
 def identity_of(options: argparse.Namespace, search: dict[str, Any]) -> dict[str, Any]:
     """What the lines of an output follow from."""
-    place = os.path.abspath(options.model or CLONED_MODEL)
-    stamp = os.stat(options.text) if os.path.isfile(options.text) else None
-    return {
-        "model": place if os.path.isdir(place) else options.model,
-        "weights": [path.stat().st_mtime_ns for path in sorted(Path(place).glob("*.safetensors"))],  # none of a Hub id
-        "text": os.path.abspath(options.text) if stamp else options.text,
-        "size and time": [stamp.st_size, stamp.st_mtime_ns] if stamp else None,
-        **{name: getattr(options, name) for name in ("column", "alignments", "dtype", "precision", "runtime")},
-        **search,
-    }
+    weights = [*Path(options.model).glob("*.safetensors"), *Path(options.model).glob("onnx/*")]  # none of a Hub id
+    read = [Path(options.text), *sorted(weights)]
+    stamps = [(str(path.resolve()), *stamp(path)) for path in read if path.is_file()]
+    names = ("model", "text", "column", "alignments", "dtype", "precision", "runtime")
+    return {"files": stamps, **{name: getattr(options, name) for name in names}, **search}

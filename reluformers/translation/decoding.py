@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from reluformers.data.batches import length_batches, pad_rows
 from reluformers.modeling.pipeline_translation import TOKENIZING, longest_translation
-from reluformers.saved_models import load_model, opening, set_precision, to_accelerator
+from reluformers.saved_models import load_model, set_precision, to_accelerator
 
 from .length_penalty import wu_length_penalty
-from .tokenization import Tokenizer, Tokenizers, describe_unknown, encode_texts, load_tokenizers
+from .tokenization import Tokenizer, Tokenizers, encode_texts, load_tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -95,16 +96,13 @@ def translate(
     max_tokens: int = 4096,
     batch_size: int | None = None,
     progress: bool | Callable[[int], None] | None = False,
-    reported: set[str] | None = None,
     **search: Any,
 ) -> list[str]:
     """Translate texts by beam search.
 
     Texts are sorted by length and batched, longest first; a batch generates at most the `longest_translation` of its
-    longest source. That rule is the pipeline's too, and all records of evaluations are by it; the saved `max_length`
-    is for a `generate` that is called without one.
-    A source that is longer than the model's positions is cut, with one warning for all; another one names the
-    characters that the tokenizer does not know.
+    longest source, as the pipeline does. Warnings say how many sources are longer than the model's positions, and
+    cut, and which characters the tokenizer does not know.
 
     Args:
         model: encoder–decoder model; it is put in evaluation mode and back.
@@ -115,7 +113,6 @@ def translate(
         batch_size: most texts of a batch; None for as many as `max_tokens` allows.
         progress: whether to show a progress bar; None for where somebody looks at the terminal; or what is told the
             number of texts of each batch.
-        reported: characters that no warning is to name again; those of this one come to it.
         search: other fields of `Search`, and options of `generate`; without any, 5 beams. The papers' search is
             `early_stopping="never", min_new_tokens=1` (no empty translation).
 
@@ -127,13 +124,12 @@ def translate(
     """
     if isinstance(texts, str):
         raise TypeError(f"texts must be a list of strings, got the string {texts[:50]!r}")
-    texts = list(texts)
+    if not (texts := list(texts)):
+        return []
     source_tokenizer, target_tokenizer = tokenizers if isinstance(tokenizers, Sequence) else (tokenizers, tokenizers)
     rows, unknown = encode_texts(source_tokenizer, texts, getattr(model.config, "max_position_embeddings", None))
-    reported = set() if reported is None else reported
-    if unknown := [character for character in unknown if character not in reported]:
-        reported.update(unknown)
-        logger.warning("%s.", describe_unknown(unknown))
+    if unknown:
+        logger.warning("%s.", unknown)
     options = {"num_beams": 5, "length_penalty": 1.0, **ONE_BEST, **search}
     if options["num_beams"] == 1:
         del options["length_penalty"]  # of beams alone
@@ -143,21 +139,25 @@ def translate(
     model.eval()
     try:
         with torch.inference_mode(), tqdm(total=len(texts), unit=" sentences", disable=is_hidden, leave=None) as bar:
-            for places in length_batches(list(map(len, rows)), max_tokens, batch_size):
-                source, visible = pad_rows([rows[place] for place in places], source_tokenizer.pad_token_id)
-                inputs = {"input_ids": source.to(model.device), "attention_mask": visible.long().to(model.device)}
-                # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
-                limits = {"max_length": 1 + longest_translation(source.shape[1], model.config), "max_new_tokens": None}
-                with opening(model.name_or_path, "a search by its generation_config.json"):
-                    tokens = searching.generate(**inputs, **{**limits, **options})
+            for batch in length_batches(list(map(len, rows)), max_tokens, batch_size):
+                tokens = _generate(searching, [rows[row] for row in batch], source_tokenizer.pad_token_id, options)
                 with TOKENIZING:
                     found = target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
-                for place, text in zip(places, found, strict=True):
-                    translations[place] = text
-                (progress if callable(progress) else bar.update)(len(places))
+                for row, text in zip(batch, found, strict=True):
+                    translations[row] = text
+                (progress if callable(progress) else bar.update)(len(batch))
     finally:
         model.train(was_training)
     return translations
+
+
+def _generate(model: PreTrainedModel, rows: list[list[int]], pad_token_id: int, options: dict[str, Any]) -> Tensor:
+    """Tokens of the translations of a batch."""
+    source, visible = pad_rows(rows, pad_token_id)
+    inputs = {"input_ids": source.to(model.device), "attention_mask": visible.long().to(model.device)}
+    # one setting, as a saved one beside it would bring a warning for each batch; the start token counts
+    limits = {"max_length": 1 + longest_translation(source.shape[1], model.config), "max_new_tokens": None}
+    return model.generate(**inputs, **{**limits, **options})
 
 
 def saved_search(defaults: GenerationConfig) -> dict[str, Any]:

@@ -1,15 +1,12 @@
-"""Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures, and COMET."""
+"""Scores saved translation models: BLEU, chrF, chrF++ and TER with sacreBLEU's signatures."""
 
-import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
@@ -37,9 +34,7 @@ logger = logging.getLogger(__name__)
 MOST_TER_WORK = 2 * 10**8
 _LANGUAGES = ("source_lang", "target_lang")
 _DOCUMENTS = ("document_column", "document_tokens")
-# as the command line spells it → what `generate` takes
-EARLY_STOPPING = {"false": False, "true": True, "never": "never"}
-_SEARCH = ("num_beams", "length_penalty", "penalty", "min_new_tokens")
+_SEARCH = tuple(item.name for item in fields(Search))
 
 
 @dataclass(kw_only=True)
@@ -56,7 +51,6 @@ class TranslationScoring(ScoringOptions, Search):
         tokenize: sacreBLEU's tokenizer; none for text in tokens, and that of the target's language if missing.
         predictions: text file for the translations, one per line.
         dtype: data type to compute in, int8 on CPUs alone; that of the saved model if missing.
-        comet: score by this model of COMET too, such as Unbabel/wmt22-comet-da, or by a file of one.
     """
 
     source_lang: str | None = None
@@ -65,11 +59,9 @@ class TranslationScoring(ScoringOptions, Search):
     document_column: str | None = None
     document_tokens: int | None = None
     max_tokens: int = 4096
-    early_stopping: Literal[tuple(EARLY_STOPPING)] = "false"
-    tokenize: str | None = None
+    tokenize: Literal[tuple(sorted(BLEU.TOKENIZERS))] | None = None
     predictions: str | None = None
     dtype: Literal[DTYPES] | None = None
-    comet: str | None = None
 
     row_fields: ClassVar[tuple[str, ...]] = (*_LANGUAGES, "translation_column", *_DOCUMENTS, "max_tokens")
 
@@ -84,8 +76,6 @@ class TranslationScoring(ScoringOptions, Search):
         if (self.document_tokens is None) != (self.document_column is None):
             raise ValueError("--document_tokens joins the sentences of a --document_column: give both or neither")
         self.bleu_options = bleu_options(self.target_lang, self.tokenize)
-        if self.comet is not None:
-            importlib.import_module("comet")  # before hours of translating
         check_output_files(self.output, self.predictions, inputs=[*self.files, *model_files(self.model)])
 
 
@@ -99,23 +89,20 @@ class TranslationScorer(Scorer):
     @staticmethod
     def recipe_options(recipe: TranslationRecipe) -> dict[str, Any]:
         """Languages, documents and search."""
-        data, decoding = recipe.data, recipe.decoding
-        names = (*_LANGUAGES, "translation_column", *(_DOCUMENTS if data.document_tokens is not None else ()))
-        search = {name: getattr(decoding, name) for name in _SEARCH}
-        early_stopping = next(name for name, value in EARLY_STOPPING.items() if value == decoding.early_stopping)
-        return {**{name: getattr(data, name) for name in names}, **search, "early_stopping": early_stopping}
+        names = (*_LANGUAGES, "translation_column")
+        names += _DOCUMENTS if recipe.data.document_tokens is not None else ()
+        rows = {name: getattr(recipe.data, name) for name in names}
+        return rows | {name: getattr(recipe.decoding, name) for name in _SEARCH}
 
     def load(self) -> ScoredData:
         """Pairs first, as they are the cheaper ones to be wrong."""
         options = self.options
-        languages = {name: getattr(options, name) for name in _LANGUAGES}
-        packs = options.document_tokens is not None
-        columns = {"translation_column": options.translation_column}
-        columns |= {"document_column": options.document_column} if packs else {}
-        self.pairs = load_translation_split(options.source, options.split, **languages, **columns)
+        columns = {name: getattr(options, name) for name in (*_LANGUAGES, "translation_column", "document_column")}
+        self.pairs = load_translation_split(options.source, options.split, **columns)
         self.model, self.tokenizers = load_translation_model(
             options.model, trust_remote_code=options.trust_remote_code, dtype=options.dtype
         )
+        packs = options.document_tokens is not None
         if packs:
             self.pairs = pack_documents(self.pairs, *self.tokenizers, options.document_tokens)
         rows = zip(self.pairs["source"], self.pairs["target"], strict=True)
@@ -126,21 +113,21 @@ class TranslationScorer(Scorer):
             rows=len(self.pairs),
             unit="documents" if packs else "sentences",
             checksum=checksum((source.encode(), target.encode()) for source, target in rows),
-            **languages,
+            source_lang=options.source_lang,
+            target_lang=options.target_lang,
         )
 
     @property
-    def decoding(self) -> dict:
+    def decoding(self) -> dict[str, Any]:
         """Options of `translate`."""
-        chosen = {name: getattr(self.options, name) for name in (*_SEARCH, "max_tokens")}
-        return {**chosen, "early_stopping": EARLY_STOPPING[self.options.early_stopping]}
+        return {name: getattr(self.options, name) for name in (*_SEARCH, "max_tokens")}
 
     def answer(self) -> list[str]:
         """Translations, in the order of the rows."""
         return translate(self.model, self.tokenizers, self.pairs["source"], progress=None, **self.decoding)
 
     def count(self, answers: list[str]) -> Scores:
-        """BLEU with the precisions and lengths behind it, chrF, chrF++, TER and perhaps COMET."""
+        """BLEU with the precisions and lengths behind it, chrF, chrF++ and TER."""
         references = [[text] for text in self.pairs["target"]]
         metrics = [
             ("bleu", BLEU, self.options.bleu_options, ("precisions", "bp", "sys_len", "ref_len")),
@@ -156,9 +143,6 @@ class TranslationScorer(Scorer):
         for name, metric, options, details in metrics:
             score, signature = corpus_score(metric, options, answers, references)
             scores[name] = Score(score.score, signature, {detail: getattr(score, detail) for detail in details})
-        if self.options.comet is not None:
-            value = comet_score(self.options.comet, self.pairs["source"], answers, self.pairs["target"])
-            scores["comet"] = Score(value, self.options.comet)
         precision = {} if self.options.dtype is None else {"dtype": self.options.dtype}
         return Scores(scores, self.decoding | precision)
 
@@ -186,16 +170,6 @@ class TranslationScorer(Scorer):
             with atomic_write(self.options.predictions) as path:
                 lines = (" ".join(text.splitlines()) + "\n" for text in answers)
                 path.write_text("".join(lines), encoding="utf-8")
-
-
-def comet_score(model: str, sources: Sequence[str], outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Score all rows by a model of COMET, a Hub id or path of a checkpoint; mostly 0 to 1. Source: Rei et al. 2020."""
-    from comet import download_model, load_from_checkpoint
-
-    rows = zip(sources, outputs, references, strict=True)
-    data = [{"src": source, "mt": output, "ref": reference} for source, output, reference in rows]
-    scorer = load_from_checkpoint(model if Path(model).is_file() else download_model(model))
-    return float(scorer.predict(data, gpus=int(torch.cuda.is_available()), progress_bar=False).system_score)
 
 
 def sentence_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:

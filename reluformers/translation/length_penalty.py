@@ -3,8 +3,6 @@
 import copy
 from typing import Any
 
-from transformers import GenerationMixin
-
 # ((_OFFSET + length) / (_OFFSET + 1)) ** alpha, Wu et al. 2016, eq. 14
 _OFFSET = 5
 
@@ -21,23 +19,12 @@ def wu_length_penalty(model: Any) -> Any:
     stays as it was.
 
     Args:
-        model: a model with transformers' `generate`, or a PEFT model around one.
-
-    Raises:
-        ValueError: the model has no beam search of transformers.
+        model: a model with transformers' `generate`; merge an adapter of PEFT into its model first.
 
     Source: Wu et al. 2016, "Google's Neural Machine Translation System", eq. 14, without the coverage term; used by
     ReLA and QKNorm with α = 0.6.
     """
-    outer = generator = copy.copy(model)
-    while not isinstance(generator, GenerationMixin):  # PEFT wraps it once or twice
-        children = vars(generator)["_modules"]
-        name = next((name for name in ("base_model", "model") if name in children), None)
-        if name is None:
-            raise ValueError(f"wu_length_penalty needs a model that can generate, got {type(model).__name__}.")
-        inner = copy.copy(children[name])
-        generator._modules = {**children, name: inner}
-        generator = inner
+    generator = copy.copy(model)
     # taken from the class: a copy of a copy must not shift the length twice
     finish, may_improve = type(generator)._update_finished_beams, type(generator)._check_early_stop_heuristic
 
@@ -60,4 +47,4 @@ def wu_length_penalty(model: Any) -> Any:
 
     generator._update_finished_beams = update_finished_beams
     generator._check_early_stop_heuristic = check_early_stop_heuristic
-    return outer
+    return generator

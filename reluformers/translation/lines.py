@@ -1,19 +1,19 @@
 """Texts translated line by line: any number of them, in their order, none cut."""
 
 import fcntl
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from reluformers.files import check_text, decode_lines, iterate_lines, read_json, write_json
+from reluformers.files import check_text, decode_lines, iterate_lines
 from reluformers.modeling.pipeline_translation import TOKENIZING, TranslationPipeline, most_positions
 
 from .decoding import translate
@@ -80,8 +80,8 @@ def translate_blocks(
         with TOKENIZING:
             return len(tokenizer(text, verbose=False)["input_ids"])
 
-    texts, options = iter(texts), {"reported": set(), **options}
-    while block := list(islice(texts, block_lines or BLOCK_LINES)):
+    texts = iter(texts)
+    while block := [" ".join(text.split()) for text in islice(texts, block_lines or BLOCK_LINES)]:
         parts = [split_text(text, count_tokens, limit) for text in block]
         translated = iter(translate(model, tokenizers, [part for row in parts for part in row], **options))
         yield [(text, [(part, next(translated)) for part in row]) for text, row in zip(block, parts, strict=True)]
@@ -108,51 +108,18 @@ def align_lines(
     """
     pipe = TranslationPipeline(model, *tokenizers)
     for block in translate_blocks(model, tokenizers, texts, **options):
-        aligned = iter(align_pairs(pipe, [pair for _, row in block for pair in row]))
-        for source, row in block:
-            text, links, end, words_before = " ".join(source.split()), [], 0, 0
+        for text, row in block:
+            links, start = [], 0
             for part, translation in row:
-                start = text.index(part, end)
-                words_before += text.count(" ", end, start)
-                of_part = next(aligned)
-                # words that are beyond the model's positions when they are read again
-                rest = translation.split()[len(of_part) :]
-                of_part += [{"target": word, "source": None, "source_index": None, "weight": 0.0} for word in rest]
-                for link in of_part:
-                    is_linked = link["source_index"] is not None
-                    links.append({**link, "source_index": link["source_index"] + words_before} if is_linked else link)
-                end = start + len(part)
-                words_before += part.count(" ")
+                start = text.index(part, start)
+                before = text.count(" ", 0, start)
+                start += len(part)
+                for link in pipe.align(part, translation) if translation.strip() else []:
+                    if link["source_index"] is not None:
+                        link["source_index"] += before
+                    links.append(link)
             translation = " ".join(translation for _, translation in row)
-            yield {"source": source, "translation_text": translation, "alignments": links}
-
-
-def align_pairs(
-    pipe: TranslationPipeline, pairs: Sequence[tuple[str, str]], batch_size: int = 32
-) -> list[list[dict[str, Any]]]:
-    """Align texts and their translations as `pipe.align` does, in batches; an empty translation has no words.
-
-    Args:
-        pipe: its device computes.
-        pairs: in any order; they are sorted by length.
-        batch_size: pairs at a time.
-    """
-    links: list[list[dict[str, Any]]] = [[] for _ in pairs]
-    kept = [place for place, (_, translation) in enumerate(pairs) if translation.strip()]
-    sources = {place: pipe.preprocess(pairs[place][0])["input_ids"][0] for place in kept}
-    targets = {place: pipe.read_target(pairs[place][1]) for place in kept}
-    kept.sort(key=lambda place: (len(targets[place]), len(sources[place])))
-    for places in (kept[start : start + batch_size] for start in range(0, len(kept), batch_size)):
-        source, target = (
-            pad_sequence([rows[place] for place in places], True, pipe.model.config.pad_token_id)
-            for rows in (sources, targets)
-        )
-        mask = pad_sequence([torch.ones_like(sources[place]) for place in places], True)
-        for place, weights in zip(places, pipe.alignment_weights(source, mask, target), strict=True):
-            row, columns = targets[place], sources[place]
-            weights = weights[: len(row) - 1, : len(columns)]
-            links[place] = pipe.links(pairs[place][0], columns, row, weights)
-    return links
+            yield {"source": text, "translation_text": translation, "alignments": links}
 
 
 def read_texts(source: str, column: str | None = None) -> Iterator[str]:
@@ -180,39 +147,30 @@ def read_texts(source: str, column: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def continued_file(path: str, identity: dict[str, Any]) -> Iterator[tuple[TextIO, int]]:
-    """Write lines into PATH.part, which becomes PATH at the end; a later call with the same identity goes on there.
+    """Write lines into a file beside PATH, which becomes PATH at the end; a later call goes on there.
 
     Args:
         path: of the file.
-        identity: what the lines follow from, as JSON has it.
+        identity: what the lines follow from, as JSON has it; a call with another one begins anew.
 
     Yields:
         The file to write to, and how many lines it has already.
 
     Raises:
-        ValueError: there are lines that follow from something else, or another call is writing them.
+        ValueError: another call is writing the same lines.
     """
     target = Path(os.path.realpath(path))
-    part, record = (target.with_name(f"{target.name}.part{ending}") for ending in ("", ".json"))
     target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    part = target.with_name(f"{target.name}.{digest[:8]}.part")
     with open(part, "a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it goes with the process
         except BlockingIOError as error:
             raise ValueError(f"{part}: another call is writing it") from error
-        if os.fstat(file.fileno()).st_size and (known := read_json(record) if record.is_file() else {}) != identity:
-            differing = [name for name in identity if known.get(name) != identity[name]]
-            raise ValueError(
-                f"{part}: was begun with another {', '.join(differing)}; delete it, or choose another --output"
-            )
-        write_json(record, identity)
         file.seek(0)
-        content_end = lines = 0
-        for line in file:
-            if line.endswith(b"\n"):  # the last one may be cut by whatever ended the call
-                content_end, lines = content_end + len(line), lines + 1
-        file.truncate(content_end)
+        whole = [len(line) for line in file if line.endswith(b"\n")]  # the last one may be cut short
+        file.truncate(sum(whole))
         with open(part, "a", encoding="utf-8") as text:
-            yield text, lines
+            yield text, len(whole)
         part.replace(target)
-        record.unlink()

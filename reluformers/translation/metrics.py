@@ -3,20 +3,19 @@
 import re
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import datasets
 import evaluate
+from datasets import Features, List, Value
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.metrics.base import Metric
-from sacrebleu.metrics.base import Score as MetricScore
+from sacrebleu.metrics.base import Metric, Score
 
 
 class _SacreMetric(evaluate.Metric):
     """One sacreBLEU metric; predictions and references stay in memory, so that processes cannot collide.
 
-    `compute(predictions=…, references=…, **options)` takes the options of `metric`. A reference is a text, or several,
-    whose number may differ from row to row.
+    `compute(predictions=…, references=…, **options)` takes the options of `metric`. A reference is a text, or in all
+    rows a list of texts, whose number may differ.
 
     Returns:
         dict: `score` (0 to 100), `signature` and `details`.
@@ -33,32 +32,17 @@ class _SacreMetric(evaluate.Metric):
         return "" if self.keep_in_memory else super()._build_data_dir()
 
     def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
+        text = Value("string")
         return evaluate.MetricInfo(
             description=type(self).__doc__,
             citation=type(self).__doc__,
             inputs_description=_SacreMetric.__doc__,
-            features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
+            features=[Features({"predictions": text, "references": kind}) for kind in (List(text), text)],
         )
 
-    def add(self, *, prediction: str, reference: str | list[str]) -> None:
-        """Add one prediction with its reference(s)."""
-        self.add_batch(predictions=[prediction], references=[reference])
-
-    def add_batch(self, *, predictions: list[str], references: list[str] | list[list[str]]) -> None:
-        """Add predictions with their references.
-
-        Raises:
-            ValueError: the lists differ in length, or hold anything but text (`evaluate` would turn it into text).
-        """
+    def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, Any]:
         rows = [[row] if isinstance(row, str) else row for row in references]
-        texts = [*predictions, *(text for row in rows for text in row)]
-        if len(predictions) != len(rows) or not all(rows) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{len(predictions)} predictions need as many references, all of them text")
-        super().add_batch(predictions=list(predictions), references=rows)
-
-    def _compute(self, predictions, references, **options) -> dict:
-        score, signature = corpus_score(self.metric, options, predictions, references)
+        score, signature = corpus_score(self.metric, options, predictions, rows)
         return {"score": score.score, "signature": signature} | {name: getattr(score, name) for name in self.details}
 
 
@@ -93,19 +77,16 @@ def bleu_options(language: str | None, tokenize: str | None = None) -> dict[str,
         tokenize: a name of `BLEU.TOKENIZERS`; None for that of the language, 13a of most.
 
     Raises:
-        ValueError: there is no such tokenizer.
-        ImportError, RuntimeError, OSError: a package that it needs is not installed.
+        ValueError, ImportError, RuntimeError, OSError: there is no such tokenizer, or it is not installed.
     """
     options = {"tokenize": tokenize, "trg_lang": re.split("[-_]", language or "")[0].lower()}
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"tokenize {tokenize!r} is not one of {', '.join(sorted(BLEU.TOKENIZERS))}")
     BLEU(**options)
     return options
 
 
 def corpus_score(
     metric_class: Callable[..., Metric], options: dict, predictions: list[str], references: list[list[str]]
-) -> tuple[MetricScore, str]:
+) -> tuple[Score, str]:
     """Score translations by one of sacreBLEU's metrics; gives its score and its signature.
 
     Args:
@@ -113,12 +94,7 @@ def corpus_score(
         options: of it.
         predictions: detokenised translations.
         references: of each of them, one or several.
-
-    Raises:
-        ValueError: there are no predictions.
     """
-    if not predictions:
-        raise ValueError("there are no predictions to score")
     metric = metric_class(**options)
     # sacreBLEU wants one stream per reference number; None marks a missing further reference
     streams = [list(stream) for stream in zip_longest(*references)]

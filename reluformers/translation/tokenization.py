@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import has_file
 
-from reluformers.configuration.configuration_base import MOST_TOKENS
 from reluformers.modeling.pipeline_translation import TARGET_FOLDER, TOKENIZING
 from reluformers.saved_models import opening
 
@@ -69,10 +68,8 @@ def train_tokenizer(
         model_max_length: Length in tokens that truncation falls back to; training data are limited elsewhere.
 
     Raises:
-        ValueError: If there is no text, the alphabet does not fit into `vocab_size`, or that is beyond any model's.
+        ValueError: If there is no text, or the alphabet does not fit into `vocab_size`.
     """
-    if vocab_size > MOST_TOKENS:  # room for all is taken at once
-        raise ValueError(f"vocab_size is {vocab_size}, but must be at most {MOST_TOKENS}")
     tokenizer = _untrained(normalization, max_digits)
     reserved = len(SPECIAL_TOKENS) + (len(BYTE_TOKENS) if byte_fallback else 0)
     trainer = trainers.BpeTrainer(
@@ -129,41 +126,25 @@ def load_tokenizers(
 
 
 def check_tokenizers_fit(tokenizers: Tokenizers, config: Any) -> None:
-    """Check both sides by `check_tokenizer_fits`."""
-    check_tokenizer_fits(tokenizers[0], config)
-    check_tokenizer_fits(tokenizers[1], config, side="target")
-
-
-def check_tokenizer_fits(tokenizer: Tokenizer, config: Any, *, side: str = "source") -> None:
     """Check that a model has an embedding for every token, and that padding and the end of a text are its own.
 
-    Args:
-        tokenizer: of one side.
-        config: of the model.
-        side: "source" compares with `vocab_size`, "target" with `decoder_vocab_size` if the model has one.
-
     Raises:
-        ValueError: If the vocabulary is bigger than the model's, a special id differs, or the tokenizer has no padding
-            or no end of a text.
+        ValueError: If a vocabulary is bigger than the model's, a special id differs, or a tokenizer has no padding or
+            no end of a text, so that no model learns to stop.
     """
-    separate = getattr(config, "decoder_vocab_size", None) if side == "target" else None
-    if len(tokenizer) > (size := separate or config.vocab_size):
-        raise ValueError(
-            f"the {side} tokenizer has {len(tokenizer)} tokens, but the model {size}: they do not belong together"
-        )
-    for key in (f"{token}_id" for token in SPECIAL_TOKENS):
-        ours, theirs = getattr(tokenizer, key, None), getattr(config, key, None)
-        if None not in (ours, theirs) and ours != theirs:
+    sizes = config.vocab_size, getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    for side, argument, tokenizer, size in zip(
+        ("source", "target"), ("text", "text_target"), tokenizers, sizes, strict=True
+    ):
+        names = [f"{token}_id" for token in SPECIAL_TOKENS]
+        ids = {name: (getattr(tokenizer, name, None), getattr(config, name, None)) for name in names}
+        differing = {name: pair for name, pair in ids.items() if None not in pair and pair[0] != pair[1]}
+        has_end = not set(ids["eos_token_id"]).isdisjoint(tokenizer(**{argument: ""})["input_ids"])
+        if len(tokenizer) > size or differing or tokenizer.pad_token_id is None or not has_end:
             raise ValueError(
-                f"the {side} tokenizer has {key} {ours}, but the model {theirs}: they do not belong together"
+                f"the {side} tokenizer does not fit the model: it has {len(tokenizer)} tokens for {size} embeddings, "
+                f"other ids than the model: {differing}, padding: {tokenizer.pad_token}, an end of texts: {has_end}"
             )
-    ends = {tokenizer.eos_token_id, getattr(config, "eos_token_id", None)}
-    is_ended = not ends.isdisjoint(tokenizer(**{"text" if side == "source" else "text_target": ""})["input_ids"])
-    if tokenizer.pad_token_id is None or not is_ended:
-        raise ValueError(
-            f"the {side} tokenizer has no padding token, or ends no text in {tokenizer.eos_token!r}, so that no model "
-            "learns to stop: give it both, and save it again"
-        )
 
 
 def tokenize_pairs(
@@ -190,9 +171,10 @@ def tokenize_pairs(
     encode = partial(_encode, source_tokenizer=source_tokenizer, target_tokenizer=target_tokenizer)
     features = _with_ids(dataset.features)
     # by what the tokenizers do and not by where they were loaded from, so that a resumed run finds what is there
-    print_of = Hasher.hash([dataset._fingerprint, *map(_state, (source_tokenizer, target_tokenizer))])
+    states = [one.backend_tokenizer.to_str() if one.is_fast else one for one in (source_tokenizer, target_tokenizer)]
+    fingerprint = Hasher.hash([dataset._fingerprint, *states])
     tokenized = dataset.map(
-        encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc, new_fingerprint=print_of
+        encode, batched=True, features=features, desc="Tokenizing", num_proc=num_proc, new_fingerprint=fingerprint
     )
     if max_length is None:
         return tokenized
@@ -203,14 +185,6 @@ def tokenize_pairs(
     logger.warning("%d of %d rows are longer than %d tokens and were cut", over, len(tokenized), max_length)
     encode = partial(encode, truncation=True, max_length=max_length)
     return dataset.map(encode, batched=True, features=features, desc="Truncating", num_proc=num_proc)
-
-
-def _state(tokenizer: Tokenizer) -> Any:
-    """What ids follow from; a call with truncation or padding leaves its options in a fast tokenizer."""
-    if not tokenizer.is_fast:
-        return tokenizer
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    return [type(tokenizer).__name__, {**state, "truncation": None, "padding": None}]
 
 
 def encode_pairs(dataset: Dataset, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> Dataset:
@@ -279,43 +253,34 @@ def _cut_long_words(item: str | list[str]) -> str | list[str]:
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: Iterable[str], limit: int | None = None
-) -> tuple[list[list[int]], list[str]]:
-    """Token ids of texts, and the characters that a tokenizer turns into `<unk>`.
+    tokenizer: Tokenizer, texts: list[str], limit: int | None = None
+) -> tuple[list[list[int]], str | None]:
+    """Token ids of texts, and a warning that names the characters which become `<unk>`.
 
     Args:
         tokenizer: of the source; only of a fast one, which says where its tokens come from, a character is found.
         texts: any.
         limit: longer ones are cut to so many tokens, with one warning for all; None = no limit.
-
-    Returns:
-        Ids of each text, and each unknown character once, in the order of the texts.
     """
-    texts, unknown = list(texts), []
-    if not texts:
-        return [], []
     options = {"return_attention_mask": False, "verbose": False}
     with TOKENIZING:
         encoding = tokenizer(texts, return_offsets_mapping=tokenizer.is_fast, **options)
         rows = encoding["input_ids"]
-        for text, tokens, offsets in zip(texts, rows, encoding.get("offset_mapping", ()), strict=False):
-            for token, (start, end) in zip(tokens, offsets, strict=True):
-                unknown += text[start:end] if token == tokenizer.unk_token_id else ""
-        if too_long := [row for row, tokens in enumerate(rows) if limit is not None and len(tokens) > limit]:
+        if limit is not None and (count := sum(len(tokens) > limit for tokens in rows)):
             logger.warning(
                 "%d of %d texts have more than %d tokens, the positions of the model, and are cut.",
-                *(len(too_long), len(texts), limit),
+                *(count, len(texts), limit),
             )
-            cut = tokenizer([texts[row] for row in too_long], truncation=True, max_length=limit, **options)
-            for row, tokens in zip(too_long, cut["input_ids"], strict=True):
-                rows[row] = tokens
-    return rows, [character for character in dict.fromkeys(unknown) if not character.isspace()]
-
-
-def describe_unknown(characters: list[str]) -> str:
-    """Say in one line which characters a tokenizer does not know; longer lists are cut."""
-    named = ", ".join(characters[:MOST_NAMED]) + (", …" if len(characters) > MOST_NAMED else "")
-    return f"the tokenizer does not know {named}: what the model writes for such characters is invented"
+            rows = tokenizer(texts, truncation=True, max_length=limit, **options)["input_ids"]
+    unknown: dict[str, None] = {}
+    for text, tokens, offsets in zip(texts, encoding["input_ids"], encoding.get("offset_mapping", ()), strict=False):
+        for token, (start, end) in zip(tokens, offsets, strict=True):
+            if token == tokenizer.unk_token_id:
+                unknown |= dict.fromkeys("".join(text[start:end].split()))
+    if not unknown:
+        return rows, None
+    named = ", ".join(list(unknown)[:MOST_NAMED]) + (", …" if len(unknown) > MOST_NAMED else "")
+    return rows, f"the tokenizer does not know {named}: what the model writes for such characters is invented"
 
 
 def _with_bytes(tokenizer: Backend) -> Backend:

@@ -11,7 +11,7 @@ from demo.corpus import KINDS, DemoCorpus, Row
 from reluformers.files import atomic_directory
 from reluformers.publish.clean_process import answer_in_clean_process
 from reluformers.translation.decoding import load_translation_model, saved_search, translate
-from reluformers.translation.tokenization import describe_unknown, encode_texts, load_tokenizers
+from reluformers.translation.tokenization import encode_texts, load_tokenizers
 
 # characters; the recipe's model has a position for each, were every one a token
 MAX_TEXT_LENGTH = 250
@@ -160,6 +160,5 @@ def translate_in_clean_process(folder: Path, text: str) -> CleanTranslation:
         RuntimeError: the process failed; the message is the end of what it said.
     """
     answer = answer_in_clean_process("translation", folder, text.encode())
-    _, unknown = encode_texts(load_tokenizers(folder)[0], [text])
-    warning = describe_unknown(unknown) if unknown else ""
-    return CleanTranslation(answer["translation"], answer["model_class"], warning)
+    _, warning = encode_texts(load_tokenizers(folder)[0], [text])
+    return CleanTranslation(answer["translation"], answer["model_class"], warning or "")

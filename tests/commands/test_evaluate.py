@@ -1,15 +1,12 @@
 """`reluformers evaluate`: what it scores, in which languages, and by which measures."""
 
 import json
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import sacrebleu
 
 from builders.commands import refusal_of, run_command
-from builders.saved_models import TEXTS, save_classifier, save_translator
+from builders.saved_models import TEXTS, save_translator
 from reluformers.data.names import named_split
 from reluformers.data.sources import load_held_out
 from reluformers.evaluation.results import METRICS
@@ -100,33 +97,6 @@ def test_ter_is_left_out_where_it_would_take_hours(folder, rows, monkeypatch, ca
     found = evaluated(folder, rows / "test.en", rows / "test.de")
     assert list(found["scores"]) == ["bleu", "chrf", "chrf++"]
     assert "TER" in caplog.text
-
-
-def test_comet_scores_where_it_is_installed(folder, rows, capsys, monkeypatch):
-    arguments = (rows / "test.en", rows / "test.de", "--comet", "ORG/comet")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "unbabel-comet" in refusal_of(capsys, "evaluate", folder, "--data", *arguments)
-    monkeypatch.undo()
-    given = []
-
-    class Model:
-        def predict(self, data, gpus, progress_bar):
-            given.extend(data)
-            return SimpleNamespace(system_score=0.25)
-
-    module = ModuleType("comet")
-    module.__spec__ = ModuleSpec("comet", None)
-    module.download_model, module.load_from_checkpoint = str.upper, lambda path: given.append(path) or Model()
-    monkeypatch.setitem(sys.modules, "comet", module)
-    found = evaluated(folder, *arguments)
-    assert found["scores"]["comet"] == {"value": 0.25, "signature": "ORG/comet"}
-    assert given[0] == "ORG/COMET"
-    assert [(row["src"], row["ref"]) for row in given[1:]] == PAIRS
-
-
-def test_images_have_no_second_file(tmp_path, capsys):
-    folder = save_classifier(tmp_path / "model")
-    assert "b.txt" in refusal_of(capsys, "evaluate", folder, "--data", "a.txt", "b.txt")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "recipe.yaml"])

@@ -13,7 +13,7 @@ from builders.models import build_model
 from reluformers import TranslationPipeline
 from reluformers.evaluation.alignments import NO_LINK, word_alignments
 from reluformers.modeling.pipeline_translation import align_words, longest_translation, split_text, split_tokens
-from reluformers.translation.lines import align_lines, align_pairs
+from reluformers.translation.lines import align_lines
 from reluformers.translation.tokenization import save_tokenizers, train_tokenizer
 
 LINES = ["red green big small", "old dog cat house", "tree runs sees likes", "one two three four five six"]
@@ -256,18 +256,6 @@ def test_given_translations_are_aligned(pipe, tokenizer):
     assert pipe.align(TEXTS[0], " ".join(TEXTS * 20))  # cut to what the model takes
     with pytest.raises(ValueError, match="the translation must be"):
         pipe.align(TEXTS[0], " ")
-
-
-def test_pairs_are_aligned_in_batches_as_alone(pipe):
-    pairs = [(TEXTS[0], TEXTS[1]), (" ".join(TEXTS), TEXTS[0]), (TEXTS[1], ""), (TEXTS[1], " ".join(TEXTS))]
-    links = align_pairs(pipe, pairs, batch_size=2)
-    assert links.pop(2) == []
-    del pairs[2]
-    for found, (text, translation) in zip(links, pairs, strict=True):
-        alone = pipe.align(text, translation)
-        weights = [[link.pop("weight") for link in part] for part in (found, alone)]
-        assert found == alone
-        assert weights[0] == pytest.approx(weights[1], abs=1e-5)
 
 
 def test_a_line_is_aligned_before_the_next_is_read(pipe):

@@ -125,18 +125,3 @@ def test_the_model_itself_is_not_touched():
     torch.testing.assert_close(once, twice, rtol=0, atol=0)
     assert vars(model) == before
     torch.testing.assert_close(beam_search(model, source, **OPTIONS).sequences_scores, plain, rtol=0, atol=0)
-
-
-def test_peft_model_is_unwrapped():
-    peft = pytest.importorskip("peft")
-    source = torch.tensor([[4, 5, EOS]])
-    model = tiny_model(2)
-    expected = beam_search(wu_length_penalty(model), source, **OPTIONS).sequences_scores
-    adapted = peft.get_peft_model(tiny_model(2), peft.LoraConfig(r=2, target_modules=["q_proj"])).eval()
-    scores = beam_search(wu_length_penalty(adapted), None, input_ids=source, **OPTIONS).sequences_scores
-    torch.testing.assert_close(scores, expected)
-
-
-def test_model_without_generate_is_refused():
-    with pytest.raises(ValueError, match="Linear"):
-        wu_length_penalty(torch.nn.Linear(2, 2))

@@ -21,7 +21,7 @@ from reluformers.translation.recipe import TokenizerSection
 from reluformers.translation.tokenization import (
     LONGEST_WORD,
     _cut_long_words,
-    check_tokenizer_fits,
+    check_tokenizers_fit,
     load_tokenizers,
     save_tokenizers,
     token_lengths,
@@ -197,35 +197,37 @@ def config(**changes):
 
 def test_fitting_tokenizer_passes(tokenizer):
     size = len(tokenizer)
-    check_tokenizer_fits(tokenizer, config(vocab_size=size))
-    check_tokenizer_fits(tokenizer, config(vocab_size=size + 8), side="target")
-    check_tokenizer_fits(tokenizer, config(vocab_size=9, decoder_vocab_size=size), side="target")
-    check_tokenizer_fits(tokenizer, config(vocab_size=size, unk_token_id=None))
+    check_tokenizers_fit((tokenizer, tokenizer), config(vocab_size=size))
+    check_tokenizers_fit((train_tokenizer(TEXTS[:1], 40), tokenizer), config(vocab_size=40, decoder_vocab_size=size))
+    check_tokenizers_fit((tokenizer, tokenizer), config(vocab_size=size + 8, unk_token_id=None))
 
 
 @pytest.mark.parametrize(
-    ("changes", "side"),
+    ("changes", "named"),
     [
-        ({"vocab_size": 20}, "source"),
-        ({"vocab_size": 20}, "target"),
-        ({"decoder_vocab_size": 21}, "target"),
-        ({"pad_token_id": 5}, "source"),
-        ({"eos_token_id": 0}, "target"),
-        ({"unk_token_id": 9}, "source"),
+        ({"vocab_size": 20}, "the source tokenizer .* 20 embeddings"),
+        ({"decoder_vocab_size": 21}, "the target tokenizer .* 21 embeddings"),
+        ({"pad_token_id": 5}, "pad_token_id"),
+        ({"eos_token_id": 0}, "eos_token_id"),
+        ({"unk_token_id": 9}, "unk_token_id"),
     ],
 )
-def test_misfit_is_named(tokenizer, changes, side):
-    with pytest.raises(ValueError, match=f"the {side} tokenizer has"):
-        check_tokenizer_fits(tokenizer, config(**changes), side=side)
+def test_misfit_is_named(tokenizer, changes, named):
+    with pytest.raises(ValueError, match=named):
+        check_tokenizers_fit((tokenizer, tokenizer), config(**changes))
 
 
 def test_a_tokenizer_without_end_or_padding_is_refused(tokenizer):
     endless, unpadded = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
     endless.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
     unpadded.pad_token = None
-    for wrong, side in ((endless, "source"), (endless, "target"), (unpadded, "source")):
+    for pair, side in (
+        ((endless, tokenizer), "source"),
+        ((tokenizer, endless), "target"),
+        ((unpadded,) * 2, "source"),
+    ):
         with pytest.raises(ValueError, match=f"the {side} tokenizer"):
-            check_tokenizer_fits(wrong, config(), side=side)
+            check_tokenizers_fit(pair, config())
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from reluformers.commands.compare import run_names
-from reluformers.commands.evaluate import check_options_of_others, options_of
+from reluformers.commands.evaluate import scoring_options
 from reluformers.commands.options import add_fields
 from reluformers.commands.terminal import shows_progress, silence_transformers
 from reluformers.data.names import source_name
@@ -73,13 +73,12 @@ def common_task(options: argparse.Namespace) -> Task:
     """The task of all models.
 
     Raises:
-        ValueError: there are several, or an option is of another one.
+        ValueError: there are several.
     """
     tasks = {}
     for model in options.models:
         check_model(model)
         task = task_of(load_config(model, trust_remote_code=options.trust_remote_code))
-        check_options_of_others(argparse.Namespace(**vars(options), model=model), task)
         tasks.setdefault(task.name, (task, model))
     if len(tasks) > 1:
         shown = " and ".join(f"{model} of {task}" for task, model in tasks.values())
@@ -91,9 +90,10 @@ def measure(model: str, task: Task, options: argparse.Namespace) -> tuple[dict[s
     """What one model does, and on which rows and where it was measured.
 
     Raises:
-        ValueError: model or data cannot be loaded, or do not fit each other.
+        ValueError: model or data cannot be loaded, do not fit each other, or an option is of another task.
     """
-    scorer = task.scorer(options_of(argparse.Namespace(**{**vars(options), "model": model, "output": None}), task))
+    given = {name: value for name, value in vars(options).items() if name not in ("models", "output")}
+    scorer = task.scorer(scoring_options(task, {**given, "model": model}))
     data = scorer.load()
     to_accelerator(scorer.model)
     batches = tqdm(scorer.attention_batches(), desc=str(model), unit=" batches", disable=not shows_progress())
