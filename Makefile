@@ -86,7 +86,7 @@ docs: $(SETUP)  ## build the documentation site into site/
 	$(VENV)/bin/python -m mkdocs build --strict
 	$(VENV)/bin/reluformers export models/tatoeba-en-de models/digits-relu-vit --to page --output site/try
 
-notebooks: $(SETUP)  ## execute docs/notebooks with the folder that `make demo` saved
+notebooks: $(SETUP)  ## execute docs/notebooks, and keep what they print
 	$(VENV)/bin/python scripts/notebooks.py docs/notebooks/*.ipynb
 
 wheel: $(SETUP)  ## build the wheel into dist/

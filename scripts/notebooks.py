@@ -1,4 +1,4 @@
-"""Execute the notebooks of the documentation, beside the folder that `make demo` saved, and keep what they print.
+"""Execute the notebooks of the documentation, and keep what they print.
 
 Example:
     python scripts/notebooks.py docs/notebooks/*.ipynb

@@ -1,12 +1,19 @@
 """What the documents show of the code is in the code."""
 
+import ast
+import dataclasses
+import importlib.util
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import reference_page
 
 from reluformers.commands import SECTION_CHANGE, build_parser, take_changes
+from reluformers.configuration.configuration_attention import AttentionConfig
+from reluformers.translation.recipe import TokenizerSection, TranslationDataSection
 from reluformers_cli import all_commands
 from reluformers_research.tables import Table
 
@@ -27,6 +34,56 @@ def test_guide_shows_code_as_it_is():
     sources = [(ROOT / name).read_text(encoding="utf-8") for name in SHOWN_FILES]
     for snippet in snippets:
         assert any(snippet in source for source in sources), snippet
+
+
+def test_the_reference_is_filled_from_the_code():
+    page = reference_page.on_page_markdown((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))
+    assert "<!--" not in page
+    for name in all_commands():
+        options = page.partition(f"### reluformers {name}\n")[2].partition("\n### ")[0]
+        for action in build_parser(name)[0]._actions[1:]:
+            name = (action.option_strings or [action.metavar or action.dest])[0]
+            assert name.replace("|", "\\|") in options
+    for owner in (AttentionConfig, TokenizerSection, TranslationDataSection):
+        for field in dataclasses.fields(owner):
+            assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), field.name
+
+
+def python_in(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["docs/models.md", "docs/training.md"])
+def test_code_of_a_page_runs(name, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "reluformer"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "models" / "tatoeba-en-de" / "evaluation.json", folder)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in python_in(ROOT / name):
+        exec(code, names)
+    assert names
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda path: path.name)
+def test_code_imports_what_is_there(path):
+    """Of code that other tests run, or that needs a network: that it can be read, and that its names exist."""
+    if path == GUIDE:
+        return
+    for code in python_in(path):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and importlib.util.find_spec(node.module.partition(".")[0]):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{path.name}: {node.module} has no {alias.name}"
+
+
+def test_the_figures_are_small_and_have_words_for_those_who_do_not_see_them():
+    figures = sorted((ROOT / "docs" / "figures").glob("*.svg"))
+    assert [path.stem for path in figures] == sorted(
+        re.findall(r"!\[.{20,}\]\(figures/(\w+)\.svg\)", (ROOT / "docs" / "exact-zeros.md").read_text())
+    )
+    assert all(path.stat().st_size < 60_000 for path in figures)
 
 
 @pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.name)

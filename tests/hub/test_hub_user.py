@@ -16,7 +16,7 @@ from reluformers.translation.tokenization import save_tokenizers, train_tokenize
 
 PAGE = Path(__file__).parents[2] / "docs" / "hub.md"
 LINES = ["a dog runs", "a cat sleeps", "ein Hund rennt", "eine Katze schläft"]
-SECTION = "Use a model from the Hub"
+SECTION = "Fine-tune it"
 NAME = "acme/toy"
 
 REPORT = """

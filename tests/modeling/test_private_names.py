@@ -23,7 +23,7 @@ SECTIONS = {"saved code": FILES, "the library's search": [SEARCH]}
 
 
 def listed_names(who: str) -> set[str]:
-    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "research" / "private-names.md").read_text(encoding="utf-8")
     section = text.partition(f"## Private names that {who} uses")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
