@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shutil
 from pathlib import Path
 
@@ -152,20 +151,6 @@ def test_a_size_that_the_weights_do_not_have_is_refused_before_it_takes_memory(
             split_weights(copy_of[kind])
         with pytest.raises(ValueError, match=r"config\.json"):
             load_model(auto_class, copy_of[kind])
-
-
-PROCESSORS = [
-    {"size": {"height": 40_000, "width": 40_000}},
-    {"do_pad": True, "pad_size": {"height": 50_000, "width": 50_000}},
-]
-
-
-@pytest.mark.parametrize("fields", PROCESSORS)
-def test_an_image_processor_beyond_any_memory_is_refused_before_it_begins(copy_of, fields):
-    change_json(copy_of["images"] / "preprocessor_config.json", **fields)
-    with pytest.raises(ValueError, match=re.escape(str(copy_of["images"]))) as caught:
-        load_image_model(copy_of["images"])
-    assert "\n" not in str(caught.value)
 
 
 def command_lines(folder, place):

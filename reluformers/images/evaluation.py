@@ -1,11 +1,12 @@
 """Scores saved image classifiers: accuracy, and recall and precision of each class."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
@@ -15,16 +16,7 @@ from reluformers.saved_models import model_files
 
 from .loading import load_image_split
 from .recipe import ImageRecipe
-from .scoring import (
-    Predictions,
-    class_results,
-    confusion_matrix,
-    evaluate,
-    image_batches,
-    load_image_model,
-    model_classes,
-    predict,
-)
+from .scoring import Classified, class_results, classify, image_batches, load_image_model, model_classes
 
 PRINTED_CLASSES = 10
 
@@ -81,28 +73,28 @@ class ImageScorer(Scorer):
         self.data = ScoredData(options.split, options.data, options.data_config, rows=len(dataset), unit="images")
         return self.data
 
-    def answer(self) -> Predictions:
-        """Logits of all images, whose checksum is taken as they pass."""
+    def answer(self) -> Classified:
+        """The classes of all images, whose checksum is taken as they pass."""
         checksum = Checksum()
 
-        def see(batch: Mapping[str, Any]) -> None:
-            for file, label in zip(batch["files"], batch["labels"].tolist(), strict=True):
-                checksum.add(file, self.names[label].encode())
+        def passing() -> Iterator[Mapping[str, Any]]:
+            for batch in tqdm(self.batches, unit=" batches", disable=None):
+                for file, label in zip(batch["files"], batch["labels"].tolist(), strict=True):
+                    checksum.add(file, self.names[label].encode())
+                yield batch
 
-        answers = predict(self.model, self.batches, progress=None, see=see)
+        answers = classify(self.model, passing())
         self.data.checksum = str(checksum)
         return answers
 
-    def count(self, answers: Predictions) -> Scores:
+    def count(self, answers: Classified) -> Scores:
         """Accuracies and loss, and the scores of each class by name."""
-        self.matrix = confusion_matrix(answers.logits.argmax(-1), answers.labels, len(self.names))
-        scores = {name: Score(value) for name, value in evaluate(answers).items()}
-        return Scores(scores, classes=class_results(self.matrix, self.names))
+        scores = {name: Score(value) for name, value in answers.scores().items()}
+        return Scores(scores, classes=class_results(answers.confusion_matrix(), self.names))
 
-    def row_statistics(self, answers: Predictions) -> dict[str, np.ndarray]:
+    def row_statistics(self, answers: Classified) -> dict[str, np.ndarray]:
         """Hits and images: 1 or 0, and 1."""
-        hits = (answers.logits.argmax(-1) == answers.labels).numpy()
-        return {"accuracy": np.stack([hits, np.ones(len(hits))], axis=1).astype(np.int64)}
+        return {"accuracy": np.stack([answers.hits, np.ones(len(answers.hits))], axis=1).astype(np.int64)}
 
     @staticmethod
     def scores_of_sums() -> dict[str, ScoreOfSums]:
@@ -113,10 +105,10 @@ class ImageScorer(Scorer):
         """The images again."""
         return self.batches
 
-    def write_files(self, answers: Predictions, evaluation: Evaluation) -> None:
+    def write_files(self, answers: Classified, evaluation: Evaluation) -> None:
         """Draw the confusion matrix."""
         if self.options.confusion_matrix:
-            plot_confusion_matrix(self.matrix, self.names, self.options.confusion_matrix)
+            plot_confusion_matrix(answers.confusion_matrix(), self.names, self.options.confusion_matrix)
 
     def further_lines(self, evaluation: Evaluation) -> list[str]:
         """The classes that are found least."""

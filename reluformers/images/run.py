@@ -168,6 +168,6 @@ def _score(run: Run, trainer: ImageTrainer, splits: dict[str, Dataset]) -> dict[
         run.report(f"{name}: accuracy {scores[f'{name}_accuracy']:.2%}, loss {scores[f'{name}_loss']:.3f}")
     classes = list(trainer.model.config.id2label.values())
     if splits and run.is_first and len(classes) <= MOST_DRAWN_CLASSES:
-        matrix = trainer.classified.confusion_matrix(len(classes))
+        matrix = trainer.classified.confusion_matrix()
         plot_confusion_matrix(matrix, classes, run.output_dir / CONFUSION_FILE, title=f"{name} set")
     return scores

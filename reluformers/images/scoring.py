@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
 # its home: the short name `transformers.AutoImageProcessor` asks for torchvision in some supported versions
@@ -21,41 +20,19 @@ from reluformers.saved_models import load_model, opening
 
 from .augmentation import ImageCollator
 
-# what is cropped is made somewhat larger before: sides of a processor, in those of the model, and in pixels
-_MOST_TIMES, _LEAST_BOUND = 4, 1024
+TOP = 5  # classes that are kept of each image
 NOWHERE = -1  # class of an image whose logits are not finite
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What a model says of images.
-
-    Args:
-        logits: float32 [images, classes].
-        labels: true classes, int64 [images].
-        loss: mean of the model's own loss over the images, in nats.
-    """
-
-    logits: Tensor
-    labels: Tensor
-    loss: float
 
 
 def load_image_model(name_or_path: str | Path, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, Any]:
     """Load an image classifier, in evaluation mode, and its image processor from a folder or the Hub.
 
     Raises:
-        ValueError: the folder, its weights or its processor are missing or damaged, or the processor makes far larger
-            images than the model's, which would take memory first.
+        ValueError: the folder, its weights or its processor are missing or damaged.
     """
     model = load_model(AutoModelForImageClassification, name_or_path, trust_remote_code=trust_remote_code)
     with opening(name_or_path, "the image processor"):
         processor = AutoImageProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    most = max(_LEAST_BOUND, _MOST_TIMES * int(np.max(getattr(model.config, "image_size", 0) or 0)))
-    for sizes in (getattr(processor, name, None) for name in ("size", "crop_size", "pad_size")):
-        sides = [sizes] if isinstance(sizes, int) else dict(sizes or {}).values()
-        if any(side is not None and side > most for side in sides):
-            raise ValueError(f"{name_or_path}: its image processor has {sizes}, but at most {most} pixels may be")
     return model, processor
 
 
@@ -77,68 +54,70 @@ def image_batches(dataset: Dataset, processor: Any, *, batch_size: int = 64, num
     return DataLoader(dataset, batch_size, collate_fn=collator, num_workers=num_workers)
 
 
-def predict(
-    model: PreTrainedModel,
-    batches: Iterable[Mapping[str, Any]],
-    *,
-    progress: bool | None = False,
-    see: Callable[[Mapping[str, Any]], None] = lambda batch: None,
-) -> Predictions:
-    """Run a classifier over batches.
+@dataclass(frozen=True)
+class Classified:
+    """What a model says of the images of a data set.
 
     Args:
-        model: it is put in evaluation mode and back.
-        batches: dicts with `pixel_values` [batch, channels, height, width] and `labels` int64 [batch].
-        progress: whether to show a progress bar; None for where somebody looks at the terminal.
-        see: called with each batch, so that nobody has to read the images again.
-
-    Returns:
-        Logits and labels in the order of the batches, on the CPU, and the loss.
-
-    Raises:
-        ValueError: the model computes NaN or infinite logits.
+        loss: mean of the model's own loss, in nats.
+        top: the classes with the highest logits, as `top_classes` orders them, int64 [images, min(5, classes)].
+        labels: true classes, int64 [images].
+        classes: how many there are.
     """
-    logits, labels, loss = [], [], 0.0
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for batch in tqdm(batches, unit=" batches", disable=None if progress is None else not progress):
-                see(batch)
-                outputs = model(**{name: batch[name].to(model.device) for name in ("pixel_values", "labels")})
-                logits.append(outputs.logits.float().cpu())
-                labels.append(batch["labels"].cpu())
-                loss += float(outputs.loss) * len(logits[-1])
-    finally:
-        model.train(training)
-    predictions = Predictions(torch.cat(logits), torch.cat(labels), loss / sum(map(len, logits)))
-    if broken := int((~predictions.logits.isfinite()).any(-1).sum()):
-        raise ValueError(f"the model computes NaN or infinite logits for {broken} of {len(predictions.logits)} images")
-    return predictions
+
+    loss: float
+    top: np.ndarray
+    labels: np.ndarray
+    classes: int
+
+    @property
+    def hits(self) -> np.ndarray:
+        """Whether the most likely class is the true one, bool [images]."""
+        return self.top[:, 0] == self.labels
+
+    def scores(self) -> dict[str, float]:
+        """`accuracy` and, of more than five classes, `top5_accuracy` (0 to 1), and `loss` (nats)."""
+        scores = {"accuracy": float(self.hits.mean())}
+        if self.classes > TOP:
+            scores["top5_accuracy"] = float((self.top == self.labels[:, None]).any(1).mean())
+        return {**scores, "loss": self.loss}
+
+    def confusion_matrix(self) -> np.ndarray:
+        """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
+        known, matrix = self.top[:, 0] != NOWHERE, np.zeros((self.classes, self.classes), dtype=np.int64)
+        np.add.at(matrix, (self.labels[known], self.top[known, 0]), 1)
+        return matrix
 
 
-def top_classes(logits: Tensor, count: int) -> Tensor:
+@torch.no_grad()
+def classify(
+    model: PreTrainedModel, batches: Iterable[Mapping[str, Any]], gather: Callable[[list], list] = list
+) -> Classified:
+    """Run a classifier, in evaluation mode, over batches.
+
+    Args:
+        model: its loss is a mean over images.
+        batches: dicts with `pixel_values` [batch, channels, height, width] and `labels` int64 [batch].
+        gather: gives the parts of all processes for those of this one; these alone by default.
+    """
+    parts = []
+    for batch in batches:
+        outputs = model(**{name: batch[name].to(model.device) for name in ("pixel_values", "labels")})
+        logits, labels = outputs.logits.float(), batch["labels"].cpu().numpy()
+        parts.append((float(outputs.loss) * len(labels), top_classes(logits).cpu().numpy(), labels))
+    losses, tops, labels = zip(*gather(parts), strict=True)
+    labels = np.concatenate(labels)
+    return Classified(sum(losses) / len(labels), np.concatenate(tops), labels, model.config.num_labels)
+
+
+def top_classes(logits: Tensor) -> Tensor:
     """Order the classes of the highest logits [images, classes], best first, of equal ones the lower.
 
     Returns:
-        int64 [images, count]; −1 where a logit is not finite.
+        int64 [images, min(5, classes)]; −1 where a logit is not finite.
     """
-    top = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :count]
+    top = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :TOP]
     return top.where(logits.isfinite().all(-1, keepdim=True), NOWHERE)
-
-
-def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> np.ndarray:
-    """Count how often each class was taken for which, int64 [true classes, predicted classes], of int64 [images]."""
-    return torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes).numpy()
-
-
-def evaluate(predictions: Predictions) -> dict[str, float]:
-    """Score predictions: `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1), and `loss` (nats)."""
-    hits = top_classes(predictions.logits, 5) == predictions.labels.unsqueeze(-1)  # [images, 5]
-    scores = {"accuracy": hits[:, 0].double().mean().item()}
-    if predictions.logits.shape[-1] > 5:
-        scores["top5_accuracy"] = hits.any(1).double().mean().item()
-    return {**scores, "loss": predictions.loss}
 
 
 def class_results(matrix: np.ndarray, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -153,16 +132,15 @@ def class_results(matrix: np.ndarray, names: list[str]) -> dict[str, dict[str, A
         right ones among those taken for it (both None where there are no such images), and `predicted_as`, the counts
         of its row, most frequent first.
     """
-    classes, taken = {}, matrix.sum(0).tolist()
-    for label, (name, row) in enumerate(zip(names, matrix.tolist(), strict=True)):
-        images, found = sum(row), row[label]
-        predicted = sorted(
-            ((names[other], count) for other, count in enumerate(row) if count), key=lambda item: -item[1]
-        )
+    classes = {}
+    for label, name in enumerate(names):
+        row, found = matrix[label], int(matrix[label, label])
+        images, taken = int(row.sum()), int(matrix[:, label].sum())
+        order = [other for other in np.argsort(-row, kind="stable") if row[other]]
         classes[name] = {
             "images": images,
             "recall": found / images if images else None,
-            "precision": found / taken[label] if taken[label] else None,
-            "predicted_as": dict(predicted),
+            "precision": found / taken if taken else None,
+            "predicted_as": {names[other]: int(row[other]) for other in order},
         }
     return classes

@@ -1,10 +1,8 @@
 """Trainer for image classification: a seed for each batch, accuracy, weight decay as in big_vision."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -19,37 +17,10 @@ from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
 from .batches import SeededCollator, SeededRows
-from .scoring import NOWHERE, confusion_matrix, top_classes
+from .scoring import classify
 
 # the modules whose weights big_vision calls kernels
 _KERNELS = (nn.Linear, nn.Conv2d)
-_TOP = 5
-
-
-@dataclass
-class Classified:
-    """What a model says of the images of a data set, on all processes together.
-
-    Args:
-        loss: mean of the model's own loss, in nats.
-        top: the classes with the highest logits, best first, int [images, min(5, classes)]; −1 where a logit is not
-            finite.
-        labels: true classes, int [images].
-    """
-
-    loss: float
-    top: np.ndarray
-    labels: np.ndarray
-
-    def accuracy(self, k: int = 1) -> float:
-        """Share of the images whose class is among the first k, in [0, 1]."""
-        return float((self.top[:, :k] == self.labels[:, None]).any(1).mean())
-
-    def confusion_matrix(self, classes: int) -> np.ndarray:
-        """Counts int64 [true classes, predicted classes], without images whose logits are not finite."""
-        known = self.top[:, 0] != NOWHERE
-        predicted, labels = (torch.from_numpy(each[known]) for each in (self.top[:, 0], self.labels))
-        return confusion_matrix(predicted, labels, classes)
 
 
 class ImageTrainer(TaskTrainer):
@@ -122,27 +93,10 @@ class ImageTrainer(TaskTrainer):
         self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any
     ) -> EvalLoopOutput:
         """`loss` (nats), `accuracy` and, of more than five classes, `top5_accuracy` (0 to 1) of the whole set."""
+        gather = list if self.accelerator.is_fsdp2 else gather_object
         with self.evaluating():
-            self.classified = self._classify(dataloader)
-        metrics = {"loss": self.classified.loss, "accuracy": self.classified.accuracy()}
-        if self.model.config.num_labels > _TOP:
-            metrics["top5_accuracy"] = self.classified.accuracy(_TOP)
-        return self.evaluated(metrics, metric_key_prefix, len(self.classified.labels))
-
-    def _classify(self, dataloader: DataLoader) -> Classified:
-        """Run the model over the share of this process; every process gets the whole result."""
-        loss, tops, labels = 0.0, [], []
-        for batch in dataloader:
-            inputs = self._prepare_inputs(batch)
-            outputs = self.model(**inputs)
-            logits = outputs.logits.float()
-            loss += float(outputs.loss) * len(logits)
-            tops.append(top_classes(logits, _TOP).cpu().numpy())
-            labels.append(inputs["labels"].cpu().numpy())
-        parts = [(loss, tops, labels)]
-        losses, tops, labels = zip(*(parts if self.accelerator.is_fsdp2 else gather_object(parts)), strict=True)
-        top, true = (np.concatenate([part for share in parts for part in share]) for parts in (tops, labels))
-        return Classified(sum(losses) / len(true), top, true)
+            self.classified = classify(self.model, dataloader, gather)
+        return self.evaluated(self.classified.scores(), metric_key_prefix, len(self.classified.labels))
 
 
 def count_images(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

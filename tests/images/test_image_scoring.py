@@ -16,14 +16,13 @@ from reluformers.evaluation.results import checksum
 from reluformers.images.loading import load_image_split
 from reluformers.images.processing import build_image_processor
 from reluformers.images.scoring import (
-    Predictions,
+    Classified,
     class_results,
-    confusion_matrix,
-    evaluate,
+    classify,
     image_batches,
     load_image_model,
     model_classes,
-    predict,
+    top_classes,
 )
 
 CLASSES = ["red", "green", "blue", "cyan", "magenta", "yellow", "white"]
@@ -81,15 +80,18 @@ def one_by_one(model, processor, dataset) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_predictions_are_those_of_single_images_in_order(folder, split, batch_size):
+def test_classes_are_those_of_single_images_in_order(folder, split, batch_size):
     model, processor = load_image_model(folder)
     assert not model.training
-    predictions = predict(model, image_batches(split, processor, batch_size=batch_size))
-    torch.testing.assert_close(predictions.logits, one_by_one(build(), processor, split))
-    assert predictions.labels.tolist() == split["label"]
+    found, logits = (
+        classify(model, image_batches(split, processor, batch_size=batch_size)),
+        one_by_one(build(), processor, split),
+    )
+    assert found.top.tolist() == logits.argsort(-1, descending=True)[:, :5].tolist()
+    assert found.labels.tolist() == split["label"]
     assert len(split) == 25
-    expected = torch.nn.functional.cross_entropy(predictions.logits, predictions.labels).item()
-    assert predictions.loss == pytest.approx(expected, rel=1e-5)
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(found.labels)).item()
+    assert found.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_order_of_the_classes_of_the_model_decides(data, folder):
@@ -104,36 +106,35 @@ def test_the_order_of_the_classes_of_the_model_decides(data, folder):
 
 
 def test_sigmoid_loss_is_the_model_own(folder, split):
-    model = build(problem_type="multi_label_classification", label_smoothing=0.3)
-    predictions = predict(model, image_batches(split, load_image_model(folder)[1], batch_size=8))
-    targets = torch.nn.functional.one_hot(predictions.labels, len(CLASSES)).float()
-    sums = torch.nn.functional.binary_cross_entropy_with_logits(predictions.logits, targets, reduction="sum")
-    assert predictions.loss == pytest.approx(sums.item() / len(split), rel=1e-5)
+    model, processor = (
+        build(problem_type="multi_label_classification", label_smoothing=0.3),
+        load_image_model(folder)[1],
+    )
+    found = classify(model, image_batches(split, processor, batch_size=8))
+    targets = torch.nn.functional.one_hot(torch.tensor(found.labels), len(CLASSES)).float()
+    logits = one_by_one(model, processor, split)
+    sums = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    assert found.loss == pytest.approx(sums.item() / len(split), rel=1e-5)
 
 
 def test_a_stock_model_is_evaluated_too(split, folder):
-    model = ViTForImageClassification(ViTConfig(**SIZES, **labels_of(CLASSES), hidden_dropout_prob=0.5)).train()
-    batches = image_batches(split, load_image_model(folder)[1], batch_size=10, num_workers=1)
-    predictions = predict(model, batches)
-    assert model.training
-    assert torch.equal(predictions.logits, predict(model, batches).logits)
+    model, processor = ViTForImageClassification(ViTConfig(**SIZES, **labels_of(CLASSES))), load_image_model(folder)[1]
+    found = classify(model.eval(), image_batches(split, processor, batch_size=10, num_workers=1))
+    assert found.top[:, 0].tolist() == one_by_one(model, processor, split).argmax(-1).tolist()
 
 
 def test_scores_by_hand():
-    logits = torch.eye(7)[[0, 0, 1, 2, 2, 2]]
-    labels = torch.tensor([0, 0, 0, 2, 2, 6])
-    scores = evaluate(Predictions(logits, labels, 0.5))
-    assert scores == {
-        "accuracy": pytest.approx(4 / 6),
-        "top5_accuracy": pytest.approx(5 / 6),  # 6 is the last of equals
-        "loss": 0.5,
-    }
-    assert "top5_accuracy" not in evaluate(Predictions(logits[:5, :5], labels[:5], 0.5))
+    logits = torch.eye(7)[[0, 0, 1, 2, 2, 2, 3]]
+    logits[6, 1] = float("nan")
+    labels = np.array([0, 0, 0, 2, 2, 6, 3])
+    found = Classified(0.5, top_classes(logits).numpy(), labels, 7)
+    # 6 is the last of equals
+    assert found.scores() == {"accuracy": 4 / 7, "top5_accuracy": 5 / 7, "loss": 0.5}
+    assert "top5_accuracy" not in Classified(0.5, top_classes(logits[:5, :5]).numpy(), labels[:5], 5).scores()
     expected = np.zeros((7, 7), int)
     expected[0, 0], expected[0, 1], expected[2, 2], expected[6, 2] = 2, 1, 2, 1
-    matrix = confusion_matrix(logits.argmax(-1), labels, 7)
-    np.testing.assert_array_equal(matrix, expected)
-    classes = class_results(matrix, CLASSES)
+    np.testing.assert_array_equal(found.confusion_matrix(), expected)
+    classes = class_results(expected, CLASSES)
     assert [row["images"] for row in classes.values()] == [3, 0, 2, 0, 0, 0, 1]
     assert [row["recall"] for row in classes.values()] == [pytest.approx(2 / 3), None, 1.0, None, None, None, 0.0]
     precisions = [row["precision"] for row in classes.values()]
@@ -149,7 +150,7 @@ def test_command_line_scores_and_writes(folder, data, split, capsys, tmp_path):
     )  # fmt: skip
     printed = capsys.readouterr().out
     model, processor = load_image_model(folder)
-    expected = evaluate(predict(model, image_batches(split, processor)))
+    expected = classify(model, image_batches(split, processor)).scores()
     results = json.loads(output.read_text())
     assert results["task"] == "image-classification"
     assert results["data"]["rows"] == 25

@@ -12,6 +12,7 @@ from builders.image_runs import CLASSES, make_image_recipe, make_image_trainer, 
 from builders.translation_runs import training_logs
 from reluformers.images import ImageRecipe, train_image_classification
 from reluformers.images.run import load_splits
+from reluformers.images.scoring import classify
 from test_payload import run_clean
 
 
@@ -132,12 +133,11 @@ def test_the_shares_of_all_processes_make_the_whole(splits, tmp_path, monkeypatc
         parts.extend(part)
         return parts
 
-    monkeypatch.setattr("reluformers.images.trainer.gather_object", gather)
     monkeypatch.setattr(type(trainer.args), "world_size", 12)
     for rank in range(12):  # the last two have nothing to do
         monkeypatch.setattr(type(trainer.args), "process_index", rank)
         with trainer.evaluating():
-            together = trainer._classify(trainer.get_eval_dataloader())
+            together = classify(trainer.model, trainer.get_eval_dataloader(), gather)
     assert together.loss == pytest.approx(whole.loss)
     assert together.top.tolist() == whole.top.tolist()
     assert together.labels.tolist() == whole.labels.tolist()
@@ -150,7 +150,7 @@ def test_logits_that_are_not_finite_are_wrong_everywhere(splits, tmp_path):
     assert metrics["eval_accuracy"] == 0
     assert metrics["eval_top5_accuracy"] == 0
     assert np.isnan(metrics["eval_loss"])
-    assert not trainer.classified.confusion_matrix(len(CLASSES)).any()
+    assert not trainer.classified.confusion_matrix().any()
 
 
 def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
