@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM, PreTrainedConfig
 
+from .data.sources import naming
 from .evaluation.results import Evaluation
 from .evaluation.scorer import Scorer
 from .families import FAMILIES, config_class_of
@@ -168,10 +169,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     sections = read_sections(path, overrides)
     if "task" not in sections:
         raise ValueError(f"{path}: names no task; begin it with a line task: {' or task: '.join(TASKS)}")
-    try:
+    with naming(str(path)):
         task = task_named(sections["task"])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return task.recipe_class.from_sections(sections, path)
 
 

@@ -6,7 +6,7 @@ Example:
 
 import argparse
 
-from reluformers.evaluation.scorer import check_at_least
+from reluformers.data.checked_fields import check_at_least
 from reluformers.training.averaging import average_checkpoints, last_checkpoints
 
 

@@ -75,10 +75,8 @@ def run(options: argparse.Namespace) -> None:
     task = task_of(load_config(options.model, trust_remote_code=given.get("trust_remote_code", False)))
     given |= read_fields(given.pop("settings"), "NAME=VALUE")
     given["data"] = given["data"][0] if len(given["data"]) == 1 else two_texts(given["data"])
-    scorer = task.scorer(scoring_options(task, given))
-    evaluation = scorer.run()
-    for line in [*describe(evaluation), *scorer.further_lines(evaluation)]:
-        print(line)
+    evaluation = task.scorer(scoring_options(task, given)).run()
+    print("\n".join(describe(evaluation)))
     if evaluation.attention:
         print(format_attention_report(evaluation.attention))
 

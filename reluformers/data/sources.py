@@ -66,39 +66,40 @@ def _share_files(*sources: Any) -> bool:
     return bool(first & second)
 
 
-def _share_rows(first: str, second: str) -> bool:
+def _share_rows(*splits: str) -> bool:
     """Whether two splits, such as "train[:90%]+test", have rows in common where there are very many."""
-    parts = itertools.product(*([part.strip() for part in split.split("+")] for split in (first, second)))
-    return any(split_name(one) == split_name(other) and _overlap(one, other) for one, other in parts)
+    parts = itertools.product(*([part.strip() for part in split.split("+")] for split in splits))
+    for pair in parts:
+        if split_name(pair[0]) == split_name(pair[1]):
+            try:
+                rows = [_rows_of(split, _MANY_ROWS) for split in pair]
+            except ValueError:  # no slice at all, as the loader will say
+                continue
+            if max(part.start for part in rows) < min(part.stop for part in rows):
+                return True
+    return False
 
 
-def _overlap(*splits: str) -> bool:
-    slices = [split.removeprefix(split_name(split)) for split in splits]
+def _rows_of(split: str, count: int) -> range:
+    """Rows of the slice in `split` where there are so many, counted as `datasets` does it."""
+    name = split_name(split)
     try:
-        parts = [ReadInstruction.from_spec(f"data{part}").to_absolute({"data": _MANY_ROWS})[0] for part in slices]
-    except (ValueError, AssertionError):  # no slice at all, which the loader puts into words
-        return False
-    return max(part.from_ or 0 for part in parts) < min(part.to or _MANY_ROWS for part in parts)
+        # a name of its own, because names such as "test-2016" are none for `datasets`
+        part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": count})[0]
+    except AssertionError as error:
+        raise ValueError(f"split {split!r}: {error}") from error
+    return range(part.from_ or 0, count if part.to is None else part.to)
 
 
 def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
-    """Take {"path": …, "name": …, "revision": …} apart into the path and the options of `load_dataset`.
+    """Take {"path": …, "name": …, "revision": …} apart into the path and the options of `load_dataset` that are set.
 
-    Args:
-        source: What a user gave as the source of a split; anything but a dict with a "path" is returned as it is.
-
-    Returns:
-        The source proper, and those options that are set.
-
-    Raises:
-        ValueError: If there are other keys beside "path".
+    Anything but a dict with a "path" is returned as it is.
     """
     if not isinstance(source, dict) or "path" not in source:
         return source, {}
-    unknown = set(source) - {"path", "name", "revision"}
-    if unknown:
-        raise ValueError(f"unknown key {min(unknown)!r} beside 'path'; allowed are 'name' and 'revision'")
-    return source["path"], {key: value for key, value in source.items() if key != "path" and value is not None}
+    options = {key: value for key, value in source.items() if value is not None}
+    return options.pop("path"), options
 
 
 def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
@@ -171,44 +172,31 @@ def take_split(source: dict, name: str) -> Any:
 
 
 def check_file(path: str | os.PathLike) -> str:
-    """Check that a file is there and holds something; gives its path as str, with the home folder filled in."""
+    """Check that a file is there; gives its path as str, with the home folder filled in."""
     path = check_name(Path(os.path.expanduser(path)))
     if not os.path.isfile(path):
         raise ValueError(f"{path}: no such file; check the path")
-    if os.path.getsize(path) == 0:
-        raise ValueError(f"{path}: the file is empty; fetch or make it again")
     return path
 
 
 def read_hub(name: str, split: str, options: dict[str, Any]) -> Dataset | IterableDataset:
-    """Load a split from the Hub, or raise a ValueError that says why it does not come."""
-    try:
+    """Load a split from the Hub."""
+    with reading(f"{name}, split {split!r}"):
         dataset = load_dataset(name, split=split, **options)
         if dataset.info.builder_name == "csv":  # whose cells would be guessed to be numbers or nothing
             columns = dataset.column_names or next(iter(dataset))
             text = Features(dict.fromkeys(columns, Value("string")))
             dataset = load_dataset(name, split=split, features=text, keep_default_na=False, **options)
         return dataset
-    except (ValueError, RuntimeError, OSError, DatasetsError) as error:
-        raise ValueError(
-            f"{name}, split {split!r}: no such file or folder here, and the Hub does not give it ({reason(error)})"
-        ) from error
 
 
 def read_parquet(files: list[str], *, streaming: bool = False) -> Dataset | IterableDataset:
-    """Load the rows of parquet files.
-
-    Raises:
-        ValueError: one cannot be read, or a column is text in one file and numbers in another.
-    """
+    """Load the rows of parquet files; a column that is text in one and numbers in another is a ValueError."""
     names = [glob.escape(file) for file in files]
-    try:
+    with reading(", ".join(files)):
         # `datasets` would cast them to the first file's types, in silence: "007" would become 7
         pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
-        with _quiet():
-            return load_dataset("parquet", data_files={"data": names}, split="data", streaming=streaming)
-    except (ValueError, OSError, DatasetsError, pa.ArrowException) as error:
-        raise ValueError(f"{', '.join(files)}: could not be read as parquet ({reason(error)})") from error
+        return load_dataset("parquet", data_files={"data": names}, split="data", streaming=streaming)
 
 
 def read_with(
@@ -230,13 +218,9 @@ def read_with(
     builder = Tables(read=read, options=options, features=features)
     if streaming:
         return builder.as_streaming_dataset("data")
-    try:
-        return _load(builder)
-    except DatasetsError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ValueError):
-            cause = cause.__cause__
-        raise cause or error from error
+    with reading(""):  # the function names the file itself
+        builder.download_and_prepare()
+    return builder.as_dataset("data")
 
 
 def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:
@@ -245,41 +229,25 @@ def _stamps(files: list[str] | dict[str, str]) -> dict[str, Any]:
     return {path: (os.path.getsize(path), os.stat(path).st_mtime_ns) for path in paths}  # a list would mean shards
 
 
-def _load(builder: Tables) -> Dataset:
-    with _quiet():
-        builder.download_and_prepare()
-    return builder.as_dataset("data")
-
-
 def take_slice(dataset: Dataset, split: str) -> Dataset:
-    """Rows of the slice in `split`, such as "train[:90%]", counted as `datasets` does it."""
-    name = split_name(split)
-    try:
-        # a name of its own, because names such as "test-2016" are none for `datasets`
-        part = ReadInstruction.from_spec(f"data{split.removeprefix(name)}").to_absolute({"data": len(dataset)})[0]
-    except (ValueError, AssertionError) as error:
-        raise ValueError(
-            f"split {split!r}: no such part of {len(dataset)} rows; write it like {name}[:1000] or {name}[90%:]"
-        ) from error
-    rows = range(part.from_ or 0, len(dataset) if part.to is None else part.to)
+    """Rows of the slice in `split`, such as "train[:90%]"; a ValueError if there are none."""
+    rows = _rows_of(split, len(dataset))
     if not rows:
         raise ValueError(f"split {split!r}: this part of {len(dataset)} rows is empty; choose a bigger one")
     return dataset.select(rows)
 
 
-def reason(error: BaseException) -> str:
-    """Say in one line what an exception means that `datasets` has wrapped in others."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return describe_error(error)
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
-    # `datasets` logs what it then raises, and our own line is to be the only one
+def reading(place: str) -> Iterator[None]:
+    """Turn what `datasets` raises into a ValueError of one line that names the place; it wraps and logs the cause."""
     verbosity = datasets_logging.get_verbosity()
     datasets_logging.set_verbosity(datasets_logging.CRITICAL)
     try:
         yield
+    except (ValueError, RuntimeError, OSError, DatasetsError, pa.ArrowException) as error:
+        cause: BaseException = error
+        while isinstance(cause, DatasetsError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(f"{place}: {describe_error(cause)}".removeprefix(": ")) from error
     finally:
         datasets_logging.set_verbosity(verbosity)

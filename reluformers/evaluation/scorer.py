@@ -110,10 +110,6 @@ class Scorer:
     def write_files(self, answers: Any, evaluation: Evaluation) -> None:
         """Write what the options ask for beside the record."""
 
-    def further_lines(self, evaluation: Evaluation) -> list[str]:
-        """What the command prints below the scores."""
-        return []
-
     def run(self) -> Evaluation:
         """Score the model.
 
@@ -142,14 +138,6 @@ class Scorer:
         if self.options.output:
             evaluation.save(self.options.output)
         return evaluation
-
-
-def check_at_least(options: Any, **least: float) -> None:
-    """Raise a `ValueError` for a field below a bound; None is above all."""
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None and value < bound:
-            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 def _training_seed(model: str | Path) -> int | None:

@@ -29,12 +29,7 @@ RUN_PICTURES = (CONFUSION_FILE,)
 
 
 def template_values(config: PreTrainedConfig, languages: Sequence[str]) -> dict[str, Any]:
-    """What the card's template asks for beside what it asks of every model.
-
-    Args:
-        config: of the model.
-        languages: none.
-    """
+    """What the card's template asks for beside what it asks of every model."""
     return {
         "classes": [config.id2label[label] for label in range(config.num_labels)],
         "image_size": _size_text(config.image_size),
@@ -62,59 +57,42 @@ def _size_text(size: int | Sequence[int]) -> str:
 
 
 def answer_examples(folder: str | Path, inputs: Sequence[str | Path], output: str | Path) -> list[Example]:
-    """Classify pictures, and keep them as PNG beside the card.
+    """Classify image files, and keep the images beside the card, at most 512 pixels wide and high.
 
     Args:
         folder: of the model.
         inputs: files that Pillow opens.
-        output: where the card goes; gets `example_1.png`, …, at most 512 pixels wide and high.
+        output: where the card goes; gets `example_1.png`, ….
 
     Returns:
         An example of each, with the five most likely classes.
-
-    Raises:
-        ValueError: the model cannot be loaded, or a file is no picture.
     """
-    if not inputs:
-        return []
-    return _classify(folder, [(Path(path).stem, _open(path)) for path in inputs], output)
+    pictures = [(Path(path).stem, decode_image(Path(path).read_bytes(), path)) for path in inputs]
+    return _classify(folder, pictures, output)
 
 
 def held_out_examples(folder: str | Path, run: Any, output: str | Path) -> list[Example]:
-    """Images that the model has not learned from, of three classes, with its answers.
+    """Images of three classes that the model has not learned from, as `answer_examples`; none if none can be read.
 
     Args:
         folder: of the model.
         run: its `FinishedRun`.
-        output: where the card goes; gets the pictures.
-
-    Returns:
-        At most three examples; none where there is nothing held out that can be read here.
-
-    Raises:
-        ValueError: the model cannot be loaded.
+        output: where the card goes; gets the images.
     """
-    found = _held_out_images(run)
-    if found is None:
+    if (found := _held_out_images(run)) is None:
         return []
-    images, _ = found
-    names, chosen = class_names(images), {}
+    images, chosen = found[0], {}
     for row, label in enumerate(images[LABEL]):
         if len(chosen) < SHOWN_EXAMPLES:
             chosen.setdefault(label, row)
-    pictures = []
-    for label, row in chosen.items():
-        picture = decode_image(image_file(images[row][IMAGE]))
-        picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-        pictures.append((names[label], picture))
-    answers = _classify(folder, pictures, output)
-    return [replace(answer, reference=answer.title) for answer in answers]
+    names = class_names(images)
+    pictures = [(names[label], decode_image(image_file(images[row][IMAGE]))) for label, row in chosen.items()]
+    return [replace(answer, reference=answer.title) for answer in _classify(folder, pictures, output)]
 
 
 def measure_attention(folder: str | Path, run: Any) -> tuple[AttentionReport, str] | None:
     """Statistics of the attention on held-out images, and in words which these were; None where none can be read."""
-    found = _held_out_images(run)
-    if found is None:
+    if (found := _held_out_images(run)) is None:
         return None
     images, split = found
     rows = images.select(range(min(len(images), MEASURED_IMAGES)))
@@ -134,11 +112,14 @@ def _held_out_images(run: Any) -> tuple[Dataset, str] | None:
 
 
 def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], output: str | Path) -> list[Example]:
-    """Answers to pictures with their titles; the pictures are kept as PNG, without the metadata of their files."""
+    """Answers to images with their titles; the images are kept as PNG, without the metadata of their files."""
+    if not pictures:
+        return []
     model, processor = load_image_model(folder)
     classify = pipeline("image-classification", model=model, image_processor=processor, trust_remote_code=False)
     examples = []
     for number, (title, picture) in enumerate(pictures, start=1):
+        picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
         name = f"example_{number}.png"
         with atomic_write(Path(output) / name) as temporary:
             picture.save(temporary)
@@ -146,9 +127,3 @@ def _classify(folder: str | Path, pictures: Sequence[tuple[str, Image.Image]], o
         answers = [{"label": answer["label"], "score": round(answer["score"], 4)} for answer in answers]
         examples.append(Example(name, answers, title))
     return examples
-
-
-def _open(path: str | Path) -> Image.Image:
-    picture = decode_image(Path(path).read_bytes(), path)
-    picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    return picture

@@ -8,17 +8,16 @@ import numpy as np
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.plotting import check_picture_path, plot_confusion_matrix
 from reluformers.evaluation.results import Checksum, Evaluation, Score, ScoredData
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
 from reluformers.files import check_output_files
 from reluformers.saved_models import model_files
 
 from .loading import load_image_split
 from .recipe import ImageRecipe
 from .scoring import Classified, class_results, classify, image_batches, load_image_model, model_classes
-
-PRINTED_CLASSES = 10
 
 
 @dataclass(kw_only=True)
@@ -109,15 +108,3 @@ class ImageScorer(Scorer):
         """Draw the confusion matrix."""
         if self.options.confusion_matrix:
             plot_confusion_matrix(answers.confusion_matrix(), self.names, self.options.confusion_matrix)
-
-    def further_lines(self, evaluation: Evaluation) -> list[str]:
-        """The classes that are found least."""
-        found = {name: scores for name, scores in evaluation.classes.items() if scores["images"]}
-        lowest = sorted(found, key=lambda name: found[name]["recall"])[:PRINTED_CLASSES]
-        width = max(map(len, lowest))
-        lines = [f"{'lowest recall':<{width}} {'images':>7} {'recall':>8} {'precision':>9}"]
-        for name in lowest:
-            precision = found[name]["precision"]
-            shown = "-" if precision is None else f"{precision:.2%}"
-            lines.append(f"{name:<{width}} {found[name]['images']:>7} {found[name]['recall']:>8.2%} {shown:>9}")
-        return lines

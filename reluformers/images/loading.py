@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, Features, Image, Value
-from PIL import Image as pillow
+from datasets import ClassLabel, Dataset, Image, Value, load_dataset
 
-from reluformers.data.sources import read_hub, read_parquet, split_name, take_options, take_slice, take_split
+from reluformers.data.sources import (
+    read_hub,
+    read_parquet,
+    reading,
+    split_name,
+    take_options,
+    take_slice,
+    take_split,
+)
 
 from .processing import IMAGE, LABEL, image_file
 
@@ -118,41 +125,19 @@ def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:
             return files
     if (folder / name).is_dir():
         return folder / name
-    if name == "train" and any(map(_images_in, _folders_in(folder))):
+    if name == "train":  # the folders of the classes may lie here themselves
         return folder
-    raise ValueError(
-        f"{folder}: no file {name}.parquet and no folder {name} of classes "
-        "(folders of classes alone are the split 'train', of which train[:90%] and train[90%:] are parts)"
-    )
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _images_in(folder: Path) -> list[str]:
-    """List files with the ending of an image format; hidden files are none, whatever their ending."""
-    pillow.init()
-    endings = {ending for ending, kind in pillow.EXTENSION.items() if kind in pillow.OPEN}
-    files = (path for path in folder.iterdir() if path.suffix.lower() in endings and not path.is_dir())
-    return sorted(str(path) for path in files if not path.name.startswith("."))
+    raise ValueError(f"{folder}: no file {name}.parquet and no folder {name} of classes")
 
 
 def _read_folder(folder: Path) -> Dataset:
     """Read a folder with one folder of images for each class, in a fixed random order."""
-    names = [path.name for path in _folders_in(folder)]
-    rows = []
-    for label, name in enumerate(names):
-        files = _images_in(folder / name)
-        if not files:
-            raise ValueError(f"{folder / name}: a folder of a class without images")
-        rows += [(path, label) for path in files]
-    if not rows:
-        raise ValueError(f"{folder}: no folders of classes")
-    random.Random(0).shuffle(rows)
-    paths, labels = zip(*rows, strict=True)
-    features = Features({IMAGE: Image(decode=False), LABEL: ClassLabel(names=names)})
-    return Dataset.from_dict({IMAGE: list(paths), LABEL: list(labels)}, features=features)
+    with reading(str(folder)):
+        files = {"data": f"{glob.escape(str(folder))}/*/*"}
+        rows = load_dataset("imagefolder", data_files=files, split="data", drop_labels=False)
+    order = list(range(len(rows)))
+    random.Random(0).shuffle(order)
+    return rows.select(order)
 
 
 def _is_image(feature: Any) -> bool:

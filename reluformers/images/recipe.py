@@ -1,8 +1,7 @@
 """Recipes of image classification: their sections and checks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from reluformers.families import vision_config
@@ -38,11 +37,6 @@ class ImageDataSection:
     label_column: str | None = None
     check_images: bool = False
 
-    def __post_init__(self):
-        for name, source in self.sources().items():
-            if self.path is not None and isinstance(source, list):
-                raise ValueError(f"data.{name} is {source!r}, but with data.path it must be the name of a split")
-
     def sources(self) -> dict[str, str | list[str]]:
         """Where each split is that the recipe names."""
         train = "train" if self.train is None and self.path is not None else self.train
@@ -71,18 +65,3 @@ class ImageRecipe(Recipe):
     data: ImageDataSection = field(default_factory=ImageDataSection)
     augmentation: Augmentation = field(default_factory=Augmentation)
     training: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
-        """What evaluations measure."""
-        return "loss", "accuracy", "top5_accuracy"
-
-    def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
-        """Arguments of the trainer; raises a `ValueError` where evaluations are asked for without a validation set."""
-        args = super().training_arguments(output_dir)
-        if args.eval_strategy != "no" and "validation" not in self.data.sources():
-            raise ValueError(
-                f"training.eval_strategy is {args.eval_strategy.value!r}, but there is no data.validation: name "
-                "one, or set training.eval_strategy=no"
-            )
-        return args

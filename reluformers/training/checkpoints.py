@@ -67,11 +67,9 @@ def begin_checkpoint(folder: Path) -> None:
 
 
 def complete_checkpoint(folder: Path, run: dict[str, Any]) -> None:
-    """Seal a checkpoint with its manifest; from now on it counts, and outlasts a loss of power.
+    """Seal a checkpoint with its manifest, which keeps the record of its run; from now on it counts.
 
-    Args:
-        folder: `checkpoint-<step>` with all files of the checkpoint.
-        run: record of the run; see `read_manifest`.
+    It outlasts a loss of power: what the manifest speaks of is on the disk before it.
     """
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     paths = [path for path in folder.rglob("*") if path.name != UNFINISHED_FILE]
@@ -86,25 +84,18 @@ def complete_checkpoint(folder: Path, run: dict[str, Any]) -> None:
 
 
 def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[str, Any]:
-    """Make sure that every file of a checkpoint is as it was written.
+    """Return the record of a checkpoint's run, if every file is as it was written; a ValueError names one that is not.
 
     Args:
         folder: `checkpoint-<step>`.
-        for_training: whether a run is to go on from it; without, what belongs to training alone may be gone.
-
-    Returns:
-        The record of its run.
-
-    Raises:
-        ValueError: a file is missing or changed; names it.
+        for_training: whether a run is to go on from it; without, what belongs to training alone is not looked at.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     for name, expected in manifest["files"].items():
         path = folder / name
-        if not path.is_file() and not for_training and any(path.match(pattern) for pattern in TRAINING_FILES):
-            continue
-        if not path.is_file() or _fingerprint(path) != expected:
+        is_needed = for_training or not any(path.match(pattern) for pattern in TRAINING_FILES)
+        if is_needed and _fingerprint(path) != expected:
             raise ValueError(f"{path}: is not what was written; take another checkpoint")
     return manifest["run"]
 
@@ -112,10 +103,8 @@ def check_checkpoint(folder: str | Path, *, for_training: bool = True) -> dict[s
 def check_model(place: str | Path) -> None:
     """Verify what a model is read from, if it is a checkpoint `checkpoint-<step>` of a run of ours.
 
-    Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over.
-
-    Raises:
-        ValueError: a file of the model is missing or not as it was written, or it was never finished.
+    Hub ids, other folders and checkpoints of the stock `Trainer`, which have no manifest, are passed over. A
+    ValueError names a file of the model that is missing or changed, or a checkpoint that was never finished.
     """
     for folder in (Path(place), Path(os.path.realpath(place))):
         if (folder / UNFINISHED_FILE).exists() or (step_of(folder) is not None and (folder / MANIFEST_FILE).is_file()):
@@ -124,15 +113,7 @@ def check_model(place: str | Path) -> None:
 
 
 def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
-    """Refuse weights that are not finite.
-
-    Args:
-        weights: by name.
-        place: where they come from, for the error.
-
-    Raises:
-        ValueError: names the first one.
-    """
+    """Raise a ValueError for the first weights, by name, that are not finite; it names where they come from."""
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{place}: {name} holds weights that are not finite; take another checkpoint")
@@ -141,8 +122,7 @@ def check_finite(weights: Mapping[str, Tensor], place: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: `step`, `run` (what `run_record` says), and `files` with size and SHA-256.
 
-    Raises:
-        ValueError: the checkpoint is not complete, or the manifest is damaged or another checkpoint's.
+    A ValueError says that the checkpoint is not complete, or the manifest damaged or another checkpoint's.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file() or (folder / UNFINISHED_FILE).exists():
@@ -150,27 +130,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         is_whole = manifest.pop("sha256") == _digest(manifest) and manifest["format_version"] == FORMAT_VERSION
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: is damaged; take another checkpoint") from error
+    except (ValueError, AttributeError, KeyError, TypeError):
+        is_whole = False
     if not is_whole or manifest["step"] != step_of(folder):
         raise ValueError(f"{path}: is damaged or of another checkpoint; take another one")
     return manifest
 
 
 def checkpoint_to_resume(output_dir: str | Path, resume: str | Path | None) -> Path | None:
-    """Where a run goes on.
+    """Where a run goes on; None to start anew.
 
     Args:
         output_dir: folder of the run.
         resume: None starts anew and refuses a folder with files of anything but a run that saved nothing yet;
             `"last"` takes the newest whole checkpoint and passes over damaged ones with a warning; `"auto"` does so
             too, and starts anew if there is none; anything else is a checkpoint's path.
-
-    Returns:
-        Folder of the checkpoint; None to start anew.
-
-    Raises:
-        ValueError: the folder is not empty, holds no whole checkpoint, or the given one is none or damaged.
     """
     output_dir = Path(output_dir)
     if resume is None:
@@ -203,7 +177,7 @@ def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | N
         checkpoint: where the run goes on, here or in another folder; None if it starts anew.
 
     Returns:
-        Where the checkpoints lie now; None if there were none.
+        Where they lie now; None if there were none.
     """
     output_dir = Path(output_dir)
     for mark in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*/{UNFINISHED_FILE}"):
@@ -221,7 +195,9 @@ def set_aside_later(output_dir: str | Path, checkpoint: Path | None) -> Path | N
     return aside
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": sha_fileobj(file).hex()}
 

@@ -47,12 +47,7 @@ _ROWS_PER_BLOCK = 100_000
 
 
 def run_record(recipe: Recipe, args: TaskTrainingArguments) -> dict[str, Any]:
-    """What a run trains with, as JSON has it; `data` comes to it when they are read.
-
-    Args:
-        recipe: of the run.
-        args: its training arguments.
-    """
+    """What a run trains with, as JSON has it; `data` comes to it when they are read."""
     record = {
         "recipe": recipe.to_dict(),
         "processes": args.world_size,
@@ -71,9 +66,6 @@ def check_same_run(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]
         before: its record.
         now: the record of this start; of its `data`, what both describe is compared.
         owner: dataclass of the training section, whose defaults stand for what a recipe leaves out.
-
-    Raises:
-        ValueError: names the first difference.
     """
     earlier, asked = _flat(before, now), _flat(now, before)
     for key in sorted(earlier.keys() | asked.keys()):

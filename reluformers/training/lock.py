@@ -15,14 +15,8 @@ _PATIENCE = 10.0  # seconds
 def only_run(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
     """Keep other runs out of a folder, which is made, for the time of a block.
 
-    The system frees the lock when its process ends, however it ends, so none is ever stale.
-
-    Args:
-        folder: of the run.
-        patience: how long to wait for another run to end, in seconds.
-
-    Raises:
-        ValueError: another run is there.
+    The system frees the lock when its process ends, however it ends, so none is ever stale. A ValueError says that
+    another run is still there after `patience` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

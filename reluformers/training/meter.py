@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class TrainingMeter(TrainerCallback):
         self._seconds = 0.0
         self._started: float | None = None
         self._sums: dict[str, Tensor] = {}
-        self._reports: dict[str, int] = {}
+        self._reports: Counter[str] = Counter()
 
     def start(self) -> None:
         """An update begins."""
@@ -52,23 +53,11 @@ class TrainingMeter(TrainerCallback):
             self._started = None
 
     def add(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        """Count one batch.
-
-        Args:
-            inputs: of the model.
-            outputs: of the model; the statistics (`regularization_loss`, `null_rate`, those of `Transfer`) are scalars
-                or missing.
-        """
-        for name, number in self.count(inputs).items():
-            self._sum(name, number)
-        for name in _STATISTICS:
-            value = outputs.get(name)
-            if value is not None:
-                self._sum(name, value.detach().float())
-                self._reports[name] = self._reports.get(name, 0) + 1
-
-    def _sum(self, name: str, value: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0) + value
+        """Count one batch by inputs and outputs of the model; statistics that it reports are scalars."""
+        reported = {name: outputs[name].detach().float() for name in _STATISTICS if outputs.get(name) is not None}
+        self._reports.update(list(reported))
+        for name, value in (self.count(inputs) | reported).items():
+            self._sums[name] = self._sums.get(name, 0) + value
 
     def summary(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """Log entries since the last summary, then start anew.
@@ -78,17 +67,15 @@ class TrainingMeter(TrainerCallback):
                 have seen as many batches with each statistic.
 
         Returns:
-            The statistics (means over the batches that reported them), and `…_per_second` of everything that is
-            counted (all processes together).
+            The statistics, as means over the batches that reported them, and `…_per_second` of all that is counted.
         """
         if not self._sums:
             return {}
-        names = list(self._sums)
         totals = torch.stack([value.float() for value in self._sums.values()])
         totals = torch.cat([totals, totals.new_ones(1)])
         *sums, processes = (reduce(totals) if reduce else totals).tolist()
         logs = {}
-        for name, value in zip(names, sums, strict=True):
+        for name, value in zip(self._sums, sums, strict=True):
             if name in _STATISTICS:
                 logs[name] = value / (self._reports[name] * processes)
             elif self._seconds:

@@ -16,8 +16,9 @@ from transformers import PreTrainedConfig
 from reluformers.configuration.configuration_attention import ATTENTION_PRESETS
 from reluformers.conversion.convert import PIPELINE_TAGS, exchanged_config
 from reluformers.conversion.start import open_start
-from reluformers.data.checked_fields import check_fields, check_name
+from reluformers.data.checked_fields import check_at_least, check_fields, check_mapping, check_name
 from reluformers.data.names import marked_as_local
+from reluformers.data.sources import naming
 from reluformers.files import write_text
 
 from .arguments import TaskTrainingArguments
@@ -25,31 +26,11 @@ from .transfer import TransferOptions
 
 CALIBRATION_ROWS = 128
 _TRANSFER = tuple(item.name for item in dataclasses.fields(TransferOptions))
-# arguments of transformers that our trainers do not ask for
-_IDLE_ARGUMENTS = (
-    *("generation_max_length", "predict_with_generate", "resume_from_checkpoint", "do_train", "do_eval", "do_predict"),
-    *("label_names", "auto_find_batch_size", "bf16_full_eval", "fp16_full_eval", "prediction_loss_only"),
-    *("eval_accumulation_steps", "batch_eval_metrics", "include_for_metrics", "eval_do_concat_batches"),
-    *("eval_use_gather_object", "train_sampling_strategy", "length_column_name", "remove_unused_columns"),
-    "dataloader_in_order",
-)
 
 
-def check_least(owner: Any, section: str, least: dict[str, int]) -> None:
-    """Numbers of a section must be at least so much, or None.
-
-    Raises:
-        ValueError: one is less.
-    """
-    for name, minimum in least.items():
-        value = getattr(owner, name)
-        if value is not None and not value >= minimum:  # .nan is not
-            raise ValueError(f"{section}.{name} is {value!r}, but must be {minimum} or more")
-
-
-@dataclasses.dataclass
-class _StartSection:
-    """Keys of the model section that say from what model training starts."""
+@dataclasses.dataclass(frozen=True)
+class _StartSection(TransferOptions):
+    """Keys of the model section that say from what model training starts, and how."""
 
     start: str | None = None
     sites: list[str] | None = None
@@ -57,7 +38,8 @@ class _StartSection:
     dtype: str | None = None
 
     def __post_init__(self):
-        check_least(self, "model", {"calibration_rows": 0})
+        super().__post_init__()
+        check_at_least(self, calibration_rows=0)
 
 
 class Recipe:
@@ -70,8 +52,7 @@ class Recipe:
     set (128 if missing) are what the new attention is fitted on; 0 leaves it as it comes. `TransferOptions` are fields
     of this section too.
 
-    A task gives `make_config(preset, **fields)`, the configuration of a preset with some fields, and `metrics(args)`,
-    the names of what evaluations measure.
+    A task gives `make_config(preset, **fields)`, the configuration of a preset with some fields.
     """
 
     # what `task:` at the head of the file says
@@ -79,8 +60,6 @@ class Recipe:
     arguments_class: ClassVar[type[TaskTrainingArguments]]
     # keys of the model section that are no fields of the configuration
     model_options: ClassVar[tuple[str, ...]] = ("preset", "start", "sites", "calibration_rows", *_TRANSFER)
-    # further arguments of transformers that the trainer of this task does not ask for
-    idle_arguments: ClassVar[Collection[str]] = ()
     # fields of the configuration that follow from the data
     decided_fields: ClassVar[Collection[str]] = ()
 
@@ -88,19 +67,10 @@ class Recipe:
     training: dict[str, Any]
 
     def model_config(self, **fields: Any) -> PreTrainedConfig:
-        """Configuration of the model, with further fields (those that the data decide on).
-
-        Raises:
-            ValueError: a field has a value that is not allowed.
-        """
+        """Configuration of the model, with further fields (those that the data decide on)."""
         values = {**self.model, **fields}
-        if values.get("return_dict") is False:
-            raise ValueError("model.return_dict is False, but training reads outputs by their names")
         if self.start is None:
-            try:
-                return self.make_config(values.pop("preset", "softmax"), **values)
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ValueError(f"model: {error}") from error
+            return self.make_config(values.pop("preset", "softmax"), **values)
         config_fields = {name: value for name, value in values.items() if name not in self.model_options}
         opened = open_start(self.start)
         if (found := PIPELINE_TAGS[opened.auto_class]) != self.task:
@@ -129,18 +99,8 @@ class Recipe:
         return TransferOptions(**{name: self.model[name] for name in _TRANSFER if name in self.model})
 
     def training_arguments(self, output_dir: str | Path) -> TaskTrainingArguments:
-        """Arguments of the trainer, for an output folder.
-
-        Raises:
-            ValueError: a field has a value that is not allowed.
-        """
-        try:
-            args = self.arguments_class(output_dir=str(output_dir), **self.training)
-        except (TypeError, ValueError, ImportError) as error:
-            raise ValueError(f"training: {error}") from error
-        metrics = self.metrics(args)
-        if (args.metric_for_best_model or "loss").removeprefix("eval_") not in metrics:
-            raise ValueError(f"training.metric_for_best_model is {args.metric_for_best_model}, none of {metrics}")
+        """Arguments of the trainer, for an output folder."""
+        args = self.arguments_class(output_dir=str(output_dir), **self.training)
         if self.transfer.is_gradual:  # an attention whose turn has not come has no gradient
             args.ddp_find_unused_parameters = True
         return args
@@ -174,23 +134,13 @@ class Recipe:
 
     @classmethod
     def from_sections(cls, sections: dict[str, Any], path: str | Path) -> "Recipe":
-        """The recipe of sections that were read from a file; see `from_dict`.
-
-        Raises:
-            ValueError: as there; the message names the file.
-        """
-        try:
+        """The recipe of sections that were read from a file, which errors name; see `from_dict`."""
+        with naming(str(path)):
             return cls.from_dict(sections)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls, sections: dict[str, Any]) -> "Recipe":
-        """Check names and types of every key and build the recipe.
-
-        Raises:
-            ValueError: a section or key is not known, or a value has the wrong type.
-        """
+        """Check names and types of every key and build the recipe."""
         owners, checked = typing.get_type_hints(cls), {}
         for name, values in sections.items():
             if name == "task":
@@ -198,21 +148,14 @@ class Recipe:
                     raise ValueError(f"task is {values!r}, but this is a recipe of {cls.task}")
                 continue
             check_name(name, [item.name for item in dataclasses.fields(cls)], "section")
-            if not isinstance(values, dict | None):
-                raise ValueError(f"{name} is {values!r}, but must be a section of keys and values")
-            values = values or {}
+            values = {} if values is None else values
             if name == "model":
-                checked[name] = cls._check_model(values)
+                checked[name] = cls._check_model(check_mapping(name, values))
             elif name == "training":
-                if idle := {*_IDLE_ARGUMENTS, *cls.idle_arguments} & values.keys():
-                    raise ValueError(f"training.{min(idle)} does nothing here")
                 checked[name] = check_fields(name, values, cls.arguments_class, excluded=["output_dir"])
             else:
-                values = check_fields(name, values, owners[name])
-                try:
-                    checked[name] = owners[name](**values)
-                except ValueError as error:
-                    raise error if name in str(error) else ValueError(f"{name}: {error}") from error
+                with naming(name):
+                    checked[name] = owners[name](**check_fields(name, values, owners[name]))
         recipe = cls(**checked)
         recipe.model_config()
         return recipe
@@ -223,18 +166,19 @@ class Recipe:
         preset = values.get("preset", "softmax")
         if preset not in list(ATTENTION_PRESETS):
             raise ValueError(f"model.preset is {preset!r}, but must be one of {', '.join(ATTENTION_PRESETS)}")
-        for owner in (_StartSection, TransferOptions):
-            names = [item.name for item in dataclasses.fields(owner)]
-            options = owner(**check_fields("model", {name: values[name] for name in names if name in values}, owner))
-        if values.get("start") is None:
-            needs = {"start": {"sites", "calibration_rows", *_TRANSFER} & values.keys()}
-        else:
-            exchanges = [("schedule", options.is_gradual), ("attention_distillation", options.attention_distillation)]
-            asked = {name for name, is_set in [("sites", values.get("sites")), *exchanges] if is_set}
-            needs = {"preset": asked if values.get("preset") is None else ()}
-        for missing, names in needs.items():
-            if names:
-                raise ValueError(f"model.{min(names)} is given, but no model.{missing}")
+        given = {item.name: values[item.name] for item in dataclasses.fields(_StartSection) if item.name in values}
+        with naming("model"):
+            options = _StartSection(**check_fields("model", given, _StartSection))
+        missing, idle = "start", {"sites", "calibration_rows", *_TRANSFER} & values.keys()
+        if options.start is not None:
+            exchanges = {
+                "sites": options.sites,
+                "schedule": options.is_gradual,
+                "attention_distillation": options.attention_distillation,
+            }
+            missing, idle = "preset", {name for name, is_set in exchanges.items() if is_set}
+        if idle and values.get(missing) is None:
+            raise ValueError(f"model.{min(idle)} is given, but no model.{missing}")
         decided = {"architectures", "is_encoder_decoder", *cls.decided_fields}
         decided |= {"size"} if values.get("start") else set()
         if given := decided & values.keys():
@@ -290,11 +234,7 @@ for _class in (_Loader, _Dumper):
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file of YAML holds.
-
-    Raises:
-        ValueError: it is not YAML in UTF-8.
-    """
+    """What a file of YAML holds; a ValueError names one that is none."""
     return _parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
 
 
@@ -311,48 +251,32 @@ def _parse_yaml(text: str, name: str) -> Any:
 
 
 def read_fields(texts: Iterable[str], form: str) -> dict[str, Any]:
-    """Field → value of changes such as "dropout=0.1", the values read as YAML.
-
-    Args:
-        texts: the changes.
-        form: what messages call their form, such as "FIELD=VALUE".
-
-    Raises:
-        ValueError: one is not of that form.
-    """
+    """Field → value of changes such as "dropout=0.1", of a form such as "FIELD=VALUE"; see `override`."""
     fields: dict[str, Any] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ValueError(f"{text!r} is not of the form {form}")
-        _set_value(fields, name.split("."), value, text)
+        override(fields, text, form)
     return fields
 
 
-def override(sections: dict[str, Any], text: str) -> None:
-    """Set one value of sections in place.
+def override(values: dict[str, Any], text: str, form: str = "section.key=value") -> None:
+    """Set one value of nested mappings in place.
 
     Args:
-        sections: of a recipe.
-        text: "section.key=value", the value as YAML.
+        values: such as the sections of a recipe.
+        text: names and the value, which is read as YAML: "training.seed=3".
+        form: that it must have.
 
     Raises:
-        ValueError: it is not of that form, or a section is no mapping.
+        ValueError: it is not of that form, or what a name leads to is no mapping.
     """
     name, equals, value = text.partition("=")
-    keys = name.split(".")
-    if not equals or len(keys) < 2:
-        raise ValueError(f"{text!r} is not of the form section.key=value")
-    _set_value(sections, keys, value, text)
-
-
-def _set_value(target: dict[str, Any], keys: Sequence[str], value: str, text: str) -> None:
-    """Set what `keys` lead to, mapping by mapping; `text` is for messages."""
-    *parents, last = keys
+    *parents, last = name.split(".")
+    if not equals or not last or len(parents) < form.count("."):
+        raise ValueError(f"{text!r} is not of the form {form}")
     for parent in parents:
-        if target.get(parent) is None:
-            target[parent] = {}
-        target = target[parent]
-        if not isinstance(target, dict):
-            raise ValueError(f"{text!r}: {parent} is {target!r}, so it has no keys of its own")
-    target[last] = _parse_yaml(value, text)
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
+        if not isinstance(values, dict):
+            raise ValueError(f"{text!r}: {parent} is {values!r}, so it has no keys of its own")
+    values[last] = _parse_yaml(value, text)

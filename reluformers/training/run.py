@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,15 +18,8 @@ from reluformers.evaluation.circumstances import current_circumstances
 from reluformers.evaluation.plotting import plot_training_curves
 from reluformers.files import replace_directory, write_json
 
-from .averaging import average_checkpoints
-from .checkpoints import (
-    check_model,
-    checkpoint_to_resume,
-    checkpoints_of,
-    read_manifest,
-    set_aside_later,
-    step_of,
-)
+from .averaging import mean_weights
+from .checkpoints import check_model, checkpoint_to_resume, checkpoints_of, read_manifest, set_aside_later, step_of
 from .identity import check_same_run, run_record
 from .lock import only_run
 from .memory import GiveBackMemory, keep_freed_memory
@@ -42,7 +34,6 @@ LOG_FILE = "log_history.json"
 RESULTS_FILE = "results.json"
 CURVES_FILE = "curves.png"
 UNFINISHED_MODEL = "unfinished"  # folder that the files of the finished model are written to first
-_AVERAGED = ".averaged"
 
 
 class Run:
@@ -84,9 +75,6 @@ class Run:
 
         Args:
             data: what tells training and validation rows from others: split → number of rows, checksums, names.
-
-        Raises:
-            ValueError: they are others.
         """
         self.record["data"] = data
         self._check_same()
@@ -196,9 +184,6 @@ def open_run(
         output_dir: folder for checkpoints and, at the end, for everything that belongs to the model.
         resume: None for a fresh run, `"last"`, `"auto"` or a checkpoint's path: see `checkpoint_to_resume`.
         report: takes lines for the user.
-
-    Raises:
-        ValueError: the recipe, the folder or the checkpoint is not usable; the message says why.
     """
     run = Run(recipe, output_dir, report)
     with only_run(run.output_dir) if run.is_first else nullcontext():
@@ -232,15 +217,10 @@ def _load_weights(trainer: TaskTrainer, folder: Path) -> None:
 
 def _load_average(trainer: TaskTrainer) -> None:
     """Give the model the mean of the weights of this run's last checkpoints."""
-    output_dir, count = Path(trainer.args.output_dir), trainer.args.average_last
-    averaged = output_dir / _AVERAGED
-    if trainer.is_world_process_zero():
-        folders = [folder for folder in checkpoints_of(output_dir) if step_of(folder) <= trainer.state.global_step]
-        if len(folders) < count:
-            logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
-        average_checkpoints(folders[-count:], averaged, overwrite=True)
-    trainer.accelerator.wait_for_everyone()
-    _load_weights(trainer, averaged)
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        shutil.rmtree(averaged)
+    count, last = trainer.args.average_last, trainer.state.global_step
+    folders = [folder for folder in checkpoints_of(trainer.args.output_dir) if step_of(folder) <= last]
+    if len(folders) < count:
+        logger.warning("only %d checkpoints to average, average_last is %d", len(folders), count)
+    model, means = trainer.model, mean_weights(folders[-count:])
+    averaged = type(model).from_pretrained(None, config=model.config, state_dict=means)
+    model.load_state_dict(averaged.state_dict())

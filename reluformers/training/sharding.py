@@ -21,11 +21,7 @@ SHARDED_WEIGHTS = f"{FSDP_MODEL_NAME}_0"
 
 
 def check_sharding(accelerator: Accelerator, args: TaskTrainingArguments) -> None:
-    """Refuse what does not go with weights in pieces, and attention in pieces altogether.
-
-    Raises:
-        ValueError: names the setting.
-    """
+    """Refuse what does not go with weights in pieces, and attention in pieces altogether."""
     parallelism = accelerator.parallelism_config
     for name in ("cp", "sp", "tp"):
         if parallelism is not None and getattr(parallelism, f"{name}_size", 1) > 1:

@@ -151,11 +151,7 @@ class TaskTrainer(Trainer):
             self.state.epoch = float(self._stream.state["epoch"])
 
     def _check_finite(self) -> None:
-        """Make sure of loss and weights before they are kept.
-
-        Raises:
-            DivergenceError: on every process, if they are not finite on one.
-        """
+        """Make sure of loss and weights before they are kept; diverge on every process where they are not finite."""
         weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters())
         faults = torch.stack([~self._tr_loss.isfinite().all(), *(~weight.isfinite().all() for weight in weights)])
         if self.accelerator.reduce(faults.any().float(), reduction="sum"):

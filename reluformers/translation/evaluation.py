@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 
 from reluformers.data.batches import PairCollator
 from reluformers.data.batching import TokenBudgetBatchSampler
+from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.results import Score, ScoredData, checksum
-from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions, check_at_least
+from reluformers.evaluation.scorer import ScoreOfSums, Scorer, Scores, ScoringOptions
 from reluformers.files import atomic_write, check_output_files
 from reluformers.saved_models import DTYPES, model_files
 

@@ -1,14 +1,15 @@
 """Recipes of translation: their sections and checks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transformers.trainer_utils import IntervalStrategy
 
+from reluformers.data.checked_fields import check_at_least
 from reluformers.families import seq2seq_config
-from reluformers.training.recipe import Recipe, check_least
+from reluformers.training.recipe import Recipe
 
 from .arguments import TranslationTrainingArguments
 from .decoding import Search
@@ -38,7 +39,7 @@ class TokenizerSection:
     source_normalization: Literal["nfc", "nfkc"] = "nfc"
 
     def __post_init__(self):
-        check_least(self, "tokenizer", {"vocab_size": 1, "min_frequency": 0, "max_digits": 1})
+        check_at_least(self, vocab_size=1, min_frequency=0, max_digits=1)
         if self.source_normalization == "nfkc" and (self.shared or self.path is not None):
             raise ValueError(
                 "tokenizer.source_normalization nfkc needs a source tokenizer: set tokenizer.shared=false"
@@ -96,7 +97,7 @@ class TranslationDataSection:
 
     def __post_init__(self):
         counts = dict.fromkeys(("document_tokens", "max_length", "max_length_ratio", "buffer_rows", "num_proc"), 1)
-        check_least(self, "data", {**counts, "held_out": 1, "held_out_seed": 0})
+        check_at_least(self, **counts, held_out=1, held_out_seed=0)
         if self.held_out is not None and (self.validation or self.streaming or self.document_tokens):
             raise ValueError("data.held_out is without data.validation, data.streaming and data.document_tokens")
         if (self.document_tokens is None) != (self.document_column is None) or (
@@ -131,7 +132,7 @@ class DecodingSection(Search):
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, "decoding", {"max_new_tokens": 1})
+        check_at_least(self, max_new_tokens=1)
 
 
 @dataclass
@@ -146,13 +147,6 @@ class TranslationRecipe(Recipe):
 
     task: ClassVar[str] = "translation"
     make_config = staticmethod(seq2seq_config)
-    # batches are made by training.max_tokens
-    idle_arguments: ClassVar[Collection[str]] = (
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "dataloader_drop_last",
-        "sortish_sampler",
-    )
     arguments_class: ClassVar[type[TranslationTrainingArguments]] = TranslationTrainingArguments
     # by the tokenizer
     decided_fields: ClassVar[Collection[str]] = (
@@ -181,8 +175,3 @@ class TranslationRecipe(Recipe):
         # the stream itself knows where it stands
         args.ignore_data_skip = True
         return args
-
-    @staticmethod
-    def metrics(args: TranslationTrainingArguments) -> Sequence[str]:
-        """What evaluations measure."""
-        return ("loss", "bleu") if args.evaluate_bleu else ("loss",)

@@ -5,6 +5,9 @@ import random
 import shutil
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from reluformers.translation import TranslationRecipe, TranslationTrainer
 
 WORDS = ["red", "green", "big", "small", "old", "dog", "cat", "house", "tree", "runs", "sees", "likes", "one", "two"]
@@ -46,6 +49,25 @@ def copy_as_interrupted(whole: Path, copy: Path) -> Path:
     state = json.loads((copy / "checkpoint-2" / "trainer_state.json").read_text())
     assert 0 < state["epoch"] < 1
     return copy
+
+
+def assert_same_weights(folder: Path, other: Path) -> None:
+    """Two models have the same weights, to the bit."""
+    weights, others = (load_file(each / "model.safetensors") for each in (folder, other))
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, others[name]), name
+
+
+def check_resuming(train, recipe, folder: Path) -> tuple[Path, Path]:
+    """A run and one that was stopped within its first epoch end with the same weights and have the same losses."""
+    whole, resumed = folder / "whole", folder / "resumed"
+    train(recipe, whole)
+    train(recipe, copy_as_interrupted(whole, resumed), resume="last")
+    assert_same_weights(whole, resumed)
+    logs = [[(entry["step"], entry["loss"]) for entry in training_logs(each)] for each in (whole, resumed)]
+    assert logs[0] == logs[1]
+    return whole, resumed
 
 
 def make_recipe(files: dict[str, dict[str, str]], *, preset: str = "reluformer", **training) -> TranslationRecipe:

@@ -16,7 +16,7 @@ def processor(size=32):
     return build_image_processor(vision_config("softmax", image_size=size, patch_size=8))
 
 
-@pytest.mark.parametrize("size", [(200, 100), (100, 200), (40, 250)], ids=str)
+@pytest.mark.parametrize("size", [(200, 100), (40, 250)], ids=str)
 @pytest.mark.parametrize("min_area", [0.05, 0.5, 1.0])
 def test_resized_crops_have_the_area_and_shape_that_was_asked_for(size, min_area):
     width, height = size

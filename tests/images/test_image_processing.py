@@ -107,7 +107,7 @@ def test_a_transparent_colour_of_a_resized_crop_is_that_of_the_processor(name):
     torch.testing.assert_close(cropped, whole, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (47, 33), (300, 20), (20, 300), (1, 1), (256, 341)], ids=str)
+@pytest.mark.parametrize("size", [(33, 47), (300, 20), (1, 1), (256, 341)], ids=str)
 @pytest.mark.parametrize("image_size", [32, [24, 48], 160])
 def test_collator_does_what_the_processor_does(size, image_size):
     processor = build_image_processor(vision_config("softmax", image_size=image_size, patch_size=8))
@@ -117,14 +117,6 @@ def test_collator_does_what_the_processor_does(size, image_size):
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert actual.dtype == torch.float32
     assert actual.abs().max() <= 1
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_grey_of_16_bits_keeps_its_high_byte(kind):
-    grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    image = Image.fromarray(grey * 256 + 77)
-    decoded = np.asarray(decode_image(encode(image, kind)))
-    np.testing.assert_array_equal(decoded, np.stack([grey] * 3, -1))
 
 
 def test_too_big_images_are_refused(monkeypatch):

@@ -174,8 +174,7 @@ def test_accumulated_halves_are_the_whole_batch(splits, tmp_path):
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_the_best_weights_can_be_kept(files, tmp_path, resumed):
+def test_the_best_weights_can_be_kept(files, tmp_path):
     recipe = make_image_recipe(
         files,
         max_steps=4,
@@ -188,12 +187,11 @@ def test_the_best_weights_can_be_kept(files, tmp_path, resumed):
         metric_for_best_model="accuracy",
     )
     results = train_image_classification(recipe, tmp_path / "run")
-    if resumed:
-        assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
     history = json.loads((tmp_path / "run" / "log_history.json").read_text())
     accuracies = [entry["eval_accuracy"] for entry in history if "eval_accuracy" in entry]
     assert len(set(accuracies)) > 1
     assert results["validation_accuracy"] == max(accuracies)
+    assert train_image_classification(recipe, tmp_path / "run", resume="last") == results
 
 
 AUGMENTED = {"crop": "resized", "min_area": 0.5, "flip": True, "rand_augment": [1, 9], "mixup": 0.2}
@@ -217,13 +215,12 @@ def test_random_changes_depend_on_the_batch_alone(splits, tmp_path):
     assert sum(len(batch["labels"]) for batch in epochs[0]) == 60
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_broken_image_is_named(splits, tmp_path, workers, split):
+def test_a_broken_image_is_named(splits, tmp_path, split):
     rows = splits["train"].select(range(3)).to_list()
     rows[1]["image"]["bytes"] = rows[1]["image"]["bytes"][:60]
     broken = Dataset.from_list(rows, features=splits["train"].features)
-    trainer = make_image_trainer(splits, tmp_path, train=broken, dataloader_num_workers=workers)
+    trainer = make_image_trainer(splits, tmp_path, train=broken, dataloader_num_workers=1)
     with pytest.raises(ValueError, match=r"train-1\.png"):
         trainer.train() if split == "train" else trainer.evaluate(broken)
 

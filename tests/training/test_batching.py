@@ -36,18 +36,10 @@ def padded_share(lengths, batches):
     return 1 - sum(side.sum() for side in lengths) / slots
 
 
-CASES = [
-    (seed, max_tokens, world_size)
-    for seed in range(3)
-    for max_tokens in (90, 333, 4096)
-    for world_size in (1, 2, 3, 4)
-]
-
-
-@pytest.mark.parametrize(("seed", "max_tokens", "world_size"), CASES)
+@pytest.mark.parametrize(("max_tokens", "world_size"), [(90, 1), (333, 2), (4096, 3), (333, 4)])
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}], ids=str)
-def test_promises(seed, max_tokens, world_size, options):
-    lengths = random_lengths(seed)
+def test_promises(max_tokens, world_size, options):
+    seed, lengths = max_tokens, random_lengths(max_tokens)
     group = samplers(lengths, max_tokens, world_size, seed=seed, **options)
     compositions = []
     for epoch in (0, 1, 7):
@@ -108,23 +100,24 @@ def test_batches_are_as_large_as_the_budget_allows():
         assert (len(batch) + 1) * max(longest[batch].max(), longest[following[0]]) > 400
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_one_batch_is_divided_among_processes(world_size):
-    group = samplers(([3] * 5, [4] * 5), 1000, world_size)
-    dealt = [list(sampler) for sampler in group]
-    assert [len(batches) for batches in dealt] == [1] * world_size
+def test_one_batch_is_divided_among_processes():
+    dealt = [list(sampler) for sampler in samplers(([3] * 5, [4] * 5), 1000, 4)]
+    assert [len(batches) for batches in dealt] == [1] * 4
     assert sorted(chain.from_iterable(chain.from_iterable(dealt))) == list(range(5))
 
 
-def test_impossible_batches_are_refused():
-    with pytest.raises(ValueError, match=r"^a row has 12 tokens, more than the 10"):
-        TokenBudgetBatchSampler([3, 4, 5], [3, 12, 5], 10)
-    with pytest.raises(ValueError, match="3 rows cannot be dealt to 4 processes"):
-        TokenBudgetBatchSampler([3] * 3, [3] * 3, 10, world_size=4)
-    with pytest.raises(ValueError, match="3 batches of one row each"):
-        TokenBudgetBatchSampler([9] * 3, [9] * 3, 10, world_size=2)
-    with pytest.raises(ValueError, match="no rows"):
-        TokenBudgetBatchSampler([], [], 10)
+@pytest.mark.parametrize(
+    ("source", "target", "world_size", "said"),
+    [
+        ([3, 4, 5], [3, 12, 5], 1, "12 tokens"),
+        ([3] * 3, [3] * 3, 4, "3 rows"),
+        ([9] * 3, [9] * 3, 2, "3 batches"),
+        ([], [], 1, "no rows"),
+    ],
+)
+def test_impossible_batches_are_refused(source, target, world_size, said):
+    with pytest.raises(ValueError, match=said):
+        TokenBudgetBatchSampler(source, target, 10, world_size=world_size)
 
 
 def loader_of(rows=60, world_size=1, **options):
@@ -206,7 +199,6 @@ def test_processes_draw_what_one_would_draw_in_larger_batches():
 
 
 def test_draws_that_cannot_be_made_are_refused():
-    with pytest.raises(ValueError, match="3 rows make no batch of 4 rows for each of 1 processes"):
-        SeededBatchSampler(3, 4, drop_last=True)
-    with pytest.raises(ValueError, match="1 rows make no batch of 4 rows for each of 2 processes"):
-        SeededBatchSampler(1, 4, world_size=2)
+    for rows, options in ((3, {"drop_last": True}), (1, {"world_size": 2})):
+        with pytest.raises(ValueError, match=f"{rows} rows"):
+            SeededBatchSampler(rows, 4, **options)

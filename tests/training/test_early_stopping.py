@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from builders.commands import SCRIPTS, refusal_of, run_command
+from builders.commands import SCRIPTS, run_command
 from builders.translation_runs import make_recipe
 from reluformers.translation import train_translation
 
@@ -62,14 +62,8 @@ def test_a_run_that_had_no_patience_goes_on_with_some_but_not_backwards(files, t
     train_translation(make_recipe(files, **options), tmp_path)
     train_translation(make_recipe(files, **PATIENT), tmp_path, resume="auto")
     assert [entry["epoch"] for entry in losses(tmp_path)] == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match=r"updates, but 6 are asked for"):
+    with pytest.raises(ValueError, match="15 updates"):
         train_translation(make_recipe(files, **options), tmp_path, resume="auto")
-
-
-@pytest.mark.parametrize("options", [{"early_stopping_patience": 0}, {"eval_strategy": "no"}])
-def test_what_cannot_be(files, tmp_path, options):
-    with pytest.raises(ValueError, match="early_stopping_patience"):
-        make_recipe(files, **PATIENT | options).training_arguments(tmp_path)
 
 
 def write_recipe(files, folder, **training):
@@ -79,13 +73,11 @@ def write_recipe(files, folder, **training):
     return path
 
 
-def test_the_option_of_the_command(files, tmp_path, capsys):
+def test_the_option_of_the_command(files, tmp_path):
     options = PATIENT | {"early_stopping_patience": None}
     path = write_recipe(files, tmp_path, **options)
     run_command("train", path, "--early_stopping", 1, "--output_dir", tmp_path / "run")
     assert [entry["epoch"] for entry in losses(tmp_path / "run")] == [1, 2]
-    refused = refusal_of(capsys, "train", path, "--early_stopping", 0, "--output_dir", tmp_path / "run")
-    assert "early_stopping_patience" in refused
 
 
 def test_without_a_terminal_there_are_lines_at_once_and_no_bar(files, tmp_path):

@@ -14,7 +14,6 @@ import torch
 from builders.commands import refusal_of, run_command
 from builders.translation_runs import make_recipe
 from reluformers.errors import DivergenceError
-from reluformers.files import write_json
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.lock import only_run
 from reluformers.translation import TranslationTrainer, train_translation
@@ -29,8 +28,7 @@ with only_run(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("reluformers.training.lock._PATIENCE", 0.1)
+def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout.readline() == "held\n"
@@ -43,22 +41,19 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(files, tmp_path
     finally:
         first.kill()
     # and the folder of a run that had not begun to save is still free
+    (tmp_path / "tokenizer.json").touch()
     assert checkpoint_to_resume(tmp_path, None) is None
 
 
 def test_a_run_keeps_others_out_until_it_ends(files, tmp_path, monkeypatch):
-    refused = []
-
     def try_a_second(self, *args, **options):
-        with pytest.raises(ValueError) as caught, only_run(tmp_path / "run", patience=0.1):
+        with pytest.raises(ValueError, match="is training here"), only_run(tmp_path / "run", patience=0.1):
             pass
-        refused.append(str(caught.value))
-        return original(self, *args, **options)
+        raise KeyboardInterrupt
 
-    original = TranslationTrainer.train
     monkeypatch.setattr(TranslationTrainer, "train", try_a_second)
-    train_translation(make_recipe(files, max_steps=1), tmp_path / "run")
-    assert len(refused) == 1
+    with pytest.raises(KeyboardInterrupt):
+        train_translation(make_recipe(files, max_steps=1), tmp_path / "run")
     with only_run(tmp_path / "run", patience=0.1):
         pass
 
@@ -91,17 +86,6 @@ def test_divergence_stops_and_the_last_finite_checkpoint_stays(files, tmp_path, 
         check_checkpoint(tmp_path / "run" / "checkpoint-2")
 
 
-def test_json_has_no_numbers_that_it_does_not_know(tmp_path):
-    content = {"a": math.nan, "b": [1.5, -math.inf, {"c": torch.tensor(math.inf)}], "d": "NaN", "e": (1, None, True)}
-    write_json(tmp_path / "x.json", content)
-
-    def refuse(name):
-        raise AssertionError(name)
-
-    read = json.loads((tmp_path / "x.json").read_text(), parse_constant=refuse)
-    assert read == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN", "e": [1, None, True]}
-
-
 def test_one_process_where_several_were_asked_for_is_refused(files, tmp_path, monkeypatch):
     """What `accelerate launch --cpu --num_processes 2` leaves in the environment."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -111,8 +95,7 @@ def test_one_process_where_several_were_asked_for_is_refused(files, tmp_path, mo
         train_translation(make_recipe(files), tmp_path / "run")
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
-def test_advice_on_a_full_disk_is_a_command_that_succeeds(files, tmp_path, monkeypatch, capsys, error):
+def test_advice_on_a_full_disk_is_a_command_that_succeeds(files, tmp_path, monkeypatch, capsys):
     recipe = make_recipe(files, max_steps=3, save_strategy="steps", save_steps=1, max_tokens=200)
     recipe.save(tmp_path / "recipe.yaml")
     command = ["train", tmp_path / "recipe.yaml", "--output_dir", tmp_path / "run"]
@@ -120,13 +103,11 @@ def test_advice_on_a_full_disk_is_a_command_that_succeeds(files, tmp_path, monke
 
     def fail(self, folder):
         if self.state.global_step == 2:
-            raise OSError(error, os.strerror(error), "optimizer.pt")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "optimizer.pt")
         save(self, folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(TranslationTrainer, "_save_optimizer_and_scheduler", fail)
-        line = refusal_of(capsys, *command)
-    assert line.endswith("free some space, then run the same command again with --resume auto")
-    assert ("quota" in line) == (error == errno.EDQUOT)
+        assert "--resume auto" in refusal_of(capsys, *command)
     run_command(*command, "--resume", "auto")
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
-from builders.translation_runs import copy_as_interrupted, make_recipe, training_logs
+from builders.translation_runs import (
+    assert_same_weights,
+    check_resuming,
+    copy_as_interrupted,
+    make_recipe,
+    training_logs,
+)
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
 from reluformers.training.run import LOG_FILE
 from reluformers.translation import TranslationTrainer, preparation, train_translation
-from reluformers.translation.loading import load_translation_split
-from reluformers.translation.tokenization import tokenize_pairs, train_tokenizer
 
 PLATEAU = {
     "eval_strategy": "steps",
@@ -47,17 +50,11 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
         "num_train_epochs": 1.5,
         **options,
     }
-    train_translation(make_recipe(files, **options), tmp_path / "whole")
-    copy_as_interrupted(tmp_path / "whole", tmp_path / "resumed")
-    train_translation(make_recipe(files, **options), tmp_path / "resumed", resume="last")
-    results = {name: json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "resumed")}
+    whole, resumed = check_resuming(train_translation, make_recipe(files, **options), tmp_path)
+    results = [json.loads((folder / "results.json").read_text()) for folder in (whole, resumed)]
     # the time of the first start is lost with it
-    assert results["resumed"].keys() == results["whole"].keys() - {"training_seconds"}
-    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert whole.keys() == resumed.keys()
-    for name, weight in whole.items():
-        assert torch.equal(weight, resumed[name]), name
-    rates = [[entry["learning_rate"] for entry in training_logs(tmp_path / name)] for name in ("whole", "resumed")]
+    assert results[1].keys() == results[0].keys() - {"training_seconds"}
+    rates = [[entry["learning_rate"] for entry in training_logs(folder)] for folder in (whole, resumed)]
     assert rates[0] == rates[1]
 
 
@@ -87,20 +84,19 @@ def test_an_evaluation_due_at_a_checkpoint_is_saved_with_it(files, tmp_path):
     assert timeless[0] == timeless[1]
 
 
-CHANGES = [
-    ({"learning_rate": 1e-3}, "training.learning_rate 0.005, but 0.001 is asked for"),
-    ({"optim": "adafactor"}, "training.optim 'adamw_torch_fused', but 'adafactor' is asked for"),
-    ({"schedule": "noam"}, "training.schedule None, but 'noam'"),
-    ({"ema_decay": 0.5}, "training.ema_decay None, but 0.5"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), CHANGES, ids=lambda value: value if isinstance(value, str) else "")
-def test_another_training_is_refused_by_name(files, finished, options, message):
-    before = (finished[0] / "recipe.yaml").read_bytes()
-    with pytest.raises(ValueError) as caught:
-        train_translation(make_recipe(files, **options), finished[0], resume="last")
-    assert message in str(caught.value)
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"learning_rate": 1e-3}, "training.learning_rate"),
+        ({"ema_decay": 0.5}, "training.ema_decay"),
+        ({}, "model.d_model"),
+    ],
+)
+def test_another_training_is_refused_by_name(files, finished, options, key):
+    before, recipe = (finished[0] / "recipe.yaml").read_bytes(), make_recipe(files, **options)
+    recipe.model["d_model"] = 16 if options else 32
+    with pytest.raises(ValueError, match=key):
+        train_translation(recipe, finished[0], resume="last")
     assert (finished[0] / "recipe.yaml").read_bytes() == before
 
 
@@ -152,7 +148,7 @@ def test_other_versions_are_said_and_another_number_of_processes_is_refused(file
     assert not caplog.text
     check_same_run(checkpoint, before, {key: value for key, value in now.items() if key != "data"}, owner)
     assert "'torch': '1.0'" in caplog.text
-    with pytest.raises(ValueError, match="the run has processes 2, but 1 is asked for"):
+    with pytest.raises(ValueError, match="processes 2"):
         check_same_run(checkpoint, {**now, "processes": 2}, now, owner)
 
 
@@ -163,20 +159,13 @@ def test_the_guide_lists_what_may_change():
 
 
 def test_a_folder_that_is_in_use_is_refused(files, finished, tmp_path):
-    with pytest.raises(ValueError, match="is not empty; go on with --resume"):
+    with pytest.raises(ValueError, match="--resume"):
         train_translation(make_recipe(files), finished[0])
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(FileExistsError):
-        train_translation(make_recipe(files), tmp_path / "file")
-
-
-def test_resuming_needs_a_checkpoint_of_the_same_model(files, finished, tmp_path):
-    with pytest.raises(ValueError, match="holds no complete checkpoint"):
-        train_translation(make_recipe(files), tmp_path / "nothing", resume="last")
-    other = make_recipe(files)
-    other.model["d_model"] = 32
-    with pytest.raises(ValueError, match=r"the run has model.d_model 16, but 32 is asked for"):
-        train_translation(other, finished[0], resume="last")
+    for wrong in (finished[0], "training.max_steps=10", finished[0] / "checkpoint-99"):
+        with pytest.raises(ValueError, match="no complete checkpoint"):
+            checkpoint_to_resume(tmp_path, wrong)
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        checkpoint_to_resume(tmp_path, "last")
 
 
 def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
@@ -185,23 +174,20 @@ def test_a_checkpoint_of_another_folder_is_enough(files, finished, tmp_path):
     recipe = make_recipe(files)
     results = train_translation(recipe, tmp_path / "run", resume=tmp_path / checkpoint.name)
     assert results["steps"] == finished[1]["steps"]
-    weights = load_file(tmp_path / "run" / "model.safetensors")
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
-        assert torch.equal(weights[name], weight), name
+    assert_same_weights(checkpoint, tmp_path / "run")
 
 
 def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
     options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "average_last": 2, "max_tokens": 200}
     first = train_translation(make_recipe(files, **options), tmp_path / "run")
-    weights = load_file(tmp_path / "run" / "model.safetensors")
+    shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path)
     # left behind by a longer run
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "run" / "checkpoint-9")
     (tmp_path / "run" / "checkpoint-9" / "optimizer.pt").unlink()
     monkeypatch.setattr(TranslationTrainer, "train", None)
     again = train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
     assert again == first
-    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
-        assert torch.equal(weights[name], weight), name
+    assert_same_weights(tmp_path, tmp_path / "run")
 
 
 def test_checkpoints_without_an_optimizer_are_not_trained_on(files, tmp_path):
@@ -234,16 +220,6 @@ def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_pa
     recipe.training["max_steps"] = 2
     train_translation(recipe, tmp_path / "run", resume="last")
     assert AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length == length
-    other = copy.deepcopy(recipe)
-    other.model["attention"] = {"preset": "qknorm", "score": "dot"}
-    with pytest.raises(ValueError, match=r"the run has model.attention"):
-        train_translation(other, tmp_path / "run", resume="last")
-
-
-def test_only_a_checkpoint_is_one(finished, tmp_path):
-    for wrong in (finished[0], "training.max_steps=10", finished[0] / "checkpoint-99"):
-        with pytest.raises(ValueError, match="is no complete checkpoint"):
-            checkpoint_to_resume(tmp_path, wrong)
 
 
 def test_a_resumed_run_does_not_evaluate_at_its_start_again(files, tmp_path):
@@ -264,18 +240,6 @@ def test_a_resumed_run_does_not_evaluate_at_its_start_again(files, tmp_path):
         for name in ("whole", "cut")
     ]
     assert steps == [[0, 2, 4]] * 2
-
-
-def test_tokens_are_found_again_wherever_the_tokenizer_was_loaded_from(files, tmp_path):
-    rows = load_translation_split(files, "train", source_lang="en", target_lang="de")
-    tokenizer = train_tokenizer([*rows["source"], *rows["target"]], vocab_size=60, min_frequency=1)
-    prints = [tokenize_pairs(rows, tokenizer, tokenizer)._fingerprint]
-    for name in ("one", "two"):
-        tokenizer.save_pretrained(tmp_path / name)
-        opened = AutoTokenizer.from_pretrained(tmp_path / name)
-        opened(["a b"], truncation=True, max_length=2)  # leaves its options behind
-        prints.append(tokenize_pairs(rows, opened, opened)._fingerprint)
-    assert len(set(prints)) == 1
 
 
 def train_on(recipe, folder: Path) -> None:
@@ -300,6 +264,4 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(files, 
         process.start()
         process.join()
         assert process.exitcode == 0
-    whole, killed = (load_file(folder / "model.safetensors") for folder in folders)
-    for name, weight in whole.items():
-        assert torch.equal(weight, killed[name]), name
+    assert_same_weights(*folders)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from builders.commands import SCRIPTS, launch
 from builders.models import build_config
-from builders.translation_runs import copy_as_interrupted, make_recipe, write_toy_files
+from builders.translation_runs import assert_same_weights, copy_as_interrupted, make_recipe, write_toy_files
 from reluformers.tasks import task_of
 from reluformers.training.sharding import check_sharding, read_sharded_weights
 from reluformers.translation import TranslationTrainingArguments
@@ -47,24 +47,20 @@ def test_configurations_of_accelerate_are_valid(path):
         assert config.fsdp_config["fsdp_cpu_ram_efficient_loading"] is False
 
 
-def accelerator_of(plugin=None, **sizes):
-    return SimpleNamespace(parallelism_config=SimpleNamespace(**sizes), state=SimpleNamespace(fsdp_plugin=plugin))
-
-
-def test_what_does_not_go_in_pieces_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("sizes", "plugin", "named"),
+    [
+        ({"cp_size": 2}, None, "parallelism_config_cp_size"),
+        ({}, {"fsdp_version": 2, "cpu_ram_efficient_loading": False}, "ema_decay"),
+        ({}, {"fsdp_version": 2, "cpu_ram_efficient_loading": True}, "fsdp_cpu_ram_efficient_loading"),
+        ({}, {"fsdp_version": 1, "cpu_ram_efficient_loading": False}, "fsdp_version"),
+    ],
+)
+def test_what_does_not_go_in_pieces_is_refused(tmp_path, sizes, plugin, named):
     args = TranslationTrainingArguments(str(tmp_path), use_cpu=True, ema_decay=0.5)
-    check_sharding(accelerator_of(cp_size=1, dp_shard_size=2), args)
-    with pytest.raises(ValueError, match="parallelism_config_cp_size"):
-        check_sharding(accelerator_of(cp_size=2), args)
-    plugin = SimpleNamespace(fsdp_version=2, cpu_ram_efficient_loading=False)
-    with pytest.raises(ValueError, match=r"training.ema_decay needs whole weights"):
-        check_sharding(accelerator_of(plugin), args)
-    plugin.cpu_ram_efficient_loading = True
-    with pytest.raises(ValueError, match="fsdp_cpu_ram_efficient_loading"):
-        check_sharding(accelerator_of(plugin), args)
-    plugin.fsdp_version = 1
-    with pytest.raises(ValueError, match="fsdp_version"):
-        check_sharding(accelerator_of(plugin), args)
+    state = SimpleNamespace(fsdp_plugin=plugin and SimpleNamespace(**plugin))
+    with pytest.raises(ValueError, match=named):
+        check_sharding(SimpleNamespace(parallelism_config=SimpleNamespace(**sizes), state=state), args)
 
 
 def run_sharded(recipe, folder: Path, resume: str = "") -> None:
@@ -108,5 +104,4 @@ def test_weights_in_pieces_train_as_whole_ones(tmp_path):
         assert torch.equal(pieces[TIED[0]], pieces[TIED[2]])
 
     run_sharded(recipe, copy_as_interrupted(folders[1], tmp_path / "resumed"), "last")
-    for name, weight in load_file(tmp_path / "resumed" / "model.safetensors").items():
-        assert torch.equal(weights[1][name], weight), name
+    assert_same_weights(folders[1], tmp_path / "resumed")

@@ -62,13 +62,3 @@ def test_evaluations_after_epochs_may_start_later(tmp_path, epoch, due):
     args, control = TranslationTrainingArguments(str(tmp_path), eval_strategy="epoch", eval_delay=2), TrainerControl()
     _EndOfEpoch().on_step_end(args, TrainerState(epoch=epoch, global_step=3, max_steps=9), control)
     assert control.should_evaluate == due
-
-
-def test_bf16_needs_no_word_about_the_cpu(tmp_path):
-    args = TranslationTrainingArguments(output_dir=str(tmp_path), bf16=True)
-    assert args.use_cpu != torch.accelerator.is_available()
-
-
-def test_the_arguments_are_those_of_transformers_and_ours(tmp_path):
-    args = TranslationTrainingArguments(output_dir=str(tmp_path), max_tokens=7, weight_decay=0.1)
-    assert (args.max_tokens, args.weight_decay, args.average_last, args.schedule) == (7, 0.1, 0, None)

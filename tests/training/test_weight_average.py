@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from builders.image_runs import make_image_recipe, make_image_trainer, write_images
-from builders.translation_runs import copy_as_interrupted
-from reluformers.images import ImageTrainer, train_image_classification
+from builders.translation_runs import check_resuming, training_logs
+from reluformers.images import train_image_classification
 from reluformers.images.run import load_splits
 from reluformers.training.checkpoints import checkpoint_to_resume
 from reluformers.training.weight_average import WEIGHT_AVERAGE_FILE
@@ -71,24 +71,8 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
         **EACH_STEP,
         **options,
     )
-    train_image_classification(recipe, tmp_path / "whole")
-    copy_as_interrupted(tmp_path / "whole", tmp_path / "resumed")
-    again = train_image_classification(recipe, tmp_path / "resumed", resume="last")
-    assert again["steps"] > 3
-    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert whole.keys() == resumed.keys()
-    for name, weight in whole.items():
-        assert torch.equal(weight, resumed[name]), name
-
-
-def test_a_finished_run_is_not_trained_on(finished, files, tmp_path, monkeypatch):
-    folder, results, options = finished
-    shutil.copytree(folder, tmp_path / "run")
-    monkeypatch.setattr(ImageTrainer, "train", None)
-    again = train_image_classification(make_image_recipe(files, **options), tmp_path / "run", resume="last")
-    assert again == results
-    for name, weight in load_file(tmp_path / "run" / "model.safetensors").items():
-        assert torch.equal(weight, load_file(folder / "model.safetensors")[name]), name
+    whole, _ = check_resuming(train_image_classification, recipe, tmp_path)
+    assert len(training_logs(whole)) > 3
 
 
 def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, tmp_path):
@@ -102,21 +86,18 @@ def test_resuming_by_the_trainer_alone_takes_the_average_along(finished, files, 
         torch.testing.assert_close(dict(trainer.model.named_parameters())[name], weight)
 
 
-def test_a_checkpoint_without_or_with_half_an_average(finished, files, tmp_path, caplog):
-    folder, _, options = finished
+def test_half_an_average_is_passed_over(finished, tmp_path, caplog):
+    folder, *_ = finished
     shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "run" / "checkpoint-4" / WEIGHT_AVERAGE_FILE
     path.write_bytes(path.read_bytes()[:500])
     assert checkpoint_to_resume(tmp_path / "run", "last") == tmp_path / "run" / "checkpoint-3"
     assert WEIGHT_AVERAGE_FILE in caplog.text
-    without = {name: value for name, value in options.items() if name != "ema_decay"}
-    with pytest.raises(ValueError, match=r"the run has training\.ema_decay 0.7, but None is asked for"):
-        train_image_classification(make_image_recipe(files, **without), tmp_path / "run", resume="last")
 
 
 def test_other_classes_are_no_resuming(finished, tmp_path):
     folder, _, options = finished
     shutil.copytree(folder, tmp_path / "run")
     other = {name: write_images(tmp_path, name, 16, ["a", "b"]) for name in ("train", "validation")}
-    with pytest.raises(ValueError, match=r"the run has data.train \(classes\) \['dark', .*, but \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"data.train \(classes\)"):
         train_image_classification(make_image_recipe(other, **options), tmp_path / "run", resume="last")

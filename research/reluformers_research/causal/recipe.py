@@ -1,6 +1,5 @@
 """Recipes of causal models: their sections and checks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -80,11 +79,6 @@ class CausalRecipe(Recipe):
         own = {name: value for name, value in fields.items() if name not in CausalRecipe.regularizer}
         usual = {"bos_token_id": START, "eos_token_id": START, **_USUAL[model_type]}
         return CONFIG_MAPPING[model_type](**{**usual, **own})
-
-    @staticmethod
-    def metrics(args: TaskTrainingArguments) -> Sequence[str]:
-        """What evaluations measure."""
-        return ("loss",)
 
     @property
     def attention(self) -> AttentionConfig:

@@ -26,9 +26,9 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.alignments import AlignmentHead, WordAlignments, word_alignments
 from reluformers.evaluation.cross_attention import MAX_TOKENS
-from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import atomic_write, check_output_files, write_json, write_text
 from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import MANIFEST_FILE, check_model

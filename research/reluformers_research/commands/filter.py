@@ -21,8 +21,8 @@ from itertools import compress
 from tqdm.auto import tqdm
 
 from reluformers.commands.terminal import shows_progress, silence_transformers
+from reluformers.data.checked_fields import check_at_least
 from reluformers.evaluation.cross_attention import MAX_TOKENS
-from reluformers.evaluation.scorer import check_at_least
 from reluformers.files import check_output_files
 from reluformers.saved_models import model_files
 from reluformers.training.checkpoints import check_model
