@@ -10,7 +10,19 @@ from torch.utils.data import DataLoader, Sampler
 _ROWS_AT_ONCE = 50_000
 
 
-class TokenBudgetBatchSampler(Sampler[list[int]]):
+class _EpochSampler(Sampler):
+    """Has an order for each epoch, which depends on (seed, epoch) alone, and the share of one process of it."""
+
+    def __init__(self, rows: int, seed: int, rank: int, world_size: int):
+        self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch; to be called before iterating, with the same number on every process."""
+        self.epoch = epoch
+
+
+class TokenBudgetBatchSampler(_EpochSampler):
     """Batches of sentence pairs of similar lengths whose padded size stays within a budget of tokens.
 
     A batch of n rows costs n · max(longest source, longest target) ≤ `max_tokens`. Rows are sorted by their longer
@@ -46,17 +58,12 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     ) -> None:
         source, target = np.asarray(source_lengths, dtype=np.int32), np.asarray(target_lengths, dtype=np.int32)
         _check_rows(source, target, max_tokens, world_size)
-        self.rows = len(source)
-        self.seed, self.shuffle, self.rank, self.world_size = seed, shuffle, rank, world_size
-        self.epoch = 0
+        super().__init__(len(source), seed, rank, world_size)
+        self.shuffle = shuffle
         self._places, longest = _sorted_places(source, target)
         ends = np.cumsum(np.bincount(self._places, minlength=len(longest)))
         edges = _budget_edges(longest, ends, max_tokens)
         self._edges = np.array(_even_edges(edges, world_size))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch; to be called before iterating, with the same number on every process."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         """Count the batches of this process in one epoch."""
@@ -82,7 +89,7 @@ class SeededBatch(NamedTuple):
     seed: int
 
 
-class SeededBatchSampler(Sampler[SeededBatch]):
+class SeededBatchSampler(_EpochSampler):
     """Batches of a fixed number of rows in a new random order each epoch, with a seed for each batch.
 
     The batches of all processes together are the order cut into pieces; what is left at the end of an epoch makes a
@@ -104,20 +111,12 @@ class SeededBatchSampler(Sampler[SeededBatch]):
     def __init__(
         self, rows: int, batch_size: int, *, seed: int = 0, drop_last: bool = False, rank: int = 0, world_size: int = 1
     ) -> None:
-        self.rows, self.seed, self.rank, self.world_size = rows, seed, rank, world_size
-        self.epoch = 0
+        super().__init__(rows, seed, rank, world_size)
         self._piece = batch_size * world_size
         whole, left = divmod(rows, self._piece)
         self._pieces = whole + (not drop_last and left >= world_size)
         if not self._pieces:
-            raise ValueError(
-                f"{rows} rows make no batch of {batch_size} rows for each of {world_size} processes; "
-                "take smaller batches or fewer processes"
-            )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch; to be called before iterating, with the same number on every process."""
-        self.epoch = epoch
+            raise ValueError(f"{rows} rows make no batch of {batch_size} rows for each of {world_size} processes")
 
     def __len__(self) -> int:
         """Count the batches of this process in one epoch."""
@@ -157,12 +156,7 @@ def _check_rows(source: np.ndarray, target: np.ndarray, max_tokens: int, world_s
         raise ValueError("no rows to make batches of; check the data and how they are cleaned")
     tokens = int(max(source.max(), target.max()))
     if tokens > max_tokens:
-        raise ValueError(
-            f"a row has {tokens} tokens, more than the {max_tokens} of a whole batch: raise training.max_tokens, or "
-            "drop longer rows by data.max_length"
-        )
-    if len(source) < world_size:
-        raise ValueError(f"{len(source)} rows cannot be dealt to {world_size} processes; use fewer processes")
+        raise ValueError(f"a row has {tokens} tokens, but training.max_tokens of a whole batch is {max_tokens}")
 
 
 def _sorted_places(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,9 +209,6 @@ def _even_edges(edges: list[int], world_size: int) -> list[int]:
         sizes = np.diff(edges)
         largest = int(sizes.argmax())
         if sizes[largest] == 1:
-            raise ValueError(
-                f"{len(sizes)} batches of one row each cannot be dealt to {world_size} processes evenly; "
-                "raise the tokens per batch or use fewer processes"
-            )
+            raise ValueError(f"{len(sizes)} batches of one row each cannot be dealt evenly to {world_size} processes")
         edges.insert(largest + 1, (edges[largest] + edges[largest + 1]) // 2)
     return edges

@@ -47,9 +47,6 @@ def check_apart(path: str | None, sources: Mapping[str, Any]) -> None:
     Args:
         path: of a data set whose splits are named, or None where files are.
         sources: "train" and others → files, or the name of a split, perhaps with a slice, of `path`.
-
-    Raises:
-        ValueError: one shares rows with "train".
     """
     others = dict(sources)
     train = others.pop("train")
@@ -102,33 +99,8 @@ def take_options(source: Any) -> tuple[Any, dict[str, Any]]:
     return options.pop("path"), options
 
 
-def local_source(data: Mapping[str, Any], split: str) -> tuple[Any, str] | None:
-    """Where a recipe's split lies on this machine, as `load_…_split` take it: the source and the name of the split.
-
-    Args:
-        data: section of a recipe, as it was written.
-        split: "train", "validation" or "test".
-
-    Returns:
-        None if the recipe does not name the split, or a file or folder of it is not here.
-    """
-    if data.get(split) is None:
-        return None
-    if data.get("path") is not None:
-        return (data["path"], data[split]) if Path(os.path.expanduser(data["path"])).is_dir() else None
-    is_here = all(Path(os.path.expanduser(file)).exists() for file in _files(data[split]))
-    return ({split: data[split]}, split) if is_here else None
-
-
 def check_files(data: Mapping[str, Any]) -> None:
-    """Check that the files of a recipe are there, but for what is read out of a `path`.
-
-    Args:
-        data: section of a recipe, as it was written.
-
-    Raises:
-        ValueError: one is missing or empty.
-    """
+    """Check that the files that the data section of a recipe names are there, but for what is read out of a `path`."""
     if data.get("path") is None:
         for split in ("train", "validation", "test"):
             if data.get(split) is not None:
@@ -154,11 +126,13 @@ def load_held_out(data: Mapping[str, Any], load: Callable[[Any, str], Dataset]) 
         The rows and what the split is called where it lies; None if there are none.
     """
     for split in ("test", "validation"):
-        source = local_source(data, split)
-        if source is None:
+        named, path = data.get(split), data.get("path")
+        places = [path] if path else _files(named)
+        if named is None or not all(Path(os.path.expanduser(place)).exists() for place in places):
             continue
+        source, name = (path, named) if path else ({split: named}, split)
         try:
-            return load(*source), data[split] if data.get("path") else named_split(data[split], split)
+            return load(source, name), named if path else named_split(named, split)
         except ValueError as error:
             logger.info("no examples of %s: %s", split, error)
     return None

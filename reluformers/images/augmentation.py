@@ -117,9 +117,6 @@ class ImageCollator:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Tensors of a batch: `pixel_values`, float32 [batch, 3, height, width], and, if there are labels, `labels`:
         int64 [batch], with Mixup float32 [batch, num_labels].
-
-        Raises:
-            ValueError: an image cannot be decoded; names its path.
         """
         files = [image_file(row[IMAGE]) for row in rows]
         images = [decode_image(file, row[IMAGE]["path"]) for file, row in zip(files, rows, strict=True)]

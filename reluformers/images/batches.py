@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from reluformers.data.batching import SeededBatch
+from reluformers.data.sources import naming
 
 from .augmentation import ImageCollator
 from .processing import IMAGE, decode_image, image_file
@@ -50,7 +51,7 @@ class SeededCollator:
 
 
 def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:
-    """Decode every image of a split; raises a `ValueError` that names row and path of one that is broken."""
+    """Decode every image of a split; a ValueError names row and path of one that is broken."""
     rows = DataLoader(range(len(dataset)), 64, num_workers=num_workers, collate_fn=partial(_decode, dataset))
     for _ in tqdm(rows, "checking images", disable=not show_progress):
         pass
@@ -59,7 +60,5 @@ def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progre
 def _decode(dataset: datasets.Dataset, rows: Sequence[int]) -> None:
     for row in rows:
         image = dataset[row][IMAGE]
-        try:
+        with naming(f"row {row + 1}"):
             decode_image(image_file(image), image["path"])
-        except (ValueError, TypeError, OSError) as error:
-            raise ValueError(f"row {row + 1}: {error}; replace or remove it") from error

@@ -30,10 +30,7 @@ def decode_image(file: bytes, path: str | Path | None = None) -> Image.Image:
 
     Args:
         file: its content, of any format that Pillow reads by itself.
-        path: its name, for errors.
-
-    Raises:
-        ValueError: it is broken, truncated, too big or no image, or holds numbers of unknown range.
+        path: its name, for the ValueError that says that it is broken, too big or no image.
     """
     try:
         with Image.open(BytesIO(file)) as opened:
@@ -51,29 +48,23 @@ def build_image_processor(config: PreTrainedConfig) -> ViTImageProcessorPil:
     cropped; else images are resized as a whole.
 
     Args:
-        config: with `image_size`, one number or [height, width], and `num_channels`.
+        config: with `image_size`, one number or [height, width].
 
     Returns:
         A stock processor, saved as `preprocessor_config.json`; it needs no torchvision.
-
-    Raises:
-        ValueError: the model does not take RGB.
     """
-    if config.num_channels != 3:
-        raise ValueError(f"num_channels is {config.num_channels}, but images are read as RGB: it must be 3")
     height, width = _sides(config)
-    target, crop = {"height": height, "width": width}, {}
-    is_cropped = height == width >= SMALLEST_CROPPED
-    if is_cropped:
-        crop = {"do_center_crop": True, "crop_size": target}
+    sizes = {"size": {"height": height, "width": width}}
+    if height == width >= SMALLEST_CROPPED:
+        larger = {"shortest_edge": round(height / CROP_SHARE)}
+        sizes = {"size": larger, "do_center_crop": True, "crop_size": sizes["size"]}
     return ViTImageProcessorPil(
-        size={"shortest_edge": round(height / CROP_SHARE)} if is_cropped else target,
         resample=Image.Resampling.BICUBIC,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
         # without it `AutoImageProcessor` refuses grey images, which pipelines convert by themselves
         do_convert_rgb=True,
-        **crop,
+        **sizes,
     )
 
 
@@ -96,14 +87,7 @@ def to_pixel_values(images: Sequence[Image.Image], processor: BaseImageProcessor
 
 
 def example_pixels(config: PreTrainedConfig) -> dict[str, Tensor]:
-    """Make a small batch that any vision model takes: two images of its own size.
-
-    Args:
-        config: of the model.
-
-    Returns:
-        Arguments of `forward`: `pixel_values` [2, channels, height, width].
-    """
+    """Make a small batch that a vision model takes: `pixel_values` of two images of its own size."""
     shape = torch.Size((2, config.num_channels, *_sides(config)))
     return {"pixel_values": torch.arange(shape.numel()).float().sin().view(shape)}
 

@@ -82,12 +82,7 @@ def train_image_classification(
 
 
 def load_splits(data: ImageDataSection) -> dict[str, Dataset]:
-    """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`.
-
-    Raises:
-        ValueError: the recipe does not say where the training set is, a split cannot be read, has other classes or
-            shares rows with the training set.
-    """
+    """Read the splits that a recipe names: `train`, perhaps `validation` and `test`, with the classes of `train`."""
     sources = data.sources()
     if "train" not in sources:
         raise ValueError("data.train is not given; add data.train=FILE_OR_FOLDER, or data.path=HUB_ID_OR_FOLDER")
@@ -163,8 +158,8 @@ def _score(run: Run, trainer: ImageTrainer, splits: dict[str, Dataset]) -> dict[
         scores["images_per_second"] = speed
     for name, dataset in splits.items():
         metrics = trainer.evaluate(dataset, metric_key_prefix=name)
-        keys = (f"{name}_{metric}" for metric in ("accuracy", "top5_accuracy", "loss"))
-        scores |= {key: metrics[key] for key in keys if key in metrics}
+        keys = [f"{name}_{metric}" for metric in trainer.classified.scores()]
+        scores |= {key: metrics[key] for key in keys}
         run.report(f"{name}: accuracy {scores[f'{name}_accuracy']:.2%}, loss {scores[f'{name}_loss']:.3f}")
     classes = list(trainer.model.config.id2label.values())
     if splits and run.is_first and len(classes) <= MOST_DRAWN_CLASSES:

@@ -110,7 +110,6 @@ def test_one_batch_is_divided_among_processes():
     ("source", "target", "world_size", "said"),
     [
         ([3, 4, 5], [3, 12, 5], 1, "12 tokens"),
-        ([3] * 3, [3] * 3, 4, "3 rows"),
         ([9] * 3, [9] * 3, 2, "3 batches"),
         ([], [], 1, "no rows"),
     ],
