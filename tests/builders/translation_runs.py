@@ -60,12 +60,14 @@ def assert_same_weights(folder: Path, other: Path) -> None:
 
 
 def check_resuming(train, recipe, folder: Path) -> tuple[Path, Path]:
-    """A run and one that was stopped within its first epoch end with the same weights and have the same losses."""
+    """A run and one that was stopped within its first epoch end with the same weights and have the same log."""
     whole, resumed = folder / "whole", folder / "resumed"
     train(recipe, whole)
     train(recipe, copy_as_interrupted(whole, resumed), resume="last")
     assert_same_weights(whole, resumed)
-    logs = [[(entry["step"], entry["loss"]) for entry in training_logs(each)] for each in (whole, resumed)]
+    keys = ("step", "epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_bleu", "eval_accuracy")
+    logs = [json.loads((each / "log_history.json").read_text()) for each in (whole, resumed)]
+    logs = [[{key: entry.get(key) for key in keys} for entry in log] for log in logs]
     assert logs[0] == logs[1]
     return whole, resumed
 

@@ -91,31 +91,20 @@ def test_no_source_is_on_both_sides_and_the_draw_is_that_of_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"held_out": 0}, "held_out is 0"),
-        ({"held_out": 5}, "validation"),
-        ({"held_out": 5, "validation": None, "streaming": True}, "streaming"),
-    ],
+    "changes",
+    [{"held_out": 0}, {"held_out": 5}, {"held_out": 5, "validation": None, "streaming": True}],
 )
-def test_what_cannot_be_held_out(changes, named):
+def test_what_cannot_be_held_out(changes):
     sections = make_recipe({"train": {"source": "a", "target": "b"}, "validation": "c.jsonl"}).to_dict()
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match="held_out"):
         TranslationRecipe.from_dict({**sections, "data": {**sections["data"], **changes}})
-
-
-def test_a_split_of_the_hub_may_be_held_out_of():
-    data = {"path": "org/name", "source_lang": "en", "target_lang": "de", "held_out": 5}
-    assert TranslationRecipe.from_dict({"data": data}).data.sources() == {"train": "train"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         ([], "--data"),
-        (["model.preset=rela-g"], "--data"),
         (["--data", "a.en", "b.de", "--target_lang", "de"], "--source_lang"),
-        (["--data", "a", "b", "c", *LANGUAGES], "3"),
         (["recipe.yaml", "--data", "a", "b", *LANGUAGES], "recipe.yaml"),
         (["recipe.yaml", *LANGUAGES], "--source_lang"),
         (["--data", "none.en", "none.de", *LANGUAGES], "none.en"),

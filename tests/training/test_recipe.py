@@ -62,12 +62,6 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe_file):
     assert recipe.training["save_strategy"] == "no"
 
 
-@pytest.mark.parametrize("preset", ATTENTION_PRESETS)
-def test_every_preset_is_a_model(recipe_file, preset):
-    config = TranslationRecipe.load(recipe_file, [f"model.preset={preset}"]).model_config()
-    assert {config.attention_for(site).preset_name for site in ("encoder", "decoder", "cross")} == {preset}
-
-
 @pytest.mark.parametrize(
     ("recipe", "change", "field"),
     [

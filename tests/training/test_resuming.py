@@ -15,16 +15,15 @@ from transformers import AutoConfig
 from builders.translation_runs import (
     assert_same_weights,
     check_resuming,
-    copy_as_interrupted,
     make_recipe,
     training_logs,
 )
 from reluformers.training.checkpoints import check_checkpoint, checkpoint_to_resume
 from reluformers.training.identity import MAY_CHANGE, MAY_CHANGE_SECTIONS, check_same_run
-from reluformers.training.run import LOG_FILE
 from reluformers.translation import TranslationTrainer, preparation, train_translation
 
 PLATEAU = {
+    "eval_on_start": True,
     "eval_strategy": "steps",
     "eval_steps": 2,
     "schedule": "warmup_then_plateau",
@@ -54,13 +53,16 @@ def test_a_resumed_run_ends_with_the_same_weights(files, tmp_path, options):
     results = [json.loads((folder / "results.json").read_text()) for folder in (whole, resumed)]
     # the time of the first start is lost with it
     assert results[1].keys() == results[0].keys() - {"training_seconds"}
-    rates = [[entry["learning_rate"] for entry in training_logs(folder)] for folder in (whole, resumed)]
-    assert rates[0] == rates[1]
 
 
 def test_an_evaluation_due_at_a_checkpoint_is_saved_with_it(files, tmp_path):
     """A stop at the end of an epoch loses neither its score, on which the rate depends, nor its line of the log."""
-    options = PLATEAU | {"eval_strategy": "epoch", "logging_strategy": "epoch", "num_train_epochs": 3}
+    options = PLATEAU | {
+        "eval_on_start": False,
+        "eval_strategy": "epoch",
+        "logging_strategy": "epoch",
+        "num_train_epochs": 3,
+    }
     options |= {"lr_scheduler_kwargs": {"patience": 1, "min_lr": 0.0, "factor": 0.1}}
     options |= {"save_strategy": "steps", "save_steps": 1}
     recipe = make_recipe(files, **options)
@@ -192,8 +194,7 @@ def test_a_finished_run_is_not_trained_on(files, tmp_path, monkeypatch):
 
 def test_checkpoints_without_an_optimizer_are_not_trained_on(files, tmp_path):
     options = {"save_only_model": True, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    first = train_translation(make_recipe(files, **options), tmp_path / "run")
-    assert train_translation(make_recipe(files, **options), tmp_path / "run", resume="last") == first
+    train_translation(make_recipe(files, **options), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint-4")
     with pytest.raises(ValueError, match="save_only_model"):
         train_translation(make_recipe(files, **options), tmp_path / "run", resume="last")
@@ -220,26 +221,6 @@ def test_the_measured_length_of_qknorm_is_read_from_the_checkpoint(files, tmp_pa
     recipe.training["max_steps"] = 2
     train_translation(recipe, tmp_path / "run", resume="last")
     assert AutoConfig.from_pretrained(tmp_path / "run").attention.scale_length == length
-
-
-def test_a_resumed_run_does_not_evaluate_at_its_start_again(files, tmp_path):
-    recipe = make_recipe(
-        files,
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        eval_on_start=True,
-    )
-    train_translation(recipe, tmp_path / "whole")
-    copy_as_interrupted(tmp_path / "whole", tmp_path / "cut")
-    train_translation(recipe, tmp_path / "cut", resume="auto")
-    steps = [
-        [entry["step"] for entry in json.loads((tmp_path / name / LOG_FILE).read_text()) if "eval_loss" in entry]
-        for name in ("whole", "cut")
-    ]
-    assert steps == [[0, 2, 4]] * 2
 
 
 def train_on(recipe, folder: Path) -> None:
