@@ -105,7 +105,7 @@ def test_kernels_of_another_interface_are_left_alone(monkeypatch):
 
 
 def test_opening_a_folder_registers_nothing_of_the_library(tmp_path):
-    """Else the next folder would be opened by the classes of the library, and not by its own code."""
+    """Else the next folder would be opened by the classes of the library; its kernels import nothing of it."""
     build_model("relu").save_pretrained(tmp_path)
     code = """
 import sys
@@ -116,8 +116,3 @@ assert type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code
 """
     result = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-
-
-def test_the_kernels_import_nothing_of_the_library():
-    code = "import sys, reluformers_kernels; assert 'reluformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
