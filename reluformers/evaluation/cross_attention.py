@@ -12,6 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reluformers.data.batches import PairCollator, length_batches
 from reluformers.modeling.pipeline_translation import returning_weights
 
+from .observation import layer_weights
+
 # pairs that are sorted by length at a time
 BLOCK_ROWS = 1000
 MAX_TOKENS = 4096
@@ -61,9 +63,6 @@ def measure_pairs(
         pairs: source and target texts.
         measure: one result for each pair of a batch.
         max_tokens: tokens of a batch with padding, of the longer side.
-
-    Raises:
-        ValueError: the model returns no cross-attention.
     """
     pairs = iter(pairs)
     while block := list(islice(pairs, BLOCK_ROWS)):
@@ -104,8 +103,5 @@ def _run(
         outputs = returning_weights(model)(**batch, output_attentions=True, use_cache=False, return_dict=True)
     finally:
         model.train(is_training)
-    layers = getattr(outputs, "cross_attentions", None)
-    if not layers:
-        raise ValueError(f"{type(model).__name__} returns no cross-attention; an encoder–decoder model is needed")
-    weights = torch.stack(tuple(layers), 1)
+    weights = torch.stack(tuple(layer_weights(model, outputs, "cross")), 1)
     return ForcedBatch(texts, source_tokens, target_tokens, weights, batch["labels"], outputs.logits)

@@ -133,7 +133,7 @@ def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Bat
     options: dict[str, Any] = {"output_attentions": True, "return_dict": True}
     if "pixel_values" in inputs:  # no weight hangs on the classes
         outputs = model(pixel_values=inputs["pixel_values"], **options)
-        layers = {"encoder": _weights(model, outputs, "encoder"), "pooling": list(pooled.values())}
+        layers = {"encoder": layer_weights(model, outputs, "encoder"), "pooling": list(pooled.values())}
         layers = {site: matrices for site, matrices in layers.items() if matrices}
         pooled.clear()
         visible = {site: torch.ones_like(matrices[0][:, 0], dtype=torch.bool) for site, matrices in layers.items()}
@@ -149,7 +149,7 @@ def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Bat
             "decoder": target.unsqueeze(2) & past,  # what is read before a scored token stands, whatever is scored
             "cross": target.unsqueeze(2) & source.unsqueeze(1),
         }
-        layers = {site: _weights(model, outputs, site) for site in visible}
+        layers = {site: layer_weights(model, outputs, site) for site in visible}
     attention = {
         site: [Rows.of(weights, visible[site], real[site]) for weights in matrices]
         for site, matrices in layers.items()
@@ -157,7 +157,8 @@ def _observe(model: PreTrainedModel, pooled: dict[nn.Module, Tensor], batch: Bat
     return Observed(inputs, outputs.logits, attention)
 
 
-def _weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor]:
+def layer_weights(model: PreTrainedModel, outputs: Any, site: str) -> Sequence[Tensor]:
+    """Attention weights of each layer of a site, out of a model's outputs; a ValueError if it returned none."""
     layers = next((layers for name in _FIELDS[site] if (layers := getattr(outputs, name, None))), None)
     if not layers or any(weights is None for weights in layers):
         raise ValueError(f"{type(model).__name__} returned no {site} attentions")

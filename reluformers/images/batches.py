@@ -1,7 +1,6 @@
 """Batches of images whose random changes depend on the batch alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,27 +26,17 @@ class SeededRows(Dataset):
         return len(self.dataset)
 
     def __getitems__(self, batch: SeededBatch) -> tuple[int, list[dict[str, Any]]]:
-        """Seed and rows of a batch, for `SeededCollator`."""
+        """Seed and rows of a batch, for `collate_seeded`."""
         return batch.seed, self.dataset.__getitems__(batch.rows)
 
 
-@dataclass
-class SeededCollator:
-    """Makes a batch at random from its seed: a resumed run, or one with more workers, gets the same.
-
-    Args:
-        collator: makes a batch of rows with torch's global generator.
-    """
-
-    collator: ImageCollator
-
-    def __call__(self, seeded_rows: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
-        """A batch."""
-        seed, rows = seeded_rows
-        with torch.random.fork_rng(devices=[]):
-            # `torch.manual_seed` would seed the generators of GPUs too
-            torch.default_generator.manual_seed(seed)
-            return self.collator(rows)
+def collate_seeded(collator: ImageCollator, seeded_rows: tuple[int, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Make a batch at random from its seed: a resumed run, or one with more workers, gets the same."""
+    seed, rows = seeded_rows
+    with torch.random.fork_rng(devices=[]):
+        # `torch.manual_seed` would seed the generators of GPUs too
+        torch.default_generator.manual_seed(seed)
+        return collator(rows)
 
 
 def check_images(dataset: datasets.Dataset, num_workers: int = 0, *, show_progress: bool = False) -> None:

@@ -11,17 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, Image, Value, load_dataset
+from datasets import ClassLabel, Dataset, Features, Image, Value
+from PIL import Image as pillow
 
-from reluformers.data.sources import (
-    read_hub,
-    read_parquet,
-    reading,
-    split_name,
-    take_options,
-    take_slice,
-    take_split,
-)
+from reluformers.data.sources import read_hub, read_parquet, split_name, take_options, take_slice, take_split
 
 from .processing import IMAGE, LABEL, image_file
 
@@ -132,12 +125,18 @@ def _find_in_folder(folder: Path, name: str) -> list[Path] | Path:
 
 def _read_folder(folder: Path) -> Dataset:
     """Read a folder with one folder of images for each class, in a fixed random order."""
-    with reading(str(folder)):
-        files = {"data": f"{glob.escape(str(folder))}/*/*"}
-        rows = load_dataset("imagefolder", data_files=files, split="data", drop_labels=False)
-    order = list(range(len(rows)))
-    random.Random(0).shuffle(order)
-    return rows.select(order)
+    pillow.init()
+    endings = {ending for ending, kind in pillow.EXTENSION.items() if kind in pillow.OPEN}
+    # hidden files are no images, whatever their ending
+    files = [path for path in folder.glob("[!.]*/[!.]*") if path.suffix.lower() in endings and path.is_file()]
+    if not files:
+        raise ValueError(f"{folder}: no folders of images")
+    files.sort(key=lambda path: (path.parent.name, str(path)))
+    random.Random(0).shuffle(files)
+    names = sorted({path.parent.name for path in files})
+    numbers = {name: number for number, name in enumerate(names)}
+    columns = {IMAGE: list(map(str, files)), LABEL: [numbers[path.parent.name] for path in files]}
+    return Dataset.from_dict(columns, features=Features({IMAGE: Image(decode=False), LABEL: ClassLabel(names=names)}))
 
 
 def _is_image(feature: Any) -> bool:

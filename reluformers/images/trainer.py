@@ -1,6 +1,7 @@
 """Trainer for image classification: a seed for each batch, accuracy, weight decay as in big_vision."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from reluformers.training.arguments import TaskTrainingArguments
 from reluformers.training.trainer import TaskTrainer
 
 from .augmentation import Augmentation, ImageCollator
-from .batches import SeededCollator, SeededRows
+from .batches import SeededRows, collate_seeded
 from .scoring import classify
 
 # the modules whose weights big_vision calls kernels
@@ -61,7 +62,7 @@ class ImageTrainer(TaskTrainer):
             drop_last=self.args.dataloader_drop_last,
             **self.sampler_options(),
         )
-        collator = SeededCollator(self.training_collator)
+        collator = partial(collate_seeded, self.training_collator)
         return PerProcessDataLoader(
             SeededRows(self.train_dataset), batch_sampler=sampler, collate_fn=collator, **self.loader_options()
         )
@@ -82,12 +83,6 @@ class ImageTrainer(TaskTrainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weights of linear maps and convolutions; none of biases, norms, positions and learned tokens."""
         return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, _KERNELS)]
-
-    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
-        """6 · parameters · patches; `Trainer` takes every number of a picture for a token."""
-        images, _, height, width = inputs["pixel_values"].shape
-        patches = images * height * width // self.model.config.patch_size**2
-        return 6 * patches * self.model.num_parameters(exclude_embeddings=True)
 
     def evaluation_loop(
         self, dataloader: DataLoader, *args: Any, metric_key_prefix: str = "eval", **options: Any

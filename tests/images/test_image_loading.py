@@ -84,12 +84,14 @@ def test_folders_of_splits(tmp_path):
     (tmp_path / "train" / "dog" / "._0.png").write_text("x")
     (tmp_path / "train" / ".cache").mkdir()
     (tmp_path / "train" / "dog" / "puppies.png").mkdir()
+    write_folders(tmp_path / "elsewhere", bee=2)
+    (tmp_path / "train" / "bee").symlink_to(tmp_path / "elsewhere" / "bee")
     dataset = load_image_split(tmp_path, "train")
-    assert class_names(dataset) == ["cat", "dog"]
+    assert class_names(dataset) == ["bee", "cat", "dog"]
     for row in dataset:
-        assert row["image"]["path"].split("/")[-2] == ["cat", "dog"][row["label"]]
+        assert row["image"]["path"].split("/")[-2] == class_names(dataset)[row["label"]]
         decode_image(image_file(row["image"]))
-    assert sorted(dataset["label"]) == [0] * 3 + [1] * 4
+    assert sorted(dataset["label"]) == [0] * 2 + [1] * 3 + [2] * 4
     assert len(load_image_split(tmp_path, "test")) == 3
     assert len(load_image_split({"dev": tmp_path / "test"}, "dev")) == 3
     fault(tmp_path, "dev")
