@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from builders.clean_processes import run_clean
 from reluformers import (
     TranslationPipeline,
     attentions,
@@ -29,30 +30,56 @@ from reluformers import (
     restore_attention,
     save_adapter,
 )
-from reluformers.exchange import ADAPTER_CONFIG, ADAPTER_WEIGHTS, _scalings_of
+from reluformers.exchange import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from reluformers.modeling.attention import MultiHeadAttention
 from reluformers.modeling.attention_interface import InterfaceAttention
 from reluformers.modeling.modeling_exchanged import SUBMODULE, ExchangedModel
 from reluformers.modeling.pipeline_translation import returning_weights
 from reluformers.translation.tokenization import train_tokenizer
 
-from .test_by_name import LLAMA, MODELS, TEXT, build, inputs, real_part
+from .test_by_name import LLAMA, TEXT, build, inputs, real_part
 
 WITHOUT_THE_LIBRARY = """
-import sys
-sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
-import torch
-from transformers import AutoModelForCausalLM
-first, second, copy = sys.argv[1:]
-ids = torch.arange(3, 12)[None]
-open_model = lambda folder: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-model, other = open_model(first), open_model(second)
-wanted = model(ids).logits
-assert torch.equal(open_model(first)(ids).logits, wanted)
-assert not torch.allclose(other(ids).logits, wanted, atol=1e-3)
-model.save_pretrained(copy)
-assert torch.equal(open_model(copy)(ids).logits, wanted)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+
+    def refusal(run):
+        try:
+            run()
+        except ValueError as error:
+            return str(error)
+        raise AssertionError("softmax in silence")
+
+    first, second = sys.argv[1:]
+    ids = torch.arange(3, 12)[None]
+    open_model = lambda folder: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    assert "trust_remote_code" in refusal(lambda: AutoModelForCausalLM.from_pretrained(first))
+    assert "reluformers_exchanged" in refusal(lambda: LlamaForCausalLM.from_pretrained(first))
+    model, other = open_model(first), open_model(second)
+    wanted = model(ids).logits
+    assert torch.equal(open_model(first)(ids).logits, wanted)
+    assert not torch.allclose(other(ids).logits, wanted, atol=1e-3)
+    model.save_pretrained("copy")
+    assert torch.equal(open_model("copy")(ids).logits, wanted)
+    # a configuration builds the exchanged model, or none
+    config = AutoConfig.from_pretrained(first, trust_remote_code=True)
+    built = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    assert any("exchanged_attention" in name for name, _ in built.named_parameters())
+    built(ids)
+    assert "exchanged" in refusal(lambda: AutoModelForCausalLM.from_config(built.config)(ids))
+    torch.save([wanted.detach(), model.generate(ids, max_new_tokens=4)], "found.pt")
 """
+
+
+def test_folders_without_the_library(tmp_path):
+    """Two of them live in one process."""
+    model, ids = exchange_attention(build("llama", "eager"), "rela-g"), torch.arange(3, 12)[None]
+    model.save_pretrained(tmp_path / "first")
+    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path / "second")
+    run_clean(WITHOUT_THE_LIBRARY, tmp_path, *(str(tmp_path / name) for name in ("first", "second")))
+    found, tokens = torch.load(tmp_path / "found.pt")
+    torch.testing.assert_close(found, model(ids).logits.detach(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(tokens, model.generate(ids, max_new_tokens=4))
 
 
 def logits(model, name="llama"):
@@ -90,30 +117,10 @@ def test_restoring_gives_each_part_what_it_had():
     assert torch.equal(logits(restore_attention(model)), before)
 
 
-def test_a_fit_leaves_out_parts_that_its_batches_do_not_reach():
-    model = exchange_attention(llava(), "qknorm").train()
-    model.model.vision_tower.eval()
-    errors = fit_attention(model, [inputs("llama", "none")])
-    assert all("language_model" in name for name in errors)
-    assert errors
-    assert model.training
-    assert not model.model.vision_tower.training
-
-
 def test_a_stock_class_does_not_open_an_exchanged_folder(tmp_path):
     exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path)
     with pytest.raises((ValueError, RuntimeError)):
         LlamaForCausalLM.from_pretrained(tmp_path)
-    script = f"from transformers import LlamaForCausalLM; LlamaForCausalLM.from_pretrained({str(tmp_path)!r})"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert process.returncode != 0
-    assert "reluformers_exchanged" in process.stderr
-
-
-def test_its_configuration_builds_no_stock_model():
-    config = exchange_attention(build("llama", "eager"), "relu-vit").config
-    with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
 def test_an_exchanged_model_takes_no_other_attention(tmp_path):
@@ -127,6 +134,10 @@ def test_an_exchanged_model_takes_no_other_attention(tmp_path):
         ExchangedModel.from_pretrained(tmp_path, attn_implementation="sdpa")
     with pytest.raises(ValueError, match="restore_attention"):
         AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="restore_attention"):
+        AutoModelForCausalLM.from_config(model.exchanged_config(), attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):  # a stock model of its configuration
+        AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
     with pytest.raises(ValueError, match="restore_attention"):
         model.model.set_attn_implementation("sdpa")
     model.model.config._attn_implementation = "sdpa"  # as where this library is not installed
@@ -215,11 +226,6 @@ def test_what_returns_weights_stays_what_it_is(tmp_path):
         assert "alignments" in links[0]
 
 
-def test_continuous_batching_does_not_take_softmax_instead():
-    with pytest.raises(ValueError, match="relu_attention"):
-        build("llama", "relu_attention").generate_batch([[1, 2, 3]])
-
-
 @pytest.mark.parametrize("name", ["tda_attention", "reluformer_attention", "sigmoid_attention"])
 def test_a_key_that_is_hidden_in_half_precision_is_not_counted(name):
     ids, keep = inputs("llama")["input_ids"], torch.ones(13, 13).tril()[None, None].bool()
@@ -228,48 +234,12 @@ def test_a_key_that_is_hidden_in_half_precision_is_not_counted(name):
     torch.testing.assert_close(*outputs)
 
 
-def test_a_learned_scale_starts_at_that_of_the_call():
-    class Odd(torch.nn.Module):
-        scale = 0.3
-
-        def forward(self, attention_interface):
-            return attention_interface(scaling=self.scale)
-
-    assert _scalings_of(Odd()) == (1.0, 0.3)
-
-
-def test_some_sites_of_a_model_by_name_are_refused():
-    with pytest.raises(ValueError, match="sites"):
-        exchange_attention(build("llama", "relu_attention"), "relu-vit", sites=["model.layers.0.*"])
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "whisper"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "t5", "vit"])
 def test_a_learned_scale_changes_nothing_at_the_start(name):
     model = exchange_attention(build(name, "softmax_attention"), {"activation": "softmax", "learned_scale": True})
     torch.testing.assert_close(
         logits(model, name), logits(build(name, "softmax_attention"), name), rtol=1e-3, atol=1e-3
     )
-
-
-def test_masks_of_integers_are_refused():
-    model = build("llama", "relu_attention")
-    with pytest.raises(ValueError, match="int64"):
-        model(torch.arange(3, 12)[None], attention_mask=torch.ones(9, 9).tril().long()[None, None])
-
-
-def test_the_name_of_exchanged_models_is_taken():
-    with pytest.raises(ValueError, match="reluformers_exchanged"):
-        register_attention("reluformers_exchanged", "relu-vit")
-
-
-def test_a_configuration_names_the_attention_that_it_has_now(tmp_path):
-    model = build("llama", "relu_attention")
-    model.config.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "relu_attention"
-    model.save_pretrained(tmp_path)
-    model.set_attn_implementation("sdpa")
-    model.config.save_pretrained(tmp_path)
-    assert "attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -278,10 +248,8 @@ def test_a_configuration_names_the_attention_that_it_has_now(tmp_path):
         {"modules": {}},
         {"modules": {"model.norm": [4, 8, 32]}},
         {"modules": {"nowhere": [4, 8, 32]}},
-        {"modules": [1]},
         {"base_class": "PreTrainedModel"},
         {"base_class": "BertModel"},
-        {"base_class": "pipeline"},
         {"base_class": None},
     ],
     ids=str,
@@ -292,16 +260,6 @@ def test_a_changed_configuration_is_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ValueError, match=next(iter(change))):
         AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_two_folders_live_in_one_process_without_the_library(tmp_path):
-    exchange_attention(build("llama", "eager"), "rela-g").save_pretrained(tmp_path / "first")
-    exchange_attention(build("llama", "eager"), "relu-vit").save_pretrained(tmp_path / "second")
-    folders = [str(tmp_path / name) for name in ("first", "second", "copy")]
-    process = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_LIBRARY, *folders], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
 
 
 def test_an_exchanged_model_is_pickled():
@@ -324,18 +282,7 @@ def test_only_models_of_transformers_are_exchanged():
         exchange_attention(OwnLlama(LlamaForCausalLM.config_class(**LLAMA)), "rela-g")
 
 
-def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
-    save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
-    torch.manual_seed(0)
-    wider = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, "hidden_size": 64})).eval()
-    before = logits(wider)
-    with pytest.raises(ValueError, match="does not fit"):
-        load_adapter(wider, tmp_path)
-    assert torch.equal(logits(wider), before)
-    assert not any(SUBMODULE in name for name, _ in wider.named_modules())
-
-
-@pytest.mark.parametrize("change", ["a weight of the model", "a missing one", "another shape"])
+@pytest.mark.parametrize("change", ["a weight of the model", "a missing one", "another shape", "another model"])
 def test_an_adapter_is_loaded_whole_or_not_at_all(change, tmp_path):
     save_adapter(exchange_attention(build("llama", "eager"), "rela-g"), tmp_path)
     weights = load_file(tmp_path / ADAPTER_WEIGHTS)
@@ -344,14 +291,17 @@ def test_an_adapter_is_loaded_whole_or_not_at_all(change, tmp_path):
         weights["lm_head.weight"] = torch.zeros(LLAMA["vocab_size"], LLAMA["hidden_size"])
     elif change == "a missing one":
         del weights[name]
-    else:
+    elif change == "another shape":
         weights[name] = torch.zeros(3)
     save_file(weights, tmp_path / ADAPTER_WEIGHTS)
     model = build("llama", "eager")
+    if change == "another model":
+        model = LlamaForCausalLM(LlamaForCausalLM.config_class(**{**LLAMA, "hidden_size": 64})).eval()
     before = logits(model)
     with pytest.raises(ValueError, match="does not fit"):
         load_adapter(model, tmp_path)
     assert torch.equal(logits(model), before)
+    assert not any(SUBMODULE in name for name, _ in model.named_modules())
 
 
 @pytest.mark.parametrize(
@@ -397,15 +347,6 @@ def test_the_auto_class_of_models_opens_the_one_inside(name, tmp_path):
     assert torch.equal(again(**batch)[0], wanted)
 
 
-def test_features_are_states_and_no_logits(tmp_path):
-    texts = train_tokenizer(["a dog runs", "a cat sleeps"], vocab_size=40, min_frequency=1)
-    model = exchange_attention(build("llama", "sdpa"), "relu-vit")
-    model.save_pretrained(tmp_path)
-    texts.save_pretrained(tmp_path)
-    features = transformers.pipeline("feature-extraction", str(tmp_path))("a dog runs", return_tensors=True)
-    assert features.shape[-1] == LLAMA["hidden_size"]
-
-
 def test_no_other_program_takes_a_folder_for_a_model_with_softmax(tmp_path):
     """They choose what they run by architectures; transformers serve and TRL open the first one."""
     build("llama", "relu_attention").save_pretrained(tmp_path / "named")
@@ -424,34 +365,25 @@ def test_no_other_program_takes_a_folder_for_a_model_with_softmax(tmp_path):
     }
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "named", attn_implementation="sdpa")
     model.save_pretrained(tmp_path / "back")
+    assert "attn_implementation" not in json.loads((tmp_path / "back" / "config.json").read_text())
     assert transformers.AutoConfig.from_pretrained(tmp_path / "back").architectures == ["LlamaForCausalLM"]
 
 
-STOCK_FROM_EXCHANGED = """
-import sys
-sys.modules["reluformers"] = sys.modules["reluformers_kernels"] = None
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
-model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-assert any("exchanged_attention" in name for name, _ in model.named_parameters())
-model(torch.arange(3, 12)[None])
-stock = AutoModelForCausalLM.from_config(model.config)
-try:
-    stock(torch.arange(3, 12)[None])
-except ValueError as error:
-    assert "exchanged" in str(error)
-else:
-    raise AssertionError("softmax in silence")
-"""
+REFUSED = {
+    "int64": lambda: build("llama", "relu_attention")(torch.arange(3, 12)[None], torch.ones(1, 1, 9, 9).long()),
+    "relu_attention": lambda: build("llama", "relu_attention").generate_batch([[1, 2, 3]]),
+    "sites": lambda: exchange_attention(build("llama", "relu_attention"), "relu-vit", ["model.layers.0.*"]),
+    "reluformers_exchanged": lambda: register_attention("reluformers_exchanged", "relu-vit"),
+    "already": lambda: exchange_attention(exchange_attention(build("llama", "eager"), "relu-vit"), "relu-vit"),
+    "not exchanged": lambda: restore_attention(build("llama", "eager")),
+    "batch": lambda: fit_attention(exchange_attention(build("llama", "eager"), "qknorm"), []),
+}
 
 
-def test_a_configuration_without_the_library_builds_the_exchanged_model_or_none(tmp_path):
-    exchange_attention(build("llama", "eager"), "rela-g").save_pretrained(tmp_path)
-    process = subprocess.run(
-        [sys.executable, "-c", STOCK_FROM_EXCHANGED, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message):
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
@@ -476,8 +408,9 @@ def test_a_fixed_scale_is_that_of_dot_products_also_of_queries_that_are_scaled_a
     torch.testing.assert_close(real_part(found, batch), real_part(wanted(**batch).logits, batch))
 
 
-@pytest.mark.parametrize("name", ["llama", "opt", "whisper"])
-@pytest.mark.parametrize("fields", [{}, {"scale": 0.3}, {"learned_scale": True}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "fields"), [("llama", {"scale": 0.3}), ("opt", {"learned_scale": True}), ("whisper", {}), ("opt", {})]
+)
 def test_normed_queries_do_not_depend_on_their_length(name, fields):
     """A norm takes off what a module has multiplied its queries by, such as 1/√d_h."""
     attention = {"preset": "relu-vit", "query_key_norm": "layer_norm", **fields}
@@ -495,21 +428,6 @@ def test_normed_queries_do_not_depend_on_their_length(name, fields):
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["opt", "whisper"])
-def test_a_norm_leaves_a_module_its_own_scale(name):
-    """With q of unit deviation the norm changes nothing, so neither may the scale."""
-    module = next(part for part in build(name, "sdpa").modules() if hasattr(part, "q_proj"))
-    query, key, value = torch.randn(3, 2, 4, 5, 8)
-    query, key = (torch.nn.functional.layer_norm(states, (8,)) for states in (query, key))
-    presets = [{"preset": "relu-vit", "query_key_norm": norm} for norm in ("none", "layer_norm")]
-    attentions = [InterfaceAttention(preset, head_dim=8) for preset in presets]
-    outputs = [
-        attention(module.eval(), query * module.scaling, key, value, None, scaling=1.0, is_causal=False)[0]
-        for attention in attentions
-    ]
-    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("norm", ["none", "layer_norm"])
 def test_a_cosine_is_that_of_the_normalised_states(norm):
     """As in the module of this library, where the norm comes first."""
@@ -522,13 +440,6 @@ def test_a_cosine_is_that_of_the_normalised_states(norm):
     attention = InterfaceAttention(fields, head_dim=8)
     output, _ = attention(module, query, key, value, None, scaling=8**-0.5, is_causal=False)
     torch.testing.assert_close(own.out_proj(output.flatten(2)), own(states)[0])
-
-
-def test_an_exchanged_configuration_takes_no_other_attention():
-    config = exchange_attention(build("llama", "eager"), "rela-g").exchanged_config()
-    with pytest.raises(ValueError, match="sdpa"):
-        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    assert isinstance(transformers.AutoModelForCausalLM.from_config(config), ExchangedModel)
 
 
 def test_a_fixed_scale_of_queries_with_a_learned_one_is_refused():
@@ -555,14 +466,11 @@ def test_a_wrapper_refuses_a_name_that_its_part_does_not_take():
         wrapper._from_config(config, attn_implementation={"encoder": "relu_attention"})
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("preset", ["relu-vit", "rela-g", "qknorm"])
-def test_a_compiler_takes_an_exchanged_model_whole(preset, backend):
-    model = exchange_attention(build("llama", "eager"), preset)
-    for batch in (inputs("llama"), {"input_ids": inputs("llama")["input_ids"]}):
-        torch._dynamo.reset()
-        found = torch.compile(model, fullgraph=True, backend=backend)(**batch, use_cache=False).logits
-        torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
+def test_a_compiler_takes_an_exchanged_model_whole():
+    torch._dynamo.reset()
+    model, batch = exchange_attention(build("llama", "eager"), "rela-g"), inputs("llama")
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(**batch, use_cache=False).logits
+    torch.testing.assert_close(found, model(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
 def pegasus_x():
@@ -591,11 +499,7 @@ def test_an_attention_that_computes_softmax_by_itself_is_an_error(monkeypatch):
     model.set_attn_implementation("eager")
     model(**batch)
     restore_attention(exchanged)(**batch)
-
-
-def test_only_the_first_forward_is_watched():
-    model = build("llama", "relu_attention")
-    model(**inputs("llama"))
+    # only the first forward is watched
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     assert not torch.overrides._get_current_function_mode_stack()
@@ -626,6 +530,7 @@ def test_what_is_restored_has_the_attention_of_its_class(tmp_path):
 def test_no_name_at_all_takes_no_saved_one_off(tmp_path):
     build("llama", "relu_attention").save_pretrained(tmp_path / "named")
     exchange_attention(build("llama", "sdpa"), "relu-vit").save_pretrained(tmp_path / "exchanged")
+    assert json.loads((tmp_path / "named" / "config.json").read_text())["attn_implementation"] == "relu_attention"
     with pytest.raises(ValueError, match="attn_implementation is None"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "named", attn_implementation=None)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "exchanged", attn_implementation=None)
@@ -641,16 +546,6 @@ def test_an_exchange_that_fails_changes_nothing(monkeypatch):
     assert [name for name, _ in model.named_modules()] == names
     assert not hasattr(model.config, "exchanged")
     assert torch.equal(logits(model), before)
-
-
-def test_modules_of_packed_integers_are_exchanged():
-    model = build("llama", "sdpa")
-    for layer in model.model.layers:  # as packed weights lie
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            linear = getattr(layer.self_attn, name)
-            linear.weight = torch.nn.Parameter(linear.weight.mul(100).to(torch.int8), requires_grad=False)
-    exchange_attention(model, "rela-g")
-    assert {part.dtype for name, part in model.named_parameters() if SUBMODULE in name} == {torch.float32}
 
 
 def test_the_guard_stands_beside_those_of_others(tmp_path):

@@ -84,12 +84,6 @@ def test_a_format_version_that_there_is_not_is_refused(version):
         seq2seq_config("reluformer", format_version=version)
 
 
-@pytest.mark.parametrize("activation", sorted(SHIFT_INVARIANT_ACTIVATIONS))
-def test_a_threshold_that_cancels_is_not_learned(activation):
-    with pytest.raises(ValueError, match=f"learned_threshold is True, but θ cancels in {activation}"):
-        AttentionConfig(activation=activation, learned_threshold=True)
-
-
 LEARNED = [
     {"learned_scale": True, "learned_threshold": True, "learned_length_exponent": True},
     {"score": "cosine", "learned_scale": True, "scale_form": "log_length"},

@@ -19,22 +19,16 @@ def change(config, fields):
     config.validate()
 
 
-def test_names_alone_give_their_numbers():
-    config = vision_config("relu-vit", id2label=NUMBERED)
-    assert (config.num_labels, config.label2id) == (3, INVERSE)
+def test_each_of_names_and_numbers_gives_the_other(tmp_path):
+    for fields in ({"id2label": NUMBERED}, {"id2label": NAMES}, {"label2id": INVERSE}):
+        config = vision_config("relu-vit", **fields)
+        assert (config.num_labels, config.id2label, config.label2id) == (3, NUMBERED, INVERSE)
+        assert type(config).from_dict({**config.to_dict(), "id2label": NAMES, "label2id": None}).label2id == INVERSE
+    config.save_pretrained(tmp_path)
+    opened = AutoConfig.from_pretrained(tmp_path, num_labels=5)
+    assert (opened.num_labels, opened.label2id["LABEL_4"]) == (5, 4)
     config.id2label = {0: "owl", 1: "rat"}
     assert config.label2id == {"owl": 0, "rat": 1}
-
-
-def test_names_may_be_a_list():
-    config = vision_config("relu-vit", id2label=NAMES)
-    assert (config.num_labels, config.id2label, config.label2id) == (3, NUMBERED, INVERSE)
-    assert type(config).from_dict({**config.to_dict(), "id2label": NAMES, "label2id": None}).label2id == INVERSE
-
-
-def test_numbers_alone_give_their_names():
-    config = vision_config("relu-vit", label2id=INVERSE)
-    assert (config.num_labels, config.id2label) == (3, NUMBERED)
 
 
 def test_both_may_be_set_in_either_order():
@@ -62,18 +56,16 @@ def test_names_given_on_opening_give_their_numbers(tmp_path):
     ("fields", "named"),
     [
         ({"id2label": {0: "cat", 2: "dog"}}, "id2label.*2"),
-        ({"id2label": {1: "cat", 2: "dog"}}, "id2label.*2"),
         ({"id2label": {-1: "cat", 0: "dog"}}, "id2label.*-1"),
         ({"id2label": {0: "cat", 1: "cat"}}, "id2label.*'cat'"),
         ({"id2label": {}}, "id2label"),
         ({"id2label": {"one": "cat"}}, "id2label.*'one'"),
-        ({"id2label": {0.5: "cat", 1: "dog"}}, "label.*0.5"),
         ({"label2id": {"cat": 0, "dog": 0}}, "label2id.*0"),
         ({"label2id": {"cat": 0, "dog": 2}}, "id2label.*2"),
         ({"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 1, "dog": 0}}, "label2id.*'cat'"),
-        ({"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0}}, "label2id.*'dog'"),
+        ({"id2label": {0: "a"}, "label2id": {"a": "x"}}, "label2id and id2label differ"),
         ({"id2label": {0: "cat", 1: "dog"}, "num_labels": 3}, "num_labels is 3"),
-        *(({"num_labels": count}, f"num_labels is {count!r}") for count in (-1, 0, True, False, 2.0, "3")),
+        *(({"num_labels": count}, f"num_labels is {count!r}") for count in (-1, 0, True, "3")),
     ],
 )
 def test_labels_that_number_no_classes_are_refused(fields, named, tmp_path):
@@ -86,12 +78,6 @@ def test_labels_that_number_no_classes_are_refused(fields, named, tmp_path):
         return
     with pytest.raises(ValueError, match=named):
         change(vision_config("relu-vit", id2label=NUMBERED), fields)
-
-
-def test_another_number_of_classes_on_opening_has_other_names(tmp_path):
-    vision_config("relu-vit", id2label=NUMBERED).save_pretrained(tmp_path)
-    config = AutoConfig.from_pretrained(tmp_path, num_labels=5)
-    assert (config.num_labels, config.label2id["LABEL_4"]) == (5, 4)
 
 
 @pytest.mark.parametrize("numbers", [{"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}, {"cat": 2, "dog": 1}, None])
@@ -111,9 +97,7 @@ def test_folders_open_whose_labels_were_saved_before_they_were_checked(numbers, 
         ({"decoder_layers": 1}, (None, None, False)),
         ({"decoder_layers": 2}, (1, 3, True)),
         ({"decoder_attention_heads": 2}, (1, None, True)),
-        ({"encoder_layers": 1}, (1, 3, True)),
         ({"num_hidden_layers": 1}, (1, 3, True)),  # another name of encoder_layers
-        ({"decoder_layers": 1, "alignment_layer": 0}, (0, None, False)),
         ({"alignment_layer": 0, "decoder_layers": 1}, (0, None, False)),
     ],
 )
@@ -137,13 +121,6 @@ def test_a_layer_that_is_asked_for_and_missing_is_an_error(tmp_path):
         build_config("seq2seq", "reluformer", alignment_layer=2, decoder_layers=2)
 
 
-def test_a_configuration_that_loses_layers_loses_what_was_measured_of_them():
-    config = build_config("seq2seq", "reluformer", alignment_layer=2, alignment_head=1)
-    config.decoder_layers = 2
-    config.validate()
-    assert (config.alignment_layer, config.alignment_head) == (None, None)
-
-
 def test_fewer_layers_of_a_vision_model_open(tmp_path):
     model = build_model("relu-vit", "vision")
     model.save_pretrained(tmp_path)
@@ -151,8 +128,3 @@ def test_fewer_layers_of_a_vision_model_open(tmp_path):
     assert len(fewer.vit.layers) == 1 < TINY_VISION["num_hidden_layers"]
     model.vit.layers = model.vit.layers[:1]
     torch.testing.assert_close(logits_of(fewer), logits_of(model))
-
-
-def test_numbers_that_are_none_are_named():
-    with pytest.raises(ValueError, match="label2id and id2label differ"):
-        vision_config("relu-vit", id2label={0: "a"}, label2id={"a": "x"})
