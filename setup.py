@@ -81,11 +81,13 @@ EXTRAS_REQUIRE["test"] = [
 INSTRUCTION_SETS = {"generic": []}
 if platform.machine() in ("x86_64", "AMD64"):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mfma"]}
-    INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], "-mavx512bf16"]
+    # all processors with the first have the others
+    MORE = ["-mavx512bf16", "-mavx512vnni", "-mavx512bw", "-mavx512vl"]
+    INSTRUCTION_SETS["avx512_bf16"] = [*INSTRUCTION_SETS["avx512"], *MORE]
 NATIVE = [
     Extension(
         f"reluformers_native._{name}",
-        ["native/attention.c", "native/norms.c"],
+        ["native/attention.c", "native/norms.c", "native/decoder.c"],
         depends=["native/vectors.h"],
         extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0", *flags],
         py_limited_api=True,  # it knows nothing of Python at all

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 INTERFACE = 4  # what callers must ask for; counts up when the arguments of the functions below change
-LAYOUT = 3  # of the structures below; counts up with that of attention.c
+LAYOUT = 4  # of the structures here and in decoder.py; counts up with that of attention.c
 VARIABLE = "RELUFORMERS_NATIVE"  # a set of instructions, or "off"
 # set of instructions → what `torch.cpu.get_capabilities` must have, the fastest first
 INSTRUCTION_SETS = {
-    "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "fma3"),
+    "avx512_bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_bf16", "avx512_vnni", "fma3"),
     "avx512": ("avx512_f", "fma3"),
     "avx2": ("avx2", "fma3"),
     "generic": (),
@@ -38,6 +38,7 @@ _SCRATCH_OF = {  # function that needs scratch memory → the one that says how 
     "forward": "forward_scratch",
     "backward": "backward_scratch",
     "norm_backward": "norm_scratch",
+    "translate": "translate_scratch",
 }
 
 

@@ -22,23 +22,6 @@ typedef struct {
   int32_t is_mean, is_bfloat16;
 } Norm;
 
-// σ(x), with exp by the polynomial of Cephes' expf
-INLINE vec sigmoid_of(vec x) {
-  x = either(x < -87, all(-87), x);
-  x = either(x > 87, all(87), x);
-  vec power = -x * 1.44269504f + 12582912.0f;  // rounded in the last bits
-  ivec exponent = (ivec)power - 0x4b400000;
-  power -= 12582912.0f;
-  vec rest = -x - power * 0.693359375f + power * 2.12194440e-4f;
-  vec sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-  sum = sum * rest + 8.3334519073e-3f;
-  sum = sum * rest + 4.1665795894e-2f;
-  sum = sum * rest + 1.6666665459e-1f;
-  sum = sum * rest + 5.0000001201e-1f;
-  vec exp = (sum * rest * rest + rest + 1) * (vec)((exponent + 127) << 23);
-  return 1 / (1 + exp);
-}
-
 INLINE void *place_of(const Norm *norm, const void *states, int64_t row) {
   return (char *)states + row * norm->width * (norm->is_bfloat16 ? 2 : 4);
 }

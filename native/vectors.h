@@ -111,6 +111,24 @@ INLINE vec log_of(vec x) {
   return mantissa + small + power * 0.693359375f;
 }
 
+// exp x between ±87, by the polynomial of Cephes' expf
+INLINE vec exp_of(vec x) {
+  x = either(x > 87, all(87), x);
+  x = either(x < -87, all(-87), x);
+  vec power = x * 1.44269504f + 12582912.0f;  // rounded in the last bits
+  ivec exponent = (ivec)power - 0x4b400000;
+  power -= 12582912.0f;
+  vec rest = x - power * 0.693359375f + power * 2.12194440e-4f;
+  vec sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  return (sum * rest * rest + rest + 1) * (vec)((exponent + 127) << 23);
+}
+
+INLINE vec sigmoid_of(vec x) { return 1 / (1 + exp_of(-x)); }
+
 // Numbers d, d + 1, … of a row that is so wide, as many as fit into a vector, with zeros behind the last.
 INLINE vec read_vector(int is_bfloat16, const void *row, int64_t d, int64_t width) {
   int64_t count = least(width - d, LANES);

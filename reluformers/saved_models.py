@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
-from reluformers_kernels import is_quantized, quantize_int8, store_by_columns
+from reluformers_kernels import is_quantized, quantize_int8
 
 from .errors import describe_error
 from .files import check_name, read_json
@@ -137,7 +137,7 @@ def to_accelerator(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
-    """Let a model compute in one of `DTYPES`, in place, and lay its weights out for inference.
+    """Let a model compute in one of `DTYPES`, in place.
 
     None is what it was loaded in, and int8 for weights of torchao on a CPU.
 
@@ -156,8 +156,7 @@ def set_precision(model: PreTrainedModel, dtype: str | None) -> PreTrainedModel:
         raise ValueError(f"the model is saved in int8, and cannot compute in {dtype}")
     if dtype == "int8" or (is_int8 and model.device.type == "cpu"):
         return quantize_int8(model.float() if not is_int8 else model)
-    model = model if dtype is None else model.to(getattr(torch, dtype))
-    return store_by_columns(model) if model.dtype == torch.float32 else model
+    return model if dtype is None else model.to(getattr(torch, dtype))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from . import interface
 from .activations import ACTIVATIONS, SPARSE_DISTRIBUTIONS
 from .dropout import dropout
 from .fused_attention import attention, factors_of_rows, rectified_attention
-from .linear import is_quantized, quantize_int8, store_by_columns
+from .linear import is_quantized, quantize_int8
 from .norms import norm
 from .search import SearchMixin
 
@@ -31,5 +31,4 @@ __all__ = [
     "norm",
     "quantize_int8",
     "rectified_attention",
-    "store_by_columns",
 ]

@@ -1,36 +1,18 @@
 # Copyright 2026 the reluformers authors
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers for inference on CPUs: weights in the order in which few rows read them fastest, and int8 products.
+"""Linear layers for inference on CPUs: int8 products.
 
 torchao, which PyTorch names as the successor of its eager quantisation, keeps and saves int8 weights, but multiplies
 them by several operators a layer unless the model is compiled: on CPUs a third as fast as float32 for one sentence
 (pytorch/ao#4365). So its weights are read here, and PyTorch's packed ones compute.
 """
 
+import functools
 import warnings
 
 import torch
 from torch import Tensor, nn
-
-
-def store_by_columns(model: nn.Module) -> nn.Module:
-    """Store the matrices of a model column by column, in place; shapes and values stay, strides change.
-
-    A step of a search multiplies few rows by all weights, and is bound by reading them: x·Wᵀ of one row reads a W that
-    lies in columns from memory in about half of the time, by the same function of PyTorch.
-
-    Args:
-        model: on the CPU; another one stays as it is, and so do weights that torchao has quantised.
-
-    Returns:
-        The same model.
-    """
-    with torch.no_grad():
-        for parameter in model.parameters():  # a tied one is there once
-            is_plain = type(parameter) is nn.Parameter and parameter.is_contiguous()
-            if is_plain and parameter.dim() == 2 and parameter.device.type == "cpu":
-                parameter.data = parameter.t().contiguous().t()
-    return model
+from torch.nn import functional
 
 
 class PackedLinear(nn.Module):
@@ -50,6 +32,16 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.quantized.linear_prepack(weight, None)
         self.register_buffer("sums", weight.dequantize().sum(1), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Integers, scales and sums as the compiled decoder reads them."""
+        from reluformers_native.decoder import pack
+
+        weight, _ = torch.ops.quantized.linear_unpack(self.packed)
+        padding = 0, -self.out_features % 16
+        vectors = (weight.q_per_channel_scales().float(), self.sums)
+        return pack(weight.int_repr()), *(functional.pad(vector, padding) for vector in vectors)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [..., in_features]."""
@@ -82,7 +74,6 @@ def quantize_int8(model: nn.Module) -> nn.Module:
     for tensor in weights:
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
             raise ValueError(f"int8 needs a model in float32 on the CPU, got {tensor.dtype} on {tensor.device}")
-    model.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that its quantised tensors will go
         for parent in list(model.modules()):
@@ -92,7 +83,7 @@ def quantize_int8(model: nn.Module) -> nn.Module:
                     setattr(parent, name, PackedLinear(_quantized_weight(layer), layer.bias))
     if hasattr(model, "save_pretrained"):
         model.save_pretrained = _refuse_saving
-    return model
+    return model.eval()
 
 
 def _refuse_saving(*_, **__) -> None:

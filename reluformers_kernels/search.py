@@ -36,6 +36,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from .cache import SourceCache, TargetCache
+from .decoder import KnownSearch, search_compiled
 
 # those that look at nothing but the tokens of a row, so that rows may leave the batch
 ROW_PROCESSORS = (
@@ -73,6 +74,19 @@ class SearchMixin(GenerationMixin):
             name in vars(self) or getattr(type(self), name) is not method
             for name, method in self._step_methods.items()
         )
+
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args, **kwargs
+    ):
+        """Generate as transformers does, and prepare nothing that the last call has prepared."""
+        if args or self._is_replaced():
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        known = KnownSearch(self, inputs, generation_config, kwargs)
+        found = known.run()
+        if found is None:
+            found = super().generate(inputs, generation_config, **kwargs)
+            known.remember()
+        return found
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
         """The cache that transformers makes, but for the source one that beam search need not reorder."""
@@ -121,6 +135,9 @@ class SearchMixin(GenerationMixin):
         if synced_gpus or streamer is not None or self._is_replaced() or not knows_search(*search, model_kwargs):
             options = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
             return super()._sample(input_ids, *search, **options)
+        found = search_compiled(self, input_ids, *search, model_kwargs)
+        if found is not None:
+            return found
         with _one_output_weight(self):
             return _greedy_search(self, input_ids, *search, model_kwargs)
 
@@ -137,6 +154,9 @@ class SearchMixin(GenerationMixin):
         search = (logits_processor, stopping_criteria, generation_config)
         if synced_gpus or self._is_replaced() or not knows_search(*search, model_kwargs):
             return super()._beam_search(input_ids, *search, synced_gpus=synced_gpus, **model_kwargs)
+        found = search_compiled(self, input_ids, *search, model_kwargs)
+        if found is not None:
+            return found
         with _one_output_weight(self):
             return _beam_search(self, input_ids, *search, model_kwargs)
 

@@ -45,6 +45,7 @@ def wu_length_penalty(model: Any) -> Any:
             **state,
         )
 
+    update_finished_beams.penalty_offset = _OFFSET  # for the compiled search
     generator._update_finished_beams = update_finished_beams
     generator._check_early_stop_heuristic = check_early_stop_heuristic
     return generator

@@ -13,61 +13,56 @@ from torch.testing import assert_close
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from builders.models import all_presets, build_model
+from builders.searches import END, VOCABULARY, draw_sources, trained_like
 from reluformers import ReLUFormerForConditionalGeneration
 from reluformers.modeling import normalization
 from reluformers.translation.length_penalty import wu_length_penalty
 from reluformers.translation.tokenization import train_tokenizer
 from reluformers_kernels import search
 from reluformers_kernels.cache import TargetCache
+from reluformers_kernels.compiled import native
 
-VOCABULARY, END = 40, 2
-
-
-def trained_like(preset="relu", **fields):
-    """A model that ends every fifth prefix, so some sentences soon and others late."""
-    model = build_model(preset, vocab_size=VOCABULARY, output_bias=True, **fields).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-        prefixes = torch.randint(3, VOCABULARY, (64, 9), generator=generator)
-        logits = model(**draw_sources(64), decoder_input_ids=prefixes).logits.flatten(0, 1)
-        end, others = logits[:, END], logits.index_fill(1, torch.tensor(END), -torch.inf).amax(1)
-        model.lm_head.bias[END] += (others - end).quantile(0.2)
-    return model
+COMPILED = native is not None and native.is_available()
+WAYS = ["compiled", "plain"] if COMPILED else ["plain"]
 
 
-def draw_sources(rows=7, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 9, (rows,), generator=generator)
-    input_ids = torch.randint(3, VOCABULARY, (rows, 9), generator=generator)
-    mask = torch.arange(9) <= lengths[:, None]
-    return {"input_ids": input_ids.masked_fill(~mask, 0), "attention_mask": mask.long()}
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """How the library searches: one call of compiled code, or step by step in PyTorch."""
+    if request.param == "plain":
+        monkeypatch.setattr(search, "search_compiled", lambda *_: None)
+    return request.param
 
 
 def both(model, batch, **options):
-    """What is generated here and by transformers, and how often the search here was taken."""
+    """What is generated here and by transformers, and which of the two searches here was taken."""
     stock = GenerationMixin._beam_search if options.get("num_beams", 1) > 1 else GenerationMixin._sample
-    taken = mock.Mock(side_effect=search._Decoder)
-    with mock.patch.object(search, "_Decoder", taken):
+    whole, ways = search.search_compiled, []
+
+    def count(*arguments):
+        found = whole(*arguments)
+        ways.append("plain" if found is None else "compiled")
+        return found
+
+    with mock.patch.object(search, "search_compiled", count):
         ours = model.generate(**batch, **options)
-    return ours, model.generate(**batch, **options, custom_generate=stock), taken.call_count
+    return ours, model.generate(**batch, **options, custom_generate=stock), ways
 
 
-def check_same(model, batch, **options):
-    ours, theirs, taken = both(model, batch, **options)
-    assert taken == 1
+def check_same(model, batch, way, **options):
+    ours, theirs, ways = both(model, batch, **options)
+    assert ways == [way]
     assert torch.equal(ours, theirs), (options, ours, theirs)
     return ours
 
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @all_presets
-def test_the_tokens_are_those_of_transformers(preset, beams):
+def test_the_tokens_are_those_of_transformers(preset, beams, way):
     model = trained_like(preset)
     lengths = set()
     for seed in range(3):
-        tokens = check_same(model, draw_sources(seed=seed), num_beams=beams, max_new_tokens=12)
+        tokens = check_same(model, draw_sources(seed=seed), way, num_beams=beams, max_new_tokens=12)
         lengths |= set((tokens != tokens[:, -1:]).sum(1).tolist())
     assert len(lengths) > 1
 
@@ -90,18 +85,20 @@ OPTIONS = [
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-def test_options_mean_the_same(options, beams):
+def test_options_mean_the_same(options, beams, way):
     model = trained_like("rela-g")
+    if {"bad_words_ids", "no_repeat_ngram_size"} & options.keys():  # which look at all tokens of a row
+        way = "plain"
     only_for_beams = {"early_stopping", "length_penalty", "num_return_sequences"}
     if beams == 1 and only_for_beams & options.keys():
         pytest.skip("has no meaning in greedy search")
     for seed in range(3):
-        check_same(model, draw_sources(seed=seed), **{"num_beams": beams, "max_new_tokens": 14, **options})
+        check_same(model, draw_sources(seed=seed), way, **{"num_beams": beams, "max_new_tokens": 14, **options})
 
 
-def test_the_penalty_of_the_papers_is_heard():
+def test_the_penalty_of_the_papers_is_heard(way):
     model = wu_length_penalty(trained_like("relu"))
-    check_same(model, draw_sources(), num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
+    check_same(model, draw_sources(), way, num_beams=4, max_new_tokens=14, length_penalty=0.6, early_stopping="never")
 
 
 def test_the_source_may_come_encoded_as_a_tuple():
@@ -112,15 +109,15 @@ def test_the_source_may_come_encoded_as_a_tuple():
     assert torch.equal(model.generate(encoder_outputs=encoded, **kept), expected)
 
 
-def test_without_a_mask_and_after_many_tokens():
+def test_without_a_mask_and_after_many_tokens(way):
     model = trained_like("qknorm", max_position_embeddings=200)
     batch = {"input_ids": draw_sources()["input_ids"][:2]}
     for beams in (1, 3):
-        check_same(model, batch, num_beams=beams, max_new_tokens=150, eos_token_id=None)
+        check_same(model, batch, way, num_beams=beams, max_new_tokens=150, eos_token_id=None)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_memory_is_bounded_by_the_positions(beams):
+def test_memory_is_bounded_by_the_positions(beams, way):
     """`max_new_tokens` without an end in sight asks for as many columns as there are positions."""
     model, batch = trained_like(), draw_sources(2)
     with pytest.raises(ValueError, match="max_position_embeddings is 32"):
@@ -152,7 +149,11 @@ class Unknown(LogitsProcessor):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_what_is_not_known_goes_to_transformers(options, beams):
     model = trained_like()
-    with mock.patch.object(search, "_Decoder", side_effect=AssertionError):
+    of_ours = {
+        "_Decoder": mock.Mock(side_effect=AssertionError),
+        "search_compiled": mock.Mock(side_effect=AssertionError),
+    }
+    with mock.patch.multiple(search, **of_ours):
         model.generate(**draw_sources(), num_beams=beams, max_new_tokens=4, **options)
 
 
@@ -225,11 +226,11 @@ def test_methods_that_a_user_replaces_are_called(beams):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_tokenizer_stops_at_strings_and_changes_nothing_else(beams):
+def test_a_tokenizer_stops_at_strings_and_changes_nothing_else(beams, way):
     model, batch = trained_like(), draw_sources(3)
     tokenizer = train_tokenizer(["abcdef ghij"] * 4, vocab_size=VOCABULARY, min_frequency=1)
     options = {"num_beams": beams, "max_new_tokens": 8, "eos_token_id": None}
-    wanted = check_same(model, batch, **options)
+    wanted = check_same(model, batch, way, **options)
     assert torch.equal(model.generate(**batch, **options, tokenizer=tokenizer), wanted)
     word = tokenizer.decode(wanted[0, 3])
     stopped = model.generate(**batch, **options, tokenizer=tokenizer, stop_strings=[word])
@@ -243,7 +244,8 @@ def test_a_streamer_gets_every_token():
     assert torch.cat([call.args[0].flatten() for call in streamer.put.call_args_list]).tolist() == tokens[0].tolist()
 
 
-def test_done_sentences_leave_the_batch():
+def test_done_sentences_leave_the_batch(monkeypatch):
+    monkeypatch.setattr(search, "search_compiled", lambda *_: None)
     model, batch = trained_like(), draw_sources(16)
     rows = []
     step = search._Decoder.step
@@ -287,6 +289,7 @@ def test_the_cache_grows_and_follows_rows():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_unit_rows_are_made_once_for_a_search_and_anew_for_the_next(beams, monkeypatch):
+    monkeypatch.setattr(search, "search_compiled", lambda *_: None)
     model, made = build_model("qknorm", embedding_norm="fix_norm", tying="none"), []
     whole = normalization.unit_length
 

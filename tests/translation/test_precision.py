@@ -115,20 +115,6 @@ def test_what_cannot_be_quantized_is_refused():
         set_precision(build_model("reluformer"), "int4")
 
 
-def test_columns_change_strides_alone(folder, tmp_path):
-    model, tokenizers = load_translation_model(folder)
-    plain = type(model).from_pretrained(folder)
-    weight = model.model.decoder.layers[0].mlp.fc1.weight
-    assert weight.stride()[0] == 1 < weight.stride()[1]
-    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
-    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(found, expected)
-    assert translate(model, tokenizers, LINES) == translate(plain, tokenizers, LINES)
-    model.save_pretrained(tmp_path / "again")
-    again = type(model).from_pretrained(tmp_path / "again")
-    assert all(map(torch.equal, again.parameters(), plain.parameters()))
-
-
 def test_options_of_the_commands(folder, tmp_path, capsys):
     (tmp_path / "test.tsv").write_text("en\tde\nold dog\told dog\nred cat\tred cat\n")
     for dtype in ("bfloat16", "int8"):

@@ -1,0 +1,993 @@
+// Copyright 2026 the reluformers authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Translation by an encoder–decoder model on a processor: encoder, decoder steps, and the search around them.
+//
+// Torch's own threads call `translate`, `decoder.py` fills `Search`. A part has some of the sentences and never waits
+// for another. Rows are tokens: all of some sentences side by side in the encoder, without padding; the last one of
+// each beam in the decoder. Keys and values stay where they were written: `ancestors` says where those of a beam are.
+//
+// Numbers are float32; a linear map may have int8 weights, and then rounds each of its rows to integers as well.
+#include <math.h>
+
+#include "vectors.h"
+
+#if defined(__AVX512VNNI__)
+#define MOST_OF_A_BYTE 255
+#else
+#define MOST_OF_A_BYTE 127  // sums of two products fit into 16 bits
+#endif
+
+enum {
+  OUTPUTS = 16,        // of a linear map whose weights are kept in the nearest cache while all rows pass by
+  COLUMNS = 512,       // of the vocabulary whose logits are made at a time
+  ENCODER_ROWS = 256,  // at a time, or one sentence
+};
+
+typedef struct {  // y = x·Wᵀ + b
+  const float *weight;                  // [out, in], or NULL
+  const int8_t *packed;                 // or integers [out / 16, in / 4, 16, 4], zeros behind the last
+  const float *scales, *sums;           // of the integers [out up to a multiple of 16], and Σ_j of scaled ones
+  const float *factors;                 // of the outputs [out], or NULL
+  const float *bias;                    // [out], or NULL
+  int64_t in, out;
+} Linear;
+
+enum { NO_NORM, LAYER_NORM, RMS_NORM, UNIT_LENGTH };
+
+typedef struct {
+  const float *gain, *bias, *gate;  // [width], or NULL
+  const float *factor;              // of all numbers, or NULL
+  float eps;
+  int32_t kind;
+} Norm;
+
+enum { RELU, RELU2, RELU6, LEAKY_RELU, GELU, SOFTPLUS, SIGMOID, IDENTITY, SOFTMAX, SOFTMAX1, SOFTPICK, SPARSEMAX,
+       ENTMAX15, GELU_TANH, SWISH };
+enum { CONSTANT, LOG_LENGTH, SQRT_LOG_LENGTH };
+enum { NO_GATE, LINEAR_GATE, SILU_GATE, SIGMOID_GATE };
+
+typedef struct {
+  Linear query, key, value, gate, output;
+  Norm query_norm, key_norm, value_norm, query_length, key_length, output_norm;
+  const float *scale, *thresholds, *exponent;  // a; θ of each head, or one; α
+  float coefficient;
+  int32_t threshold_step;                      // 1 if each head has one
+  int32_t activation, scale_form, threshold_form, is_sum_one, gate_form, is_exclusive;
+} Attention;
+
+typedef struct {
+  Attention own, cross;
+  Norm own_norm, cross_norm, mlp_norm, inner_norm;
+  Linear fc1, fc_linear, fc2;
+  const float *beta;  // of swish
+  float temperature;  // of softmax
+  int32_t activation, has_rectified_values;
+} Layer;
+
+typedef struct {
+  const float *embeddings, *positions, *bias;  // [vocabulary, width], [positions, width], [width] or NULL
+  Norm token_norm, sum_norm, last_norm;
+  const Layer *layers;
+  int64_t layer_count, heads;
+  float factor;  // of the embeddings
+  int32_t is_pre_norm;
+} Stack;
+
+typedef struct {  // for rows of first_length up to last_length tokens
+  const int32_t *tokens;
+  int64_t count, first_length, last_length;
+  int64_t is_forced;  // no other token may come; or else, none of these
+} Rule;
+
+enum { EARLY_NO, EARLY_YES, EARLY_NEVER };
+
+typedef struct {
+  const Stack *encoder;        // NULL if its states are given
+  const Stack *decoder;
+  const Linear *logits;
+  const int32_t *source;       // tokens of all sentences side by side [source tokens]
+  const int64_t *starts;       // where each of them begins [sentences + 1]
+  float *states;               // of the encoder [source tokens, padded width]
+  float *source_cache;         // [layers, source tokens, 2, padded width]
+  float *cache;                // [capacity, layers, rows, 2, padded width]
+  int32_t *tokens;             // [longest, rows], those of the prompt are there
+  int32_t *ancestors;          // [2, rows, longest]: which row wrote a token of a row, by turns
+  float *running_scores, *finished_scores;    // log P, and divided by the penalty, falling [sentences, beams]
+  int32_t *finished_lengths;   // [sentences, beams], 0 if there is none
+  int32_t *finished;           // their tokens [sentences, beams, longest]
+  int64_t *results, *result_lengths;          // [sentences, returned, longest], [sentences, returned]
+  uint8_t *is_done;            // [sentences]
+  int64_t *lengths;            // tokens of a row in each part [parts], 0 at first
+  const Rule *rules;
+  const int32_t *ends;         // tokens
+  const float *penalties;      // what log P of so many tokens is divided by [longest + 1]
+  float *scratch;              // [parts, scratch_size]
+  int64_t scratch_size, sentences, beams, returned, prompt_len, longest, capacity, positions, max_length, width, inner;
+  int64_t parts, rule_count, end_count, early_stopping, is_beam_search;
+  float last_penalty;          // of the longest translation
+} Search;
+
+typedef struct {  // of a row: those before `count`
+  const float *states;  // key and value
+  const int32_t *rows;  // in which each lies, or NULL
+  int64_t step, row, count, own;  // own: the place of the query's own token
+} Keys;
+
+typedef struct {
+  int64_t width, inner;  // padded
+  float *x, *y, *z, *query, *gate, *pair, *hidden, *linear;  // [rows, …]
+  uint8_t *bytes;
+  float *steps, *lows;   // of their scales
+  float *logits, *best, *largest, *sum, *weights;
+  int32_t *best_tokens, *slots, *sentences;
+  Keys *keys;
+} Work;
+
+typedef struct {
+  const float *numbers;
+  const uint8_t *bytes;
+  int64_t row, bytes_row;
+  const float *steps, *lows;
+} Input;
+
+// ------------------------------------------------------------------------------------------------------ linear maps
+
+// Sums of the numbers of each vector, side by side.
+INLINE vec fold(vec sums[LANES]) {
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i)
+      sums[i] = FIRST_HALVES(sums[i], sums[i + half]) + SECOND_HALVES(sums[i], sums[i + half]);
+  return sums[0];
+}
+
+// Outputs `first` up to `last` of some rows, as many of both as there are vectors to fold.
+INLINE void dot_tile(int rows, const Linear *map, int64_t first, int64_t last, const float *x, int64_t x_row, float *y,
+                     int64_t y_row) {
+  enum { MOST = LANES };
+  const int outputs = LANES / rows;
+  vec sums[MOST];
+  const float *weights[MOST];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; ++i) sums[i] = all(0);
+#pragma GCC unroll 16
+  for (int o = 0; o < outputs; ++o) weights[o] = map->weight + least(first + o, last - 1) * map->in;
+  int64_t k = 0, ahead = 2 * OUTPUTS * map->in;  // too far for what a processor fetches by itself
+  for (; k + LANES <= map->in; k += LANES) {
+    vec right[MOST];
+#pragma GCC unroll 16
+    for (int o = 0; o < outputs; ++o) {
+      __builtin_prefetch(weights[o] + k + ahead, 0, 2);
+      right[o] = LOAD(weights[o] + k);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      vec left = LOAD(x + r * x_row + k);
+#pragma GCC unroll 16
+      for (int o = 0; o < outputs; ++o) sums[r * outputs + o] += left * right[o];
+    }
+  }
+  if (k < map->in)
+#pragma GCC unroll 16
+    for (int o = 0; o < outputs; ++o) {
+      vec right = read_vector(0, weights[o], k, map->in);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sums[r * outputs + o] += LOAD(x + r * x_row + k) * right;
+    }
+  float folded[LANES];
+  STORE(folded, fold(sums));
+  int64_t count = least(last - first, outputs);
+  for (int r = 0; r < rows; ++r) {
+    if (count == outputs) memcpy(y + r * y_row, folded + r * outputs, outputs * sizeof(float));
+    else memcpy(y + r * y_row, folded + r * outputs, count * sizeof(float));
+  }
+}
+
+static void multiply_numbers(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
+                             int64_t y_row) {
+  for (int64_t o = first; o < last; o += OUTPUTS) {
+    int64_t end = least(o + OUTPUTS, last);
+    for (int64_t r = 0; r < rows;) {
+      const float *x = input.numbers + r * input.row;
+      float *place = y + r * y_row;
+#define DOTS(ROWS) \
+  for (int64_t i = o; i < end; i += LANES / ROWS) \
+    dot_tile(ROWS, map, i, end, x, input.row, place + i - first, y_row); \
+  r += ROWS
+      if (rows - r >= 4) { DOTS(4); }
+      else if (rows - r >= 2) { DOTS(2); }
+      else { DOTS(1); }
+    }
+  }
+  if (map->factors || map->bias)
+    for (int64_t r = 0; r < rows; ++r, y += y_row)
+      for (int64_t o = first; o < last; o += LANES) {
+        vec sums = read_vector(0, y, o - first, last - first);
+        if (map->factors) sums *= read_vector(0, map->factors, o, last);
+        if (map->bias) sums += read_vector(0, map->bias, o, last);
+        write_vector(0, y, o - first, last - first, sums);
+      }
+}
+
+// sums + the products of four bytes each, of which the left ones have no sign
+INLINE ivec multiply_bytes(ivec sums, ivec left, ivec right) {
+#if defined(__AVX512VNNI__)
+  return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
+#elif defined(__AVX512BW__)
+  __m512i pairs = _mm512_maddubs_epi16((__m512i)left, (__m512i)right);
+  return sums + (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__) && VECTOR_BYTES == 32
+  __m256i pairs = _mm256_maddubs_epi16((__m256i)left, (__m256i)right);
+  return sums + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  for (int byte = 0; byte < 4; ++byte)
+    sums += (ivec)((uvec)left >> (8 * byte) & 255) * ((ivec)((uvec)right << (24 - 8 * byte)) >> 24);
+  return sums;
+#endif
+}
+
+// Four vectors of outputs from `first` on.
+INLINE void byte_tile(int rows, const Linear *map, int64_t first, int64_t last, const Input *input, int64_t row,
+                      float *y, int64_t y_row) {
+  ivec sums[4][4];
+  int64_t steps = round_up(map->in, 4) / 4, ahead = 8 * LANES * steps * 4;
+  const uint8_t *x = input->bytes + row * input->bytes_row;
+  const int8_t *weights[4];
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    int64_t o = least(first + v * LANES, round_up(map->out, 16) - LANES);
+    weights[v] = map->packed + o / 16 * steps * 64 + o % 16 * 4;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) sums[r][v] = (ivec){0};
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    ivec right[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      __builtin_prefetch(weights[v] + k * 64 + ahead, 0, 2);
+      right[v] = *(const ivec *)(weights[v] + k * 64);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      int32_t word;
+      memcpy(&word, x + r * input->bytes_row + k * 4, 4);
+      ivec left = (ivec){0} + word;
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) sums[r][v] = multiply_bytes(sums[r][v], left, right[v]);
+    }
+  }
+  for (int v = 0; v < 4 && first + v * LANES < last; ++v) {
+    int64_t o = first + v * LANES;
+    vec scales = LOAD(map->scales + o), shifts = LOAD(map->sums + o);
+    vec bias = map->bias ? read_vector(0, map->bias, o, map->out) : all(0);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      vec product = __builtin_convertvector(sums[r][v], vec) * (scales * input->steps[row + r]);
+      write_vector(0, y + r * y_row, v * LANES, last - first, product + shifts * input->lows[row + r] + bias);
+    }
+  }
+}
+
+static void multiply_integers(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
+                              int64_t y_row) {
+  for (int64_t o = first; o < last; o += 4 * LANES)
+    for (int64_t r = 0; r < rows;) {
+      float *place = y + r * y_row + o - first;
+#define BYTES(ROWS) byte_tile(ROWS, map, o, last, &input, r, place, y_row), r += ROWS
+      if (rows - r >= 4) BYTES(4);
+      else if (rows - r >= 2) BYTES(2);
+      else BYTES(1);
+    }
+}
+
+// Outputs `first` up to `last`, of which the first must be that of a whole vector.
+static void multiply_some(const Linear *map, int64_t first, int64_t last, Input input, int64_t rows, float *y,
+                          int64_t y_row) {
+  if (map->packed) multiply_integers(map, first, last, input, rows, y, y_row);
+  else multiply_numbers(map, first, last, input, rows, y, y_row);
+}
+
+static void multiply(const Linear *map, Input input, int64_t rows, float *y, int64_t y_row) {
+  multiply_some(map, 0, map->out, input, rows, y, y_row);
+}
+
+// Rows as what linear maps of this kind read; integers q for numbers low + step·q.
+static Input input_of(const Work *work, const Linear *map, const float *x, int64_t row, int64_t rows) {
+  Input input = {x, work->bytes, row, round_up(map->in, 64), work->steps, work->lows};
+  if (!map->packed) return input;
+  for (int64_t r = 0; r < rows; ++r, x += row) {
+    uint8_t *bytes = work->bytes + r * input.bytes_row;
+    float low = x[0], high = x[0];
+    int64_t d = 0;
+    vec lows = all(low), highs = all(high);
+    for (; d + LANES <= map->in; d += LANES) {
+      vec some = LOAD(x + d);
+      lows = either(some < lows, some, lows);
+      highs = either(some > highs, some, highs);
+    }
+    for (int lane = 0; lane < LANES; ++lane) {
+      low = lows[lane] < low ? lows[lane] : low;
+      high = highs[lane] > high ? highs[lane] : high;
+    }
+    for (int64_t i = d; i < map->in; ++i) {
+      low = x[i] < low ? x[i] : low;
+      high = x[i] > high ? x[i] : high;
+    }
+    float span = high - low, factor = span > 1e-30f ? MOST_OF_A_BYTE / span : 0;
+    for (d = 0; d + LANES <= map->in; d += LANES) {
+      ivec numbers = __builtin_convertvector((LOAD(x + d) - low) * factor + 0.5f, ivec);
+#if defined(__AVX512F__)
+      _mm_storeu_si128((__m128i *)(bytes + d), _mm512_cvtepi32_epi8((__m512i)numbers));
+#else
+      for (int lane = 0; lane < LANES; ++lane) bytes[d + lane] = (uint8_t)numbers[lane];
+#endif
+    }
+    for (; d < map->in; ++d) bytes[d] = (uint8_t)((x[d] - low) * factor + 0.5f);
+    for (; d < input.bytes_row; ++d) bytes[d] = 0;
+    work->steps[r] = span / MOST_OF_A_BYTE;
+    work->lows[r] = low;
+  }
+  return input;
+}
+
+// ------------------------------------------------------------------------------------------------- norms, functions
+
+static void normalize(const Norm *norm, const float *x, float *y, int64_t width) {
+  float mean = 0, factor = 1;
+  if (norm->kind == LAYER_NORM) {
+    vec sums = all(0);
+    for (int64_t d = 0; d < width; d += LANES) sums += read_vector(0, x, d, width);
+    mean = sum_of(sums) / width;
+  }
+  if (norm->kind != NO_NORM) {
+    vec squares = all(0);
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) squares += (LOAD(x + d) - mean) * (LOAD(x + d) - mean);
+    float total = sum_of(squares);
+    for (; d < width; ++d) total += (x[d] - mean) * (x[d] - mean);
+    if (norm->kind == UNIT_LENGTH) {
+      float length = sqrtf(total);
+      factor = length == 0 ? 1 : 1 / (length < norm->eps ? norm->eps : length);
+    } else {
+      factor = 1 / sqrtf(total / width + norm->eps);
+    }
+  } else if (x == y) {
+    return;
+  }
+  if (norm->factor) factor *= *norm->factor;
+  for (int64_t d = 0; d < width; d += LANES) {
+    vec some = read_vector(0, x, d, width), normed = (some - mean) * factor;
+    if (norm->gain) normed *= read_vector(0, norm->gain, d, width);
+    if (norm->bias) normed += read_vector(0, norm->bias, d, width);
+    if (norm->gate) normed *= sigmoid_of(read_vector(0, norm->gate, d, width) * some);
+    write_vector(0, y, d, width, normed);
+  }
+}
+
+static void normalize_rows(const Norm *norm, const float *x, float *y, int64_t rows, int64_t row, int64_t width) {
+  for (int64_t r = 0; r < rows; ++r) normalize(norm, x + r * row, y + r * row, width);
+}
+
+static void normalize_heads(const Norm *norm, float *x, int64_t rows, int64_t row, int64_t heads, int64_t width) {
+  if (norm->kind == NO_NORM) return;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t h = 0; h < heads; ++h) {
+      float *head = x + r * row + h * width;
+      normalize(norm, head, head, width);
+    }
+}
+
+// φ of a number by itself; `beta` is that of swish
+INLINE vec function_of(vec z, int kind, float beta) {
+  vec positive = only(~(z <= 0), z);  // what is not a number stays so
+  switch (kind) {
+    case RELU: return positive;
+    case RELU2: return positive * positive;
+    case RELU6: return either(positive > 6, all(6), positive);
+    case LEAKY_RELU: return either(z > 0, z, z * 0.01f);
+    case GELU:
+      for (int lane = 0; lane < LANES; ++lane) z[lane] *= 0.5f * (1 + erff(z[lane] * 0.70710678f));
+      return z;
+    case GELU_TANH: return z * sigmoid_of(1.5957691f * (z + 0.044715f * z * z * z));
+    case SOFTPLUS:
+      for (int lane = 0; lane < LANES; ++lane) z[lane] = z[lane] > 20 ? z[lane] : log1pf(expf(z[lane]));
+      return z;
+    case SIGMOID: return sigmoid_of(z);
+    case SWISH: return z * sigmoid_of(beta * z);
+    default: return z;
+  }
+}
+
+static float largest_of(const float *z, int64_t count) {
+  float largest = -INFINITY;
+  for (int64_t j = 0; j < count; ++j) largest = z[j] > largest ? z[j] : largest;
+  return largest;
+}
+
+// Rows from here on have memory up to a whole vector.
+
+// exp(z − largest) in place, and their sum
+static float raise(float *z, int64_t count, float largest) {
+  vec sums = all(0);
+  for (int64_t j = 0; j < count; j += LANES) {
+    vec powers = exp_of(LOAD(z + j) - largest);
+    if (j + LANES > count) powers = only(lane_numbers() + (int32_t)j < (int32_t)count, powers);
+    sums += powers;
+    STORE(z + j, powers);
+  }
+  return sum_of(sums);
+}
+
+static void scale_row(float *z, int64_t count, float factor) {
+  for (int64_t j = 0; j < count; j += LANES) STORE(z + j, LOAD(z + j) * factor);
+}
+
+// max(z/p − τ, 0)^p whose sum is 1; `ordered` is memory for as many
+static void make_sparse(float *z, int64_t count, int power, float *ordered) {
+  float largest = largest_of(z, count), sum = 0, squares = 0, threshold = -1;
+  int64_t held = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    z[j] = (z[j] - largest) / power;
+    if (!(z[j] > -1)) continue;  // τ is -1 at least
+    int64_t place = held++;
+    for (; place && ordered[place - 1] < z[j]; --place) ordered[place] = ordered[place - 1];
+    ordered[place] = z[j];
+  }
+  for (int64_t k = 1; k <= held; ++k) {
+    sum += ordered[k - 1];
+    squares += ordered[k - 1] * ordered[k - 1];
+    float mean = sum / k, rest = (1 - squares + sum * mean) / k;
+    float found = power == 1 ? mean - 1.0f / k : mean - sqrtf(rest > 0 ? rest : 0);
+    if (!(ordered[k - 1] > found)) break;
+    threshold = found;
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    float weight = z[j] > threshold ? z[j] - threshold : 0;
+    z[j] = power == 1 ? weight : weight * weight;
+  }
+}
+
+// Weights of a row in place of its scores; `spare` is memory for as many.
+static void weigh(int kind, float *z, int64_t count, float threshold, float *spare) {
+  for (int64_t j = 0; threshold != 0 && j < count; ++j) z[j] -= threshold;
+  if (kind < SOFTMAX) {
+    for (int64_t j = 0; j < count; j += LANES) STORE(z + j, function_of(LOAD(z + j), kind, 1));
+    return;
+  }
+  float largest = largest_of(z, count);
+  switch (kind) {
+    case SOFTMAX: scale_row(z, count, 1 / raise(z, count, largest)); return;
+    case SOFTMAX1:
+      largest = largest > 0 ? largest : 0;
+      scale_row(z, count, 1 / (raise(z, count, largest) + expf(-largest)));
+      return;
+    case SOFTPICK: {
+      largest = largest > 0 ? largest : 0;
+      float one = expf(-largest), sum = 1e-6f * one;
+      raise(z, count, largest);
+      for (int64_t j = 0; j < count; ++j) {
+        sum += fabsf(z[j] - one);
+        z[j] = z[j] > one ? z[j] - one : 0;
+      }
+      scale_row(z, count, 1 / sum);
+      return;
+    }
+    default: make_sparse(z, count, kind == SPARSEMAX ? 1 : 2, spare);
+  }
+}
+
+static float length_factor(int form, int64_t count, int64_t width) {
+  if (form == CONSTANT) return 1;
+  float logs = logf((float)(count < 1 ? 1 : count));
+  return form == LOG_LENGTH ? logs : sqrtf(2 * logs / width);
+}
+
+// -------------------------------------------------------------------------------------------------------- attention
+
+INLINE const float *key_of(const Keys *keys, int64_t j) {
+  return keys->states + j * keys->step + (keys->rows ? keys->rows[j] * keys->row : 0);
+}
+
+INLINE vec dot(const float *a, const float *b, int64_t width) {
+  vec sums = all(0);
+  int64_t d = 0;
+  for (; d + LANES <= width; d += LANES) sums += LOAD(a + d) * LOAD(b + d);
+  if (d < width) sums += read_vector(0, a, d, width) * read_vector(0, b, d, width);
+  return sums;
+}
+
+// Σ_j w_j·v_j of numbers d, d + 1, …, so many vectors of them
+INLINE void add_values(int vectors, const Keys *keys, const float *weights, int64_t offset, int64_t d, int64_t width,
+                       float *output) {
+  vec sums[4];
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) sums[v] = all(0);
+  for (int64_t j = 0; j < keys->count; ++j) {
+    if (weights[j] == 0) continue;
+    const float *value = key_of(keys, j) + offset;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v)
+      sums[v] += weights[j] * (vectors > 1 ? LOAD(value + d + v * LANES) : read_vector(0, value, d, width));
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) write_vector(0, output, d + v * LANES, width, sums[v]);
+}
+
+// u − (u·v̂) v̂, or 0 where nothing but rounding is left
+static void leave_out(float *output, const float *value, int64_t width) {
+  float along = sum_of(dot(output, value, width)), square = sum_of(dot(value, value, width));
+  float whole = sum_of(dot(output, output, width)), length = sqrtf(square);
+  float share = length == 0 ? 0 : along / (length < 1e-12f ? 1e-12f * 1e-12f : square);
+  for (int64_t d = 0; d < width; ++d) output[d] -= share * value[d];
+  float rest = sum_of(dot(output, output, width));
+  if (sqrtf(rest) < 8 * 1.1920929e-7f * sqrtf(whole)) memset(output, 0, width * sizeof(float));
+}
+
+// One row of queries to its keys.
+static void attend(const Attention *attention, const Keys *keys, float *query, int64_t heads, int64_t width,
+                   int64_t padded, float *weights, float *output) {
+  int64_t count = keys->count;
+  float factor = *attention->scale * length_factor(attention->scale_form, count, width);
+  float exponent = *attention->exponent, divisor = attention->coefficient;
+  if (exponent != 0) divisor *= powf((float)(count < 1 ? 1 : count), exponent);
+  float *spare = weights + round_up(count, LANES);
+  for (int64_t h = 0; h < heads; ++h) {
+    const float *head = query + h * width;
+    for (int64_t j = 0; j < count; j += LANES) {
+      vec sums[LANES];
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; ++i)
+        sums[i] = j + i < count ? dot(head, key_of(keys, j + i) + h * width, width) : all(0);
+      STORE(weights + j, fold(sums) * factor);
+    }
+    float threshold = attention->thresholds[h * attention->threshold_step];
+    if (threshold != 0) threshold *= length_factor(attention->threshold_form, count, width);
+    if (count) weigh(attention->activation, weights, count, threshold, spare);
+    if (attention->is_sum_one) {
+      float sum = 0;
+      for (int64_t j = 0; j < count; ++j) sum += weights[j];
+      divisor = sum == 0 ? 1 : sum;
+    }
+    if (divisor != 1) scale_row(weights, count, 1 / divisor);
+    int64_t d = 0;
+#define ADD(VECTORS) add_values(VECTORS, keys, weights, padded + h * width, d, width, output + h * width)
+    for (; d + 4 * LANES <= width; d += 4 * LANES) ADD(4);
+    for (; d + 2 * LANES <= width; d += 2 * LANES) ADD(2);
+    for (; d < width; d += LANES) ADD(1);
+    if (attention->is_exclusive)
+      leave_out(output + h * width, key_of(keys, keys->own) + padded + h * width, width);
+  }
+}
+
+// Keys and values of some rows [rows, 2, padded width].
+static void make_keys(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
+                      int64_t width, float *keys) {
+  int64_t row = 2 * work->width;
+  multiply(&attention->key, input, rows, keys, row);
+  multiply(&attention->value, input, rows, keys + work->width, row);
+  normalize_heads(&attention->key_norm, keys, rows, row, heads, width / heads);
+  normalize_heads(&attention->key_length, keys, rows, row, heads, width / heads);
+  normalize_heads(&attention->value_norm, keys + work->width, rows, row, heads, width / heads);
+}
+
+// Rows of `work->y` → the branch, in place. `work->keys` says what each sees; queries are made before.
+static void finish_attention(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
+                             int64_t width) {
+  int64_t padded = work->width;
+  if (attention->gate_form != NO_GATE) multiply(&attention->gate, input, rows, work->gate, padded);
+  for (int64_t r = 0; r < rows; ++r) {
+    attend(attention, work->keys + r, work->query + r * padded, heads, width / heads, padded, work->weights,
+           work->z + r * padded);
+    normalize(&attention->output_norm, work->z + r * padded, work->z + r * padded, width);
+    for (int64_t d = 0; attention->gate_form != NO_GATE && d < width; d += LANES) {
+      vec gate = LOAD(work->gate + r * padded + d);
+      if (attention->gate_form == SILU_GATE) gate *= sigmoid_of(gate);
+      else if (attention->gate_form == SIGMOID_GATE) gate = sigmoid_of(gate);
+      write_vector(0, work->z + r * padded, d, width, LOAD(work->z + r * padded + d) * gate);
+    }
+  }
+  multiply(&attention->output, input_of(work, &attention->output, work->z, padded, rows), rows, work->y, padded);
+}
+
+static void make_queries(const Attention *attention, const Work *work, Input input, int64_t rows, int64_t heads,
+                         int64_t width) {
+  multiply(&attention->query, input, rows, work->query, work->width);
+  normalize_heads(&attention->query_norm, work->query, rows, work->width, heads, width / heads);
+  normalize_heads(&attention->query_length, work->query, rows, work->width, heads, width / heads);
+}
+
+// ----------------------------------------------------------------------------------------------------------- layers
+
+// What a branch reads, in `work->y`.
+static void begin_branch(const Stack *stack, const Norm *norm, const Work *work, int64_t rows, int64_t width) {
+  if (stack->is_pre_norm) normalize_rows(norm, work->x, work->y, rows, work->width, width);
+  else memcpy(work->y, work->x, rows * work->width * sizeof(float));
+}
+
+static void end_branch(const Stack *stack, const Norm *norm, const Work *work, int64_t rows, int64_t width) {
+  for (int64_t i = 0; i < rows * work->width; i += LANES) STORE(work->x + i, LOAD(work->x + i) + LOAD(work->y + i));
+  if (!stack->is_pre_norm) normalize_rows(norm, work->x, work->x, rows, work->width, width);
+}
+
+static void feed_forward(const Stack *stack, const Layer *layer, const Work *work, int64_t rows, int64_t width) {
+  begin_branch(stack, &layer->mlp_norm, work, rows, width);
+  int64_t inner = layer->fc1.out;
+  Input input = input_of(work, &layer->fc1, work->y, work->width, rows);
+  multiply(&layer->fc1, input, rows, work->hidden, work->inner);
+  int is_gated = layer->fc_linear.out > 0;
+  if (is_gated) multiply(&layer->fc_linear, input, rows, work->linear, work->inner);
+  for (int64_t r = 0; r < rows; ++r) {
+    float *hidden = work->hidden + r * work->inner, *values = work->linear + r * work->inner;
+    if (layer->activation == SOFTMAX) {
+      scale_row(hidden, inner, 1 / layer->temperature);
+      scale_row(hidden, inner, 1 / raise(hidden, inner, largest_of(hidden, inner)));
+    }
+    for (int64_t d = 0; d < inner; d += LANES) {
+      vec some = function_of(LOAD(hidden + d), layer->activation, *layer->beta);
+      if (is_gated) some *= layer->has_rectified_values ? function_of(LOAD(values + d), RELU, 1) : LOAD(values + d);
+      write_vector(0, hidden, d, inner, some);
+    }
+  }
+  input = input_of(work, &layer->fc2, work->hidden, work->inner, rows);
+  multiply(&layer->fc2, input, rows, work->y, work->width);
+  normalize_rows(&layer->inner_norm, work->y, work->y, rows, work->width, width);
+  end_branch(stack, &layer->mlp_norm, work, rows, width);
+}
+
+static void embed(const Stack *stack, int32_t token, int64_t position, int64_t width, float *x) {
+  normalize(&stack->token_norm, stack->embeddings + token * width, x, width);
+  const float *place = stack->positions + position * width;
+  for (int64_t d = 0; d < width; d += LANES) {
+    vec sum = read_vector(0, x, d, width) * stack->factor;
+    if (stack->bias) sum += read_vector(0, stack->bias, d, width);
+    write_vector(0, x, d, width, sum + read_vector(0, place, d, width));
+  }
+  normalize(&stack->sum_norm, x, x, width);
+}
+
+// States of the sentences from `first` up to `last`.
+static void encode(const Search *search, const Work *work, int64_t first, int64_t last) {
+  const Stack *stack = search->encoder;
+  int64_t begin = search->starts[first], rows = search->starts[last] - begin, width = search->width;
+  int64_t padded = work->width;
+  for (int64_t s = first; s < last; ++s)
+    for (int64_t place = search->starts[s]; place < search->starts[s + 1]; ++place) {
+      int64_t own = place - search->starts[s], count = search->starts[s + 1] - search->starts[s];
+      embed(stack, search->source[place], own, width, work->x + (place - begin) * padded);
+      const float *states = work->pair + (search->starts[s] - begin) * 2 * padded;
+      work->keys[place - begin] = (Keys){states, NULL, 2 * padded, 0, count, own};
+    }
+  for (const Layer *layer = stack->layers; layer < stack->layers + stack->layer_count; ++layer) {
+    begin_branch(stack, &layer->own_norm, work, rows, width);
+    Input input = input_of(work, &layer->own.query, work->y, padded, rows);
+    make_queries(&layer->own, work, input, rows, stack->heads, width);
+    make_keys(&layer->own, work, input, rows, stack->heads, width, work->pair);
+    finish_attention(&layer->own, work, input, rows, stack->heads, width);
+    end_branch(stack, &layer->own_norm, work, rows, width);
+    feed_forward(stack, layer, work, rows, width);
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    normalize(&stack->last_norm, work->x + r * padded, search->states + (begin + r) * padded, width);
+}
+
+// The last token of each row, whose place is `position`, to its state in `work->y`.
+static void decode(const Search *search, const Work *work, int64_t rows, int64_t position) {
+  const Stack *stack = search->decoder;
+  int64_t width = search->width, padded = work->width, all_rows = search->sentences * search->beams;
+  int64_t source_tokens = search->starts[search->sentences], step = stack->layer_count * all_rows * 2 * padded;
+  const int32_t *ancestors = search->ancestors + ((position + 1) & 1) * all_rows * search->longest;
+  for (int64_t r = 0; r < rows; ++r)
+    embed(stack, search->tokens[position * all_rows + work->slots[r]], position, width, work->x + r * padded);
+  for (int64_t l = 0; l < stack->layer_count; ++l) {
+    const Layer *layer = stack->layers + l;
+    begin_branch(stack, &layer->own_norm, work, rows, width);
+    Input input = input_of(work, &layer->own.query, work->y, padded, rows);
+    make_queries(&layer->own, work, input, rows, stack->heads, width);
+    make_keys(&layer->own, work, input, rows, stack->heads, width, work->pair);
+    float *cache = search->cache + l * all_rows * 2 * padded;
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t slot = work->slots[r];
+      memcpy(cache + position * step + slot * 2 * padded, work->pair + r * 2 * padded, 2 * padded * sizeof(float));
+      work->keys[r] = (Keys){cache, ancestors + slot * search->longest, step, 2 * padded, position + 1, position};
+    }
+    finish_attention(&layer->own, work, input, rows, stack->heads, width);
+    end_branch(stack, &layer->own_norm, work, rows, width);
+    begin_branch(stack, &layer->cross_norm, work, rows, width);
+    input = input_of(work, &layer->cross.query, work->y, padded, rows);
+    make_queries(&layer->cross, work, input, rows, stack->heads, width);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t sentence = work->slots[r] / search->beams, start = search->starts[sentence];
+      const float *states = search->source_cache + (l * source_tokens + start) * 2 * padded;
+      work->keys[r] = (Keys){states, NULL, 2 * padded, 0, search->starts[sentence + 1] - start, 0};
+    }
+    finish_attention(&layer->cross, work, input, rows, stack->heads, width);
+    end_branch(stack, &layer->cross_norm, work, rows, width);
+    feed_forward(stack, layer, work, rows, width);
+  }
+  normalize_rows(&stack->last_norm, work->x, work->y, rows, padded, width);
+}
+
+// ------------------------------------------------------------------------------------------------------ best tokens
+
+INLINE uint32_t greater_bits(vec numbers, float than) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)numbers, _mm512_set1_ps(than), _CMP_GT_OQ);
+#elif defined(__AVX__) && VECTOR_BYTES == 32
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)numbers, _mm256_set1_ps(than), _CMP_GT_OQ));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < LANES; ++lane) bits |= (uint32_t)(numbers[lane] > than) << lane;
+  return bits;
+#endif
+}
+
+static void insert(float *best, int32_t *tokens, int64_t number, float value, int32_t token) {
+  int64_t place = number - 1;
+  for (; place && best[place - 1] < value; --place) {
+    best[place] = best[place - 1];
+    tokens[place] = tokens[place - 1];
+  }
+  best[place] = value;
+  tokens[place] = token;
+}
+
+// How many tokens of each row there may be in the end.
+static int64_t best_number(const Search *search) {
+  int64_t number = search->is_beam_search ? (search->end_count > 1 ? 1 + search->end_count : 2) * search->beams : 1;
+  return least(number, search->logits->out);
+}
+
+// For rows of `length` tokens: the best next ones, falling, in `work->best`, and of beams their log P.
+static void find_best(const Search *search, const Work *work, int64_t rows, int64_t length) {
+  const Linear *map = search->logits;
+  int64_t number = best_number(search);
+  const Rule *forced = NULL;
+  for (int64_t i = 0; i < rows * number; ++i) work->best[i] = -INFINITY, work->best_tokens[i] = 0;
+  for (int64_t r = 0; r < rows; ++r) work->largest[r] = -INFINITY, work->sum[r] = 0;
+  for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
+    if (rule->is_forced && rule->first_length <= length && length < rule->last_length) forced = rule;
+  if (forced) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < forced->count; ++i)
+        if (work->best[(r + 1) * number - 1] < 0)
+          insert(work->best + r * number, work->best_tokens + r * number, number, 0, forced->tokens[i]);
+    return;
+  }
+  Input input = input_of(work, map, work->y, work->width, rows);
+  for (int64_t first = 0; first < map->out; first += COLUMNS) {
+    int64_t count = least(COLUMNS, map->out - first);
+    multiply_some(map, first, first + count, input, rows, work->logits, COLUMNS);
+    for (int64_t r = 0; r < rows; ++r) {
+      float *logits = work->logits + r * COLUMNS, *best = work->best + r * number;
+      for (int64_t j = count; j < round_up(count, LANES); ++j) logits[j] = -INFINITY;
+      if (search->is_beam_search) {
+        vec most = LOAD(logits), sums = all(0);
+        for (int64_t j = LANES; j < count; j += LANES) most = either(LOAD(logits + j) > most, LOAD(logits + j), most);
+        float largest = work->largest[r];
+        for (int lane = 0; lane < LANES; ++lane) largest = most[lane] > largest ? most[lane] : largest;
+        for (int64_t j = 0; j < count; j += LANES) sums += exp_of(LOAD(logits + j) - largest);
+        work->sum[r] = work->sum[r] * expf(work->largest[r] - largest) + sum_of(sums);
+        work->largest[r] = largest;
+      }
+      for (const Rule *rule = search->rules; rule < search->rules + search->rule_count; ++rule)
+        for (int64_t i = 0; rule->first_length <= length && length < rule->last_length && i < rule->count; ++i)
+          if (first <= rule->tokens[i] && rule->tokens[i] < first + count) logits[rule->tokens[i] - first] = -INFINITY;
+      for (int64_t j = 0; j < count; j += LANES)
+        for (uint32_t bits = greater_bits(LOAD(logits + j), best[number - 1]); bits; bits &= bits - 1) {
+          int64_t place = j + __builtin_ctz(bits);
+          if (logits[place] > best[number - 1])
+            insert(best, work->best_tokens + r * number, number, logits[place], (int32_t)(first + place));
+        }
+    }
+  }
+  for (int64_t r = 0; search->is_beam_search && r < rows; ++r)
+    for (int64_t i = 0; i < number; ++i)
+      work->best[r * number + i] -= work->largest[r] + logf(work->sum[r]);
+}
+
+// ----------------------------------------------------------------------------------------------------------- search
+
+static int is_end(const Search *search, int32_t token) {
+  for (int64_t i = 0; i < search->end_count; ++i)
+    if (search->ends[i] == token) return 1;
+  return 0;
+}
+
+// A sentence of greedy search after a step: `length` tokens are known, and one more now.
+static void go_on_greedily(const Search *search, int64_t sentence, int64_t length, int32_t token) {
+  search->tokens[length * search->sentences + sentence] = token;
+  if (!is_end(search, token) && length + 1 < search->max_length) return;
+  search->is_done[sentence] = 1;
+  search->result_lengths[sentence] = length + 1;
+  for (int64_t p = search->prompt_len; p <= length; ++p)
+    search->results[sentence * search->longest + p] = search->tokens[p * search->sentences + sentence];
+}
+
+// Put a hypothesis among the finished ones, whose last is lost.
+static void finish(const Search *search, int64_t sentence, const int32_t *rows, int64_t parent, int64_t length,
+                   int32_t token, float score) {
+  int64_t beams = search->beams, all_rows = search->sentences * beams, place = beams - 1;
+  float *scores = search->finished_scores + sentence * beams;
+  int32_t *lengths = search->finished_lengths + sentence * beams;
+  int32_t *finished = search->finished + sentence * beams * search->longest;
+  for (; place && scores[place - 1] < score; --place) {
+    scores[place] = scores[place - 1];
+    lengths[place] = lengths[place - 1];
+    memcpy(finished + place * search->longest, finished + (place - 1) * search->longest,
+           lengths[place] * sizeof(int32_t));
+  }
+  scores[place] = score;
+  lengths[place] = (int32_t)(length + 1);
+  for (int64_t p = 0; p < length - 1; ++p)
+    finished[place * search->longest + p] = search->tokens[p * all_rows + rows[p]];
+  finished[place * search->longest + length - 1] = search->tokens[(length - 1) * all_rows + parent];
+  finished[place * search->longest + length] = token;
+}
+
+// A sentence of beam search after a step, by the rules of transformers: its best continuations go on or are finished.
+static void go_on(const Search *search, int64_t sentence, int64_t length, const float *best, const int32_t *tokens) {
+  int64_t beams = search->beams, all_rows = search->sentences * beams, first = sentence * beams;
+  int64_t width = best_number(search), longest = search->longest, kept = 0, seen = 0;
+  int64_t number = (search->end_count > 1 ? 1 + search->end_count : 2) * beams;
+  const int32_t *old = search->ancestors + (length & 1) * all_rows * longest;
+  int32_t *new = search->ancestors + ((length + 1) & 1) * all_rows * longest;
+  int64_t places[beams], parents[beams];
+  float kept_scores[beams];
+  int32_t kept_tokens[beams];
+  for (int64_t b = 0; b < beams; ++b) places[b] = 0;
+  for (; seen < number; ++seen) {
+    int64_t beam = -1;
+    float score = 0;
+    for (int64_t b = 0; b < beams; ++b) {
+      if (places[b] == width) continue;
+      float found = best[b * width + places[b]] + search->running_scores[first + b];
+      if (beam < 0 || found > score) beam = b, score = found;
+    }
+    if (beam < 0) break;
+    int32_t token = tokens[beam * width + places[beam]++];
+    int64_t parent = first + beam;
+    if (is_end(search, token) || length + 1 >= search->max_length) {
+      float divided = score / search->penalties[length + 1 - search->prompt_len];
+      if (seen < beams && divided > search->finished_scores[first + beams - 1])
+        finish(search, sentence, old + parent * longest, parent, length, token, divided);
+    } else if (kept < beams) {
+      parents[kept] = parent;
+      kept_tokens[kept] = token;
+      kept_scores[kept++] = score;
+    }
+  }
+  for (int64_t b = kept; kept && b < beams; ++b)  // a vocabulary of a few tokens
+    parents[b] = parents[0], kept_tokens[b] = kept_tokens[0], kept_scores[b] = -INFINITY;
+  for (int64_t b = 0; kept && b < beams; ++b) {
+    memcpy(new + (first + b) * longest, old + parents[b] * longest, (length - 1) * sizeof(int32_t));
+    new[(first + b) * longest + length - 1] = (int32_t)parents[b];
+    new[(first + b) * longest + length] = (int32_t)(first + b);
+    search->tokens[length * all_rows + first + b] = kept_tokens[b];
+    search->running_scores[first + b] = kept_scores[b];
+  }
+  int is_full = search->finished_lengths[first + beams - 1] > 0;
+  float penalty = search->penalties[length + 1 - search->prompt_len];
+  if (search->early_stopping == EARLY_NEVER) penalty = search->last_penalty;
+  int may_improve = kept && search->running_scores[first] / penalty >
+                    (is_full ? search->finished_scores[first + beams - 1] : -1e9f);
+  if (may_improve && !(is_full && search->early_stopping == EARLY_YES)) return;
+  search->is_done[sentence] = 1;
+  for (int64_t b = 0; b < search->returned; ++b) {
+    int64_t count = search->finished_lengths[first + b], place = sentence * search->returned + b;
+    search->result_lengths[place] = count;
+    for (int64_t p = 0; p < count; ++p) search->results[place * longest + p] = search->finished[(first + b) * longest + p];
+  }
+}
+
+INLINE int64_t first_sentence(const Search *search, int64_t part) { return search->sentences * part / search->parts; }
+
+// Memory of a part, which is so long.
+static int64_t divide(const Search *search, int64_t part, float *scratch, Work *work) {
+  float *start = scratch;
+  int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1);
+  int64_t decoder_rows = (last - first) * search->beams, rows = decoder_rows, keys = search->longest;
+  int64_t tokens = search->starts[last] - search->starts[first];
+  if (rows < least(tokens, ENCODER_ROWS)) rows = least(tokens, ENCODER_ROWS);
+  for (int64_t s = first; s < last; ++s) {
+    int64_t length = search->starts[s + 1] - search->starts[s];
+    rows = length > rows ? length : rows;
+    keys = length > keys ? length : keys;
+  }
+  int64_t width = round_up(search->width, 16), inner = round_up(search->inner, 16), number = best_number(search);
+  int64_t bytes = round_up(search->width > search->inner ? search->width : search->inner, 64);
+  work->width = width;
+  work->inner = inner;
+  work->x = take(&scratch, rows * width);
+  work->y = take(&scratch, rows * width);
+  work->z = take(&scratch, rows * width);
+  work->query = take(&scratch, rows * width);
+  work->gate = take(&scratch, rows * width);
+  work->pair = take(&scratch, rows * 2 * width);
+  work->hidden = take(&scratch, rows * inner);
+  work->linear = take(&scratch, rows * inner);
+  work->bytes = (uint8_t *)take(&scratch, rows * bytes / 4);
+  work->steps = take(&scratch, rows);
+  work->lows = take(&scratch, rows);
+  work->logits = take(&scratch, decoder_rows * COLUMNS);
+  work->best = take(&scratch, decoder_rows * number);
+  work->best_tokens = (int32_t *)take(&scratch, decoder_rows * number);
+  work->largest = take(&scratch, decoder_rows);
+  work->sum = take(&scratch, decoder_rows);
+  work->weights = take(&scratch, 2 * round_up(keys, 16));
+  work->slots = (int32_t *)take(&scratch, decoder_rows);
+  work->sentences = (int32_t *)take(&scratch, last - first);
+  work->keys = (Keys *)take(&scratch, rows * (int64_t)sizeof(Keys) / 4);
+  return scratch - start;
+}
+
+// Enough for the largest part.
+int64_t translate_scratch(const Search *search) {
+  int64_t most = 0;
+  Work work;
+  for (int64_t part = 0; part < search->parts; ++part) {
+    int64_t size = divide(search, part, search->cache, &work);  // any memory: only differences count
+    most = size > most ? size : most;
+  }
+  return most;
+}
+
+// Encode the source, and make keys and values of it for all layers.
+static void read_source(const Search *search, const Work *work, int64_t first, int64_t last) {
+  int64_t padded = work->width, source_tokens = search->starts[search->sentences];
+  for (int64_t s = first; s < last;) {
+    int64_t end = s + 1, begin = search->starts[s];
+    while (end < last && search->starts[end + 1] - begin <= ENCODER_ROWS) ++end;
+    int64_t rows = search->starts[end] - begin;
+    if (search->encoder) encode(search, work, s, end);
+    const float *states = search->states + begin * padded;
+    for (int64_t l = 0; l < search->decoder->layer_count; ++l) {
+      const Attention *cross = &search->decoder->layers[l].cross;
+      float *keys = search->source_cache + (l * source_tokens + begin) * 2 * padded;
+      make_keys(cross, work, input_of(work, &cross->key, states, padded, rows), rows, search->decoder->heads,
+                search->width, keys);
+    }
+    s = end;
+  }
+}
+
+// Go on with a part until its sentences are done, or the cache or the positions are full.
+static void translate_part(const Search *search, int64_t part, float *scratch) {
+  Work work;
+  memset(scratch, 0, divide(search, part, scratch, &work) * sizeof(float));  // behind the last number of a row are zeros
+  int64_t first = first_sentence(search, part), last = first_sentence(search, part + 1), beams = search->beams;
+  int64_t number = best_number(search), length = search->lengths[part];
+  if (length == 0) {
+    read_source(search, &work, first, last);
+    length = 1;
+  }
+  for (;;) {
+    int64_t rows = 0;
+    for (int64_t s = first; s < last; ++s)
+      for (int64_t b = 0; !search->is_done[s] && b < beams; ++b, ++rows) {
+        work.slots[rows] = (int32_t)(s * beams + b);
+        work.sentences[rows / beams] = (int32_t)s;
+      }
+    if (rows == 0 || length > search->capacity || length > search->positions) break;
+    decode(search, &work, rows, length - 1);
+    if (length >= search->prompt_len) {
+      find_best(search, &work, rows, length);
+      for (int64_t i = 0; i < rows / beams; ++i) {
+        const float *best = work.best + i * beams * number;
+        const int32_t *tokens = work.best_tokens + i * beams * number;
+        if (search->is_beam_search) go_on(search, work.sentences[i], length, best, tokens);
+        else go_on_greedily(search, work.sentences[i], length, tokens[0]);
+      }
+    }
+    ++length;
+  }
+  search->lengths[part] = length;
+}
+
+// Called for some of the parts.
+void translate(int64_t begin, int64_t end, void *context) {
+  const Search *search = context;
+  for (int64_t part = begin; part < end; ++part)
+    translate_part(search, part, search->scratch + part * search->scratch_size);
+}
